@@ -1,0 +1,403 @@
+"""Group moments: count, mean and scatter of every group, additive over rows, batches, workers and sites."""
+
+import json
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esvdfair.core.groups import Label, encode_groups, sort_key
+from esvdfair.distributed import all_gather, all_sum
+
+_FORMAT = "esvdfair-moments-1"
+_FIELDS = ("rows", "counts", "weight_squares", "means", "scatters")
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """Moments of one group; arrays are float64, in NumPy or on the device of the tensors that were seen."""
+
+    rows: int
+    weight: float  # Σw
+    weight_squares: float  # Σw²
+    mean: Any  # (n,)
+    scatter: Any  # (n, n)   Σ w (x − mean)ᵀ(x − mean)
+
+    def __add__(self, other: "_Moments") -> "_Moments":
+        """Chan's pairwise update: exact in real arithmetic, stable in floating point."""
+        weight = self.weight + other.weight
+        mean, scatter = other.mean, other.scatter
+        if isinstance(self.mean, np.ndarray) != isinstance(mean, np.ndarray):
+            mean, scatter = _like(self.mean, mean), _like(self.scatter, scatter)
+        delta = mean - self.mean
+        total = self.scatter + scatter
+        total += delta.reshape(-1, 1) * (delta * (self.weight * other.weight / weight))
+        return _Moments(
+            self.rows + other.rows,
+            weight,
+            self.weight_squares + other.weight_squares,
+            self.mean + delta * (other.weight / weight),
+            total,
+        )
+
+
+class GroupMoments:
+    """Count, mean and scatter of the rows of every group, gathered over any number of batches.
+
+    Holds no rows: memory is G·n² numbers whatever the number of rows. Batches may come in any order and on any
+    worker; the result is that of one pass over all rows. NumPy arrays are multiplied in NumPy, torch tensors on their
+    own device; the sums are kept there in float64.
+
+    Attributes
+    ----------
+    labels : tuple of the G group labels, sorted
+    rows : (G,) number of rows of positive weight
+    counts : (G,) Σw, which is the number of rows when there are no sample weights
+    weight_squares : (G,) Σw²
+    means : (G, n)
+    scatters : (G, n, n), ``Σ w (x − mean)ᵀ(x − mean)``
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 9.0]])
+    >>> moments = GroupMoments().update(x[:2], ["a", "a"]).update(x[2:], ["b"])
+    >>> moments.labels, moments.means.tolist()
+    (('a', 'b'), [[2.0, 3.0], [5.0, 9.0]])
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[Label, _Moments] = {}
+
+    # --- gathering ---------------------------------------------------------------------------------------------
+
+    def update(self, x: Any, groups: Any, sample_weight: Any = None) -> Self:
+        """Add a batch of rows; returns self.
+
+        Parameters
+        ----------
+        x : (batch, ..., n) NumPy array or torch tensor
+            Middle axes (a sequence, an image) are flattened into rows, each with the group of its first axis.
+        groups : (batch,) labels, or (batch, attributes) whose combinations become the groups
+        sample_weight : (batch,) non-negative weights; a row of weight 0 is left out
+
+        Raises
+        ------
+        ValueError
+            For lengths that differ, a width that changed, NaN or infinite values, negative weights, or a device
+            without float64. Nothing is added then.
+        """
+        labels, codes = encode_groups(groups)
+        weights = None if sample_weight is None else _checked_weights(sample_weight, len(codes))
+        x, codes, weights = _flatten(x, codes, weights)
+        if self._groups and x.shape[1] != self.width:
+            raise ValueError(
+                f"this batch has {x.shape[1]} columns, the batches before had {self.width}; moments of different "
+                "layers or feature sets cannot be mixed. Use one GroupMoments for each."
+            )
+        batch = _batch_moments(x, codes, len(labels), weights)  # may raise; nothing has changed yet
+        self._add({labels[code]: moments for code, moments in batch.items()})
+        return self
+
+    def merge(self, other: "GroupMoments") -> Self:
+        """Add the rows that another accumulator has seen; returns self. ``other`` is left as it is."""
+        if self._groups and other._groups and self.width != other.width:
+            raise ValueError(
+                f"cannot merge moments of width {other.width} into moments of width {self.width}; "
+                "both must come from the same layer."
+            )
+        self._add(other._groups)
+        return self
+
+    def all_reduce(self) -> Self:
+        """Add up the moments of all ranks of the ``torch.distributed`` process group; returns self.
+
+        Every rank ends with the same moments. A rank that saw no row, or not every group, takes part like the
+        others. Without a process group nothing happens.
+        """
+        described = all_gather((self.labels, self.width if self._groups else None))
+        if len(described) == 1:
+            return self
+        widths = {width for _, width in described if width is not None}
+        if len(widths) > 1:
+            raise ValueError(f"the ranks hold moments of different widths {sorted(widths)}; they must share one layer.")
+        if not widths:
+            return self
+        labels = sorted({label for own, _ in described for label in own}, key=sort_key)
+        self._groups = {label: self._summed(label, widths.copy().pop()) for label in labels}
+        return self
+
+    def _summed(self, label: Label, width: int) -> _Moments:
+        """Two sums over the ranks: first of means, then of scatters about the common mean."""
+        own = self._groups.get(label) or _Moments(0, 0.0, 0.0, np.zeros(width), np.zeros((width, width)))
+        mean, scatter = _numpy(own.mean), _numpy(own.scatter)
+        rows, weight, squares, *first = all_sum(
+            np.concatenate([[own.rows, own.weight, own.weight_squares], own.weight * mean])
+        )
+        common = np.array(first) / weight
+        delta = mean - common
+        return _Moments(
+            round(rows),
+            float(weight),
+            float(squares),
+            common,
+            all_sum(scatter + own.weight * np.outer(delta, delta)),
+        )
+
+    def _add(self, groups: dict[Label, _Moments]) -> None:
+        for label, moments in groups.items():
+            mine = self._groups.get(label)
+            self._groups[label] = moments if mine is None else mine + moments
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        return tuple(sorted(self._groups, key=sort_key))
+
+    @property
+    def width(self) -> int:
+        """Number of columns n."""
+        if not self._groups:
+            raise ValueError("these moments have seen no rows yet; call update first.")
+        return int(next(iter(self._groups.values())).mean.shape[0])
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        return np.array([m.rows for m in self._ordered()], dtype=np.int64)
+
+    @property
+    def counts(self) -> NDArray[np.float64]:
+        return np.array([m.weight for m in self._ordered()], dtype=np.float64)
+
+    @property
+    def weight_squares(self) -> NDArray[np.float64]:
+        return np.array([m.weight_squares for m in self._ordered()], dtype=np.float64)
+
+    @property
+    def means(self) -> NDArray[np.float64]:
+        return np.array([_numpy(m.mean) for m in self._ordered()], dtype=np.float64)
+
+    @property
+    def scatters(self) -> NDArray[np.float64]:
+        return np.array([_numpy(m.scatter) for m in self._ordered()], dtype=np.float64)
+
+    def covariances(self) -> NDArray[np.float64]:
+        """(G, n, n) unbiased covariance of each group.
+
+        The divisor is Σw − Σw²/Σw: N_g − 1 without weights, and unchanged when all weights are scaled
+        (``numpy.cov`` with ``aweights``).
+
+        Differs from the paper: its M divides both groups by N₁ − 1.
+        """
+        self.require_groups(rows=2)
+        divisor = self.counts - self.weight_squares / self.counts
+        return self.scatters / divisor[:, None, None]
+
+    def pooled_mean(self) -> NDArray[np.float64]:
+        """(n,) mean over all rows of all groups."""
+        mean: NDArray[np.float64] = self.counts @ self.means / self.counts.sum()
+        return mean
+
+    def pooled_scatter(self) -> NDArray[np.float64]:
+        """(n, n) ``Σ w (x − x̄)ᵀ(x − x̄)`` over all rows: within plus between groups."""
+        centred = self.means - self.pooled_mean()
+        scatter = np.sum([_numpy(m.scatter) for m in self._ordered()], axis=0)
+        total: NDArray[np.float64] = scatter + (self.counts[:, None] * centred).T @ centred
+        return total
+
+    def columns(self, selection: slice | list[int]) -> "GroupMoments":
+        """Moments of some of the columns, as a new object."""
+        part = GroupMoments()
+        part._groups = {
+            label: _Moments(m.rows, m.weight, m.weight_squares, m.mean[selection], m.scatter[selection][:, selection])
+            for label, m in self._groups.items()
+        }
+        return part
+
+    def require_groups(self, *, rows: int = 1) -> None:
+        """Raise unless there are two groups or more, each with at least ``rows`` rows."""
+        if len(self._groups) < 2:
+            raise ValueError(
+                f"found {len(self._groups)} group(s) {list(self.labels)}; parity compares at least two. "
+                "Check that the sensitive attribute varies in these rows."
+            )
+        for label, count in zip(self.labels, self.rows, strict=True):
+            if count < rows:
+                raise ValueError(
+                    f"group {label!r} has {count} row(s); a covariance needs at least {rows}. "
+                    "Pass more rows, or merge this group with another."
+                )
+
+    def _ordered(self) -> list[_Moments]:
+        return [self._groups[label] for label in self.labels]
+
+    def __repr__(self) -> str:
+        if not self._groups:
+            return "GroupMoments(empty)"
+        sizes = ", ".join(f"{label!r}: {count:g}" for label, count in zip(self.labels, self.counts, strict=True))
+        return f"GroupMoments(width={self.width}, counts={{{sizes}}})"
+
+    # --- files -------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to one file (a zip of plain arrays, no pickle). The file appears whole or not at all."""
+        path = Path(path)
+        header = {"format": _FORMAT, "labels": self.labels}
+        arrays = {name: getattr(self, name) for name in _FIELDS} if self._groups else {}
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez(file, header=np.array(json.dumps(header)), **arrays)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "GroupMoments":
+        """Read what :meth:`save` wrote. A file of another kind, or a damaged one, raises ValueError."""
+        try:
+            with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
+                header = json.loads(str(file["header"]))
+                if header["format"] != _FORMAT:
+                    raise ValueError(f"format {header['format']!r}")
+                labels = [tuple(label) if isinstance(label, list) else label for label in header["labels"]]
+                arrays = [file[name] for name in _FIELDS] if labels else []
+        except (BadZipFile, EOFError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{os.fspath(path)!r} is not a moments file of esvdfair ({error}).") from error
+        moments = cls()
+        if labels:
+            _check_loaded(path, labels, arrays)
+            moments._groups = {
+                label: _Moments(int(rows), float(weight), float(squares), mean, scatter)
+                for label, rows, weight, squares, mean, scatter in zip(labels, *arrays, strict=True)
+            }
+        return moments
+
+
+def _checked_weights(sample_weight: Any, rows: int) -> NDArray[np.float64]:
+    if hasattr(sample_weight, "detach"):
+        sample_weight = sample_weight.detach().cpu()
+    weights = np.asarray(sample_weight, dtype=np.float64)
+    if weights.shape != (rows,):
+        raise ValueError(f"sample_weight has shape {weights.shape}, expected ({rows},): one weight for each row.")
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        raise ValueError("sample_weight must be finite and not negative.")
+    return weights
+
+
+def _flatten(
+    x: Any, codes: NDArray[np.intp], weights: NDArray[np.float64] | None
+) -> tuple[Any, NDArray[np.intp], NDArray[np.float64] | None]:
+    """(batch, ..., n) -> (rows, n) with codes and weights repeated to match."""
+    x = x.detach() if hasattr(x, "detach") else np.asarray(x)
+    if x.ndim < 2:
+        raise ValueError(
+            f"x has shape {tuple(x.shape)}; expected (batch, ..., n), one row of n values for each sample."
+        )
+    if x.shape[0] != len(codes):
+        raise ValueError(
+            f"x has {x.shape[0]} rows but there are {len(codes)} group labels; give one label for each row."
+        )
+    if x.ndim > 2:
+        repeats = int(np.prod(x.shape[1:-1]))
+        codes = np.repeat(codes, repeats)
+        weights = None if weights is None else np.repeat(weights, repeats)
+        x = x.reshape(-1, x.shape[-1])
+    return x, codes, weights
+
+
+def _batch_moments(
+    x: Any, codes: NDArray[np.intp], n_groups: int, weights: NDArray[np.float64] | None
+) -> dict[int, _Moments]:
+    """Moments of each group of one batch: one gather of the rows, one matrix product for each group."""
+    order = np.argsort(codes, kind="stable")
+    if weights is not None:
+        order = order[weights[order] > 0]
+    bounds = np.searchsorted(codes[order], np.arange(n_groups + 1))
+    ordered = _gather_float64(x, order)
+    w = None if weights is None else weights[order]
+    found = {
+        code: _moments_of(_rows(ordered, start, stop), None if w is None else w[start:stop])
+        for code, (start, stop) in enumerate(pairwise(bounds.tolist()))
+        if stop > start
+    }
+    if not _all_finite([moments.mean for moments in found.values()]):
+        bad = int((~np.isfinite(_numpy(x)).all(axis=1)).sum())
+        raise ValueError(
+            f"{bad} of {x.shape[0]} rows hold NaN or infinite values; moments of them would be meaningless. "
+            "Check the inputs and the model's activations."
+        )
+    return found
+
+
+def _moments_of(x: Any, w: NDArray[np.float64] | None) -> _Moments:
+    """Moments of the rows of one group; ``x`` is ours to overwrite."""
+    if w is None:
+        rows = weight = squares = x.shape[0]
+        mean = x.mean(0)
+        x -= mean
+    else:
+        rows, weight, squares = len(w), float(w.sum()), float(w @ w)
+        mean = _like(x, w / weight) @ x
+        x -= mean
+        x *= _like(x, np.sqrt(w)).reshape(-1, 1)
+    return _Moments(int(rows), float(weight), float(squares), mean, x.T @ x)
+
+
+def _gather_float64(x: Any, order: NDArray[np.intp]) -> Any:
+    """The rows in the given order as a new float64 array, where x lives."""
+    if isinstance(x, np.ndarray):
+        return x[order].astype(np.float64, copy=False)
+    index = sys.modules["torch"].as_tensor(order, device=x.device)
+    try:
+        return x.index_select(0, index).double()
+    except TypeError as error:
+        raise ValueError(
+            f"device {x.device} has no float64, which the sums need to stay accurate; move the batch to the CPU first."
+        ) from error
+
+
+def _rows(x: Any, start: int, stop: int) -> Any:
+    return x[start:stop] if isinstance(x, np.ndarray) else x.narrow(0, start, stop - start)
+
+
+def _like(reference: Any, values: Any) -> Any:
+    """float64 values as an array of the reference's kind and device."""
+    if isinstance(reference, np.ndarray):
+        return _numpy(values)
+    torch = sys.modules["torch"]
+    return torch.as_tensor(values, dtype=torch.float64, device=reference.device)
+
+
+def _numpy(values: Any) -> NDArray[Any]:
+    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+
+
+def _all_finite(means: list[Any]) -> bool:
+    """The one small transfer that a batch on a device costs beside its group labels."""
+    if not means or isinstance(means[0], np.ndarray):
+        return all(np.isfinite(mean).all() for mean in means)
+    torch = sys.modules["torch"]
+    return bool(torch.isfinite(torch.stack(means)).all())
+
+
+def _check_loaded(path: Any, labels: list[Any], arrays: list[NDArray[Any]]) -> None:
+    """The shapes and values that the rest of the library relies on."""
+    rows, counts, squares, means, scatters = arrays
+    n_groups, width = len(labels), means.shape[-1] if means.ndim else 0
+    shapes_ok = (
+        rows.shape == counts.shape == squares.shape == (n_groups,)
+        and means.shape == (n_groups, width)
+        and scatters.shape == (n_groups, width, width)
+    )
+    if not shapes_ok or not all(np.isfinite(a).all() for a in arrays) or (counts <= 0).any() or (rows < 1).any():
+        raise ValueError(f"{os.fspath(path)!r} is a damaged moments file: shapes or values are impossible.")

@@ -1,0 +1,267 @@
+"""GroupMoments against numpy.cov on all rows at once."""
+
+import json
+import warnings
+import zipfile
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esvdfair.core.moments import GroupMoments
+
+
+def sample(rng, rows=200, width=4, groups=("a", "b", "c")):
+    x = rng.normal(size=(rows, width)) * [1, 10, 0.1, 3][:width] + [0, 5, -2, 100][:width]
+    return x, rng.choice(np.array(groups), rows)
+
+
+def assert_equals_numpy(moments, x, g, weights=None):
+    assert moments.labels == tuple(sorted(set(g.tolist())))
+    for i, label in enumerate(moments.labels):
+        rows = x[g == label]
+        w = None if weights is None else weights[g == label]
+        scale = np.abs(np.cov(rows.T, aweights=w)).max() if len(rows) > 1 else 1
+        np.testing.assert_allclose(moments.means[i], np.average(rows, axis=0, weights=w), rtol=1e-10)
+        if len(rows) > 1:
+            np.testing.assert_allclose(moments.covariances()[i], np.cov(rows.T, aweights=w), atol=1e-10 * scale, rtol=0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), cuts=st.lists(st.integers(0, 200), max_size=8), data=st.data())
+def test_any_batches_in_any_order_merged_in_any_tree_equal_numpy(seed, cuts, data):
+    rng = np.random.default_rng(seed)
+    x, g = sample(rng)
+    bounds = [0, *sorted(cuts), 200]
+    parts = [GroupMoments().update(x[a:b], g[a:b]) for a, b in pairwise(bounds) if b > a]
+    while len(parts) > 1:
+        first = parts.pop(data.draw(st.integers(0, len(parts) - 1)))
+        second = parts.pop(data.draw(st.integers(0, len(parts) - 1)))
+        parts.append(first.merge(second))
+    assert_equals_numpy(parts[0], x, g)
+
+
+def test_streaming_equals_one_batch_and_a_group_may_come_late():
+    x, g = sample(np.random.default_rng(1))
+    order = np.argsort(g, kind="stable")  # group c is first seen in a late batch
+    x, g = x[order], g[order]
+    moments = GroupMoments()
+    for start in range(0, len(x), 17):
+        moments.update(x[start : start + 17], g[start : start + 17])
+    assert_equals_numpy(moments, x, g)
+
+
+def test_large_mean_keeps_six_digits():
+    rng = np.random.default_rng(2)
+    x = 1e8 + rng.normal(size=(20_000, 3))
+    g = rng.integers(0, 2, 20_000)
+    moments = GroupMoments()
+    for start in range(0, len(x), 512):
+        moments.update(x[start : start + 512], g[start : start + 512])
+    for i in (0, 1):
+        exact = np.cov((x[g == i] - 1e8).T)
+        np.testing.assert_allclose(moments.covariances()[i], exact, rtol=0, atol=1e-6 * np.abs(exact).max())
+
+
+def test_weights_follow_numpy_aweights_and_do_not_depend_on_their_scale():
+    rng = np.random.default_rng(3)
+    x, g = sample(rng)
+    w = rng.uniform(0.1, 3, len(x))
+    whole = GroupMoments().update(x, g, w)
+    assert_equals_numpy(whole, x, g, w)
+    split = GroupMoments().update(x[:50], g[:50], w[:50]).update(x[50:], g[50:], w[50:])
+    np.testing.assert_allclose(split.scatters, whole.scatters, rtol=1e-10)
+    scaled = GroupMoments().update(x, g, 1000 * w)
+    np.testing.assert_allclose(scaled.covariances(), whole.covariances(), rtol=1e-10)
+
+
+def test_integer_weights_are_repeated_rows_and_zero_weights_absent_ones():
+    rng = np.random.default_rng(4)
+    x, g = sample(rng)
+    w = rng.integers(0, 4, len(x))
+    weighted = GroupMoments().update(x, g, w)
+    repeated = GroupMoments().update(np.repeat(x, w, axis=0), np.repeat(g, w))
+    np.testing.assert_allclose(weighted.scatters, repeated.scatters, rtol=1e-10, atol=1e-9)
+    np.testing.assert_allclose(weighted.counts, repeated.counts)
+    absent = GroupMoments().update(x, np.where(w > 0, g, "ghost"), w)
+    assert "ghost" not in absent.labels
+    assert weighted.rows.sum() == np.count_nonzero(w)
+
+
+def test_middle_axes_are_flattened_with_the_group_broadcast():
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(30, 4, 2, 3))
+    g = rng.integers(0, 2, 30)
+    w = rng.uniform(1, 2, 30)
+    flat = GroupMoments().update(x.reshape(-1, 3), np.repeat(g, 8), np.repeat(w, 8))
+    np.testing.assert_allclose(GroupMoments().update(x, g, w).scatters, flat.scatters)
+
+
+def test_pooled_moments_are_those_of_all_rows():
+    rng = np.random.default_rng(6)
+    x, g = sample(rng)
+    moments = GroupMoments().update(x, g)
+    np.testing.assert_allclose(moments.pooled_mean(), x.mean(0))
+    centred = x - x.mean(0)
+    np.testing.assert_allclose(moments.pooled_scatter(), centred.T @ centred, rtol=1e-9, atol=1e-9)
+
+
+def test_columns_are_the_moments_of_those_columns():
+    x, g = sample(np.random.default_rng(7))
+    part = GroupMoments().update(x, g).columns([2, 0])
+    np.testing.assert_allclose(part.scatters, GroupMoments().update(x[:, [2, 0]], g).scatters)
+
+
+def test_float32_and_integers_are_summed_in_float64():
+    rng = np.random.default_rng(8)
+    x = rng.normal(size=(100, 3)).astype(np.float32)
+    g = rng.integers(0, 2, 100)
+    np.testing.assert_allclose(
+        GroupMoments().update(x, g).scatters, GroupMoments().update(x.astype(np.float64), g).scatters, rtol=1e-14
+    )
+    assert GroupMoments().update(np.arange(12).reshape(4, 3), [0, 0, 1, 1]).scatters.dtype == np.float64
+
+
+def test_input_is_not_touched():
+    x, g = sample(np.random.default_rng(9))
+    before = x.copy()
+    GroupMoments().update(x, ["a"] * len(x)).update(x, g, np.ones(len(x)))
+    np.testing.assert_array_equal(x, before)
+
+
+def test_merge_leaves_the_other_as_it_was():
+    x, g = sample(np.random.default_rng(10))
+    one, two = GroupMoments().update(x[:90], g[:90]), GroupMoments().update(x[90:], g[90:])
+    before = two.scatters
+    total = GroupMoments().merge(one).merge(two).update(x, g)
+    np.testing.assert_array_equal(two.scatters, before)
+    assert total.counts.sum() == 400
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "labels", [["a", "b", "ü"], [0, 1, 2], [True, False, True], [("f", 1), ("m", 2), ("m", 1)]], ids=str
+)
+def test_save_and_load_give_the_same_moments(tmp_path, labels):
+    x = np.random.default_rng(0).normal(size=(30, 2))
+    moments = GroupMoments().update(x, labels * 10, np.arange(1, 31))
+    moments.save(tmp_path / "site.moments")
+    again = GroupMoments.load(tmp_path / "site.moments")
+    assert again.labels == moments.labels
+    for field in ("rows", "counts", "weight_squares", "means", "scatters"):
+        np.testing.assert_array_equal(getattr(again, field), getattr(moments, field))
+    assert [path.name for path in tmp_path.iterdir()] == ["site.moments"]
+
+
+def test_empty_moments_survive_a_file_and_merge_as_nothing(tmp_path):
+    GroupMoments().save(tmp_path / "empty")
+    empty = GroupMoments.load(tmp_path / "empty")
+    assert repr(empty) == "GroupMoments(empty)"
+    x, g = sample(np.random.default_rng(0))
+    assert empty.merge(GroupMoments().update(x, g)).merge(GroupMoments()).counts.sum() == 200
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    bad = tmp_path / "bad"
+    bad.write_text("not a zip")
+    with pytest.raises(ValueError, match="not a moments file"):
+        GroupMoments.load(bad)
+    with open(bad, "wb") as file:
+        np.savez(file, x=np.ones(3))
+    with pytest.raises(ValueError, match="not a moments file"):
+        GroupMoments.load(bad)
+    with open(bad, "wb") as file:
+        np.savez(file, header=np.array(json.dumps({"format": "other", "labels": []})))
+    with pytest.raises(ValueError, match="format 'other'"):
+        GroupMoments.load(bad)
+
+
+def test_a_pickle_in_the_file_is_never_run(tmp_path):
+    bad = tmp_path / "bad"
+    with open(bad, "wb") as file:
+        np.savez(file, header=np.array([{"format": "x"}], dtype=object))
+    with pytest.raises(ValueError, match="not a moments file"):
+        GroupMoments.load(bad)
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    path = tmp_path / "a.moments"
+    GroupMoments().update(np.eye(4), [0, 0, 1, 1]).save(path)
+    with np.load(path) as file:
+        arrays = dict(file)
+    arrays["counts"] = -arrays["counts"]
+    with open(path, "wb") as file:
+        np.savez(file, **arrays)
+    with pytest.raises(ValueError, match="damaged"):
+        GroupMoments.load(path)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ValueError, match="not a moments file"):
+        GroupMoments.load(path)
+    assert not zipfile.is_zipfile(path)
+
+
+def test_a_failed_save_leaves_no_file(tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(OSError, match="No space"):
+        GroupMoments().update(np.eye(2), [0, 1]).save(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- errors ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("x", "groups", "weights", "message"),
+    [
+        (np.ones((3, 2)), [0, 1], None, "3 rows but there are 2 group labels"),
+        (np.ones(3), [0, 1, 0], None, r"shape \(3,\)"),
+        (np.ones((2, 3)), [0, 1], None, "3 columns, the batches before had 2"),
+        (np.array([[1.0, np.nan], [1, 2]]), [0, 1], None, "1 of 2 rows hold NaN"),
+        (np.array([[1.0, np.inf], [-np.inf, 2]]), [0, 1], None, "2 of 2 rows hold NaN"),
+        (np.ones((2, 2)), [0, 1], [1.0], r"sample_weight has shape \(1,\)"),
+        (np.ones((2, 2)), [0, 1], [1.0, -1.0], "not negative"),
+        (np.ones((2, 2)), [0, 1], [1.0, np.nan], "finite"),
+        (np.ones((2, 2)), [0, None], None, "1 missing value"),
+        (np.ones((2, 2)), [0.5, 1.0], None, "continuous"),
+    ],
+)
+def test_bad_batches_raise_and_change_nothing(x, groups, weights, message):
+    moments = GroupMoments().update(np.eye(2), [0, 1])
+    before = moments.scatters, moments.counts
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # inf − inf on the way to the error
+        with pytest.raises(ValueError, match=message):
+            moments.update(x, groups, weights)
+    np.testing.assert_array_equal(moments.scatters, before[0])
+    np.testing.assert_array_equal(moments.counts, before[1])
+
+
+def test_merging_other_widths_is_an_error():
+    with pytest.raises(ValueError, match="width 3 into moments of width 2"):
+        GroupMoments().update(np.eye(2), [0, 1]).merge(GroupMoments().update(np.eye(3), [0, 1, 1]))
+
+
+def test_too_few_groups_or_rows_are_errors():
+    with pytest.raises(ValueError, match="seen no rows"):
+        _ = GroupMoments().width
+    with pytest.raises(ValueError, match="1 group"):
+        GroupMoments().update(np.eye(2), ["a", "a"]).covariances()
+    with pytest.raises(ValueError, match="group 'b' has 1 row"):
+        GroupMoments().update(np.eye(3), ["a", "a", "b"]).covariances()
+
+
+def test_repr_names_the_groups():
+    assert repr(GroupMoments().update(np.eye(3), ["a", "a", "b"])) == "GroupMoments(width=3, counts={'a': 2, 'b': 1})"
+
+
+def test_all_reduce_without_a_process_group_changes_nothing():
+    moments = GroupMoments().update(np.eye(3), ["a", "a", "b"])
+    assert moments.all_reduce() is moments
+    assert moments.counts.tolist() == [2, 1]

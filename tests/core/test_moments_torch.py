@@ -1,0 +1,79 @@
+"""GroupMoments on torch tensors: same numbers, products on the tensor's own device."""
+
+import numpy as np
+import pytest
+
+from esvdfair.core import moments as module
+from esvdfair.core.moments import GroupMoments
+
+torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_tensors_give_the_moments_of_their_values(dtype):
+    rng = np.random.default_rng(0)
+    x = torch.tensor(rng.normal(size=(60, 2, 3))).to(getattr(torch, dtype))
+    g, w = torch.tensor(rng.integers(0, 2, 60)), torch.tensor(rng.uniform(1, 2, 60))
+    from_torch = GroupMoments().update(x[:20], g[:20], w[:20]).update(x[20:], g[20:], w[20:])
+    from_numpy = GroupMoments().update(x.double().numpy(), g.numpy(), w.numpy())
+    np.testing.assert_allclose(from_torch.scatters, from_numpy.scatters, rtol=1e-12, atol=1e-12)
+    assert isinstance(from_torch.means, np.ndarray)
+
+
+def test_tensors_that_require_grad_are_read_without_it():
+    x = torch.randn(10, 3, requires_grad=True)
+    assert not GroupMoments().update(x, [0, 1] * 5)._groups[0].mean.requires_grad
+
+
+@pytest.mark.parametrize("torch_first", [True, False])
+def test_arrays_and_tensors_can_be_merged(torch_first):
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    g = [0, 1] * 20
+    first, second = GroupMoments().update(torch.tensor(x[:20]), g[:20]), GroupMoments().update(x[20:], g[20:])
+    total = first.merge(second) if torch_first else second.merge(first)
+    np.testing.assert_allclose(total.scatters, GroupMoments().update(x, g).scatters, rtol=1e-10)
+
+
+def test_nan_in_a_tensor_is_an_error():
+    x = torch.ones(4, 2)
+    x[1, 1] = float("nan")
+    with pytest.raises(ValueError, match="1 of 4 rows"):
+        GroupMoments().update(x, [0, 0, 1, 1])
+
+
+def test_a_device_without_float64_is_a_clear_error(monkeypatch):
+    def double(self):
+        raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+
+    monkeypatch.setattr(torch.Tensor, "double", double)
+    with pytest.raises(ValueError, match="has no float64"):
+        GroupMoments().update(torch.ones(4, 2), [0, 0, 1, 1])
+
+
+def test_the_product_stays_on_the_device(monkeypatch):
+    """On fake CUDA tensors any hidden transfer to the host raises; only the finite check is allowed one."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    asked = []
+    monkeypatch.setattr(module, "_all_finite", lambda means: asked.append([m.device.type for m in means]) or True)
+    with FakeTensorMode():
+        x = torch.empty(32, 5, device="cuda")
+        moments = GroupMoments().update(x, ["a", "b"] * 16).update(x, ["a"] * 32)
+        assert {m.scatter.device.type for m in moments._groups.values()} == {"cuda"}
+    assert asked == [["cuda", "cuda"], ["cuda"]]
+
+
+def test_one_matrix_product_for_each_group_of_a_batch():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Products(TorchDispatchMode):
+        seen: list = []  # noqa: RUF012
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default):
+                self.seen.append(tuple(args[0].shape))
+            return func(*args, **(kwargs or {}))
+
+    with Products() as products:
+        GroupMoments().update(torch.randn(90, 7), ["a", "b", "c"] * 30)
+    assert products.seen == [(7, 30)] * 3
