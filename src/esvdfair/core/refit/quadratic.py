@@ -1,0 +1,201 @@
+"""The quadratic that every refit of the last layer minimises, in the coordinates of the features' principal axes.
+
+A last layer predicts ``h·w + b`` from features h (p of them). With target t, original weights w₀ and ridge ρ,
+
+    min over w, b of   E(t − h·w − b)² + ρ‖w − w₀‖².
+
+The best bias is ``b = t̄ − h̄·w`` whatever w is, so only w remains. The pooled covariance of the features is
+``C = QΛQᵀ`` with Q (p × r) over its r non-zero eigenvalues: many ReLU units are dead, so r is often far below p.
+Directions outside Q never move the outputs; there w keeps w₀. Along them ``w = w_null + Q (Λ+ρ)^{-1/2} u`` and the
+objective is ``‖u − u_ridge‖² + constant``: in the whitened coordinates u it is a plain distance.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import ArrayLike, NDArray
+
+from esvdfair.core.moments import GroupMoments
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class FeatureSpace:
+    """Principal axes of the features and the group moments along them; serves every target and every ridge.
+
+    Attributes
+    ----------
+    mean : (p,) pooled mean of the features
+    axes : (p, r) Q, the eigenvectors of the pooled covariance with non-zero eigenvalue
+    variances : (r,) Λ, their eigenvalues (divisor Σw)
+    share : (G,) each group's part of the total weight
+    group_means : (G, r) ``(h̄_g − h̄) Q``
+    group_covariances : (G, r, r) ``Qᵀ Cov_g Q``, unbiased
+    """
+
+    mean: Array
+    axes: Array
+    variances: Array
+    share: Array
+    group_means: Array
+    group_covariances: Array
+
+    @classmethod
+    def from_moments(cls, moments: GroupMoments, n_features: int | None = None) -> "FeatureSpace":
+        """From moments whose first ``n_features`` columns (default: all) are the features."""
+        features = moments if n_features is None else moments.columns(slice(0, n_features))
+        features.require_groups(rows=2)
+        counts, mean = features.counts, features.pooled_mean()
+        variances, axes = scipy.linalg.eigh(features.pooled_scatter() / counts.sum())
+        live = variances > len(mean) * np.finfo(np.float64).eps * max(variances[-1], 0.0)
+        if not live.any():
+            raise ValueError(
+                "all features are constant over these rows, so the last layer can only predict one number; "
+                "check that the rows differ and that the layer below is not dead."
+            )
+        axes, variances = axes[:, live], variances[live]
+        return cls(
+            mean=mean,
+            axes=axes,
+            variances=variances,
+            share=counts / counts.sum(),
+            group_means=(features.means - mean) @ axes,
+            group_covariances=axes.T @ features.covariances() @ axes,
+        )
+
+    @cached_property
+    def mean_gaps(self) -> Array:
+        """(G(G−1)/2, r) differences of group means along the axes, one row for each pair."""
+        first, second = np.triu_indices(len(self.share), k=1)
+        gaps: Array = self.group_means[first] - self.group_means[second]
+        return gaps
+
+    def rotate(self, features: ArrayLike) -> Array:
+        """(rows, p) features -> (rows, r) centred coordinates along the axes."""
+        rotated: Array = (np.asarray(features, dtype=np.float64) - self.mean) @ self.axes
+        return rotated
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """``E(t − h·w − b)² + ρ‖w − w₀‖²`` for one target and one ridge.
+
+    Attributes
+    ----------
+    space : the features
+    cross : (r,) covariance of the target with the features along the axes (divisor Σw)
+    target_mean, target_variance : of the target (divisor Σw)
+    original : (p,) w₀
+    ridge : ρ relative to the mean variance of the features, ``tr(C)/p``
+    """
+
+    space: FeatureSpace
+    cross: Array
+    target_mean: float
+    target_variance: float
+    original: Array
+    ridge: float
+
+    @classmethod
+    def from_moments(
+        cls, moments: GroupMoments, *, space: FeatureSpace, target: int, original: ArrayLike, ridge: float
+    ) -> "Quadratic":
+        """From moments of the rows ``[h, ...]`` with the target in column ``target``."""
+        p = space.axes.shape[0]
+        counts = moments.counts
+        centred = moments.means - moments.pooled_mean()
+        column = sum(scatter[:, target] for scatter in moments.scatters) + (counts * centred[:, target]) @ centred
+        column = column / counts.sum()
+        return cls(
+            space=space,
+            cross=column[:p] @ space.axes,
+            target_mean=float(moments.pooled_mean()[target]),
+            target_variance=float(column[target]),
+            original=_checked_original(original, p),
+            ridge=_checked_ridge(ridge),
+        )
+
+    @classmethod
+    def from_target(
+        cls,
+        rotated: Array,
+        target: ArrayLike,
+        *,
+        space: FeatureSpace,
+        original: ArrayLike,
+        ridge: float,
+        sample_weight: ArrayLike | None = None,
+    ) -> "Quadratic":
+        """From a vector of targets beside the rotated features of the same rows."""
+        t = np.asarray(target, dtype=np.float64)
+        if t.shape != (len(rotated),):
+            raise ValueError(f"target has shape {t.shape}, expected ({len(rotated)},): one value for each feature row.")
+        if not np.isfinite(t).all():
+            raise ValueError(f"target holds {int((~np.isfinite(t)).sum())} NaN or infinite values; drop those rows.")
+        w = np.ones_like(t) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+        share = w / w.sum()
+        mean = float(share @ t)
+        return cls(
+            space=space,
+            cross=(share * (t - mean)) @ rotated,
+            target_mean=mean,
+            target_variance=float(share @ (t - mean) ** 2),
+            original=_checked_original(original, space.axes.shape[0]),
+            ridge=_checked_ridge(ridge),
+        )
+
+    @cached_property
+    def penalty(self) -> float:
+        """ρ in absolute terms."""
+        return float(self.ridge * self.space.variances.sum() / len(self.space.mean))
+
+    @cached_property
+    def scale(self) -> Array:
+        """(r,) ``(Λ+ρ)^{-1/2}``: from whitened to principal coordinates."""
+        scale: Array = 1.0 / np.sqrt(self.space.variances + self.penalty)
+        return scale
+
+    @cached_property
+    def minimiser(self) -> Array:
+        """(r,) whitened coordinates of the ridge solution, the minimum of the quadratic."""
+        minimiser: Array = self.scale * (self.cross + self.penalty * (self.original @ self.space.axes))
+        return minimiser
+
+    def objective(self, u: Array) -> float:
+        """``E(t − h·w − b)² + ρ‖w − w₀‖²`` at whitened coordinates u."""
+        w = self.scale * u
+        change = w - self.original @ self.space.axes
+        return self.mse(u) + self.penalty * float(change @ change)
+
+    def mse(self, u: Array) -> float:
+        """``E(t − h·w − b)²`` at whitened coordinates u, over the rows of the moments."""
+        w = self.scale * u
+        return float(w @ (self.space.variances * w) - 2 * w @ self.cross + self.target_variance)
+
+    def coordinates(self, weight: ArrayLike) -> Array:
+        """Whitened coordinates of a weight vector."""
+        u: Array = (np.asarray(weight, dtype=np.float64) @ self.space.axes) / self.scale
+        return u
+
+    def layer(self, u: Array) -> tuple[Array, float]:
+        """Weight (p,) and bias of the layer at whitened coordinates u."""
+        axes = self.space.axes
+        change = self.scale * u - self.original @ axes
+        weight: Array = self.original + axes @ change
+        return weight, float(self.target_mean - self.space.mean @ weight)
+
+
+def _checked_original(original: ArrayLike, p: int) -> Array:
+    w = np.asarray(original, dtype=np.float64).ravel()
+    if w.shape != (p,):
+        raise ValueError(f"the original weight has {w.size} values, the features have {p} columns; they must agree.")
+    return w
+
+
+def _checked_ridge(ridge: float) -> float:
+    if not ridge >= 0 or not np.isfinite(ridge):
+        raise ValueError(f"ridge={ridge!r}; expected a finite number that is not negative.")
+    return float(ridge)
