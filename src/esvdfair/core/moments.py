@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -94,7 +95,10 @@ class GroupMoments:
             For lengths that differ, a width that changed, NaN or infinite values, negative weights, or a device
             without float64. Nothing is added then.
         """
-        labels, codes = encode_groups(groups)
+        return self.update_codes(x, *encode_groups(groups), sample_weight)
+
+    def update_codes(self, x: Any, labels: Sequence[Label], codes: NDArray[np.intp], sample_weight: Any = None) -> Self:
+        """As :meth:`update`, for groups that are encoded already: row i belongs to ``labels[codes[i]]``."""
         weights = None if sample_weight is None else _checked_weights(sample_weight, len(codes))
         x, codes, weights = _flatten(x, codes, weights)
         if self._groups and x.shape[1] != self.width:

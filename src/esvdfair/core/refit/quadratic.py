@@ -4,10 +4,10 @@ A last layer predicts ``h·w + b`` from features h (p of them). With target t, o
 
     min over w, b of   E(t − h·w − b)² + ρ‖w − w₀‖².
 
-The best bias is ``b = t̄ − h̄·w`` whatever w is, so only w remains. The pooled covariance of the features is
-``C = QΛQᵀ`` with Q (p × r) over its r non-zero eigenvalues: many ReLU units are dead, so r is often far below p.
-Directions outside Q never move the outputs; there w keeps w₀. Along them ``w = w_null + Q (Λ+ρ)^{-1/2} u`` and the
-objective is ``‖u − u_ridge‖² + constant``: in the whitened coordinates u it is a plain distance.
+The best bias is ``b = t̄ − h̄·w`` whatever w is, so only w remains (a layer without bias is not centred). The pooled
+covariance of the features is ``C = QΛQᵀ`` with Q (p × r) over its r non-zero eigenvalues: many ReLU units are dead, so
+r is often far below p. Directions outside Q never move the outputs; there w keeps w₀. Along them
+``w = w_null + Q (Λ+ρ)^{-1/2} u`` and the objective is ``‖u − u_ridge‖² + constant``: in the whitened coordinates u it is a plain distance.
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,9 @@ from esvdfair.core.moments import GroupMoments
 
 Array = NDArray[np.float64]
 
+# Below this part of the largest variance a direction is rounding: of eigh in float64, and of float32 activations.
+_DEAD = 1e-13
+
 
 @dataclass(frozen=True)
 class FeatureSpace:
@@ -28,12 +31,13 @@ class FeatureSpace:
 
     Attributes
     ----------
-    mean : (p,) pooled mean of the features
+    mean : (p,) pooled mean of the features; zeros for a layer without bias, where nothing may be centred
     axes : (p, r) Q, the eigenvectors of the pooled covariance with non-zero eigenvalue
     variances : (r,) Λ, their eigenvalues (divisor Σw)
     share : (G,) each group's part of the total weight
     group_means : (G, r) ``(h̄_g − h̄) Q``
     group_covariances : (G, r, r) ``Qᵀ Cov_g Q``, unbiased
+    intercept : whether the layer has a bias
     """
 
     mean: Array
@@ -42,15 +46,21 @@ class FeatureSpace:
     share: Array
     group_means: Array
     group_covariances: Array
+    intercept: bool = True
 
     @classmethod
-    def from_moments(cls, moments: GroupMoments, n_features: int | None = None) -> "FeatureSpace":
+    def from_moments(
+        cls, moments: GroupMoments, n_features: int | None = None, *, intercept: bool = True
+    ) -> "FeatureSpace":
         """From moments whose first ``n_features`` columns (default: all) are the features."""
         features = moments if n_features is None else moments.columns(slice(0, n_features))
         features.require_groups(rows=2)
         counts, mean = features.counts, features.pooled_mean()
-        variances, axes = scipy.linalg.eigh(features.pooled_scatter() / counts.sum())
-        live = variances > len(mean) * np.finfo(np.float64).eps * max(variances[-1], 0.0)
+        second = features.pooled_scatter() / counts.sum()
+        if not intercept:
+            second, mean = second + np.outer(mean, mean), np.zeros_like(mean)
+        variances, axes = scipy.linalg.eigh(second)
+        live = variances > max(len(mean) * np.finfo(np.float64).eps, _DEAD) * max(variances[-1], 0.0)
         if not live.any():
             raise ValueError(
                 "all features are constant over these rows, so the last layer can only predict one number; "
@@ -64,6 +74,7 @@ class FeatureSpace:
             share=counts / counts.sum(),
             group_means=(features.means - mean) @ axes,
             group_covariances=axes.T @ features.covariances() @ axes,
+            intercept=intercept,
         )
 
     @cached_property
@@ -106,13 +117,14 @@ class Quadratic:
         """From moments of the rows ``[h, ...]`` with the target in column ``target``."""
         p = space.axes.shape[0]
         counts = moments.counts
-        centred = moments.means - moments.pooled_mean()
+        mean = moments.pooled_mean() if space.intercept else np.zeros(moments.width)
+        centred = moments.means - mean
         column = sum(scatter[:, target] for scatter in moments.scatters) + (counts * centred[:, target]) @ centred
         column = column / counts.sum()
         return cls(
             space=space,
             cross=column[:p] @ space.axes,
-            target_mean=float(moments.pooled_mean()[target]),
+            target_mean=float(mean[target]),
             target_variance=float(column[target]),
             original=_checked_original(original, p),
             ridge=_checked_ridge(ridge),
@@ -137,13 +149,27 @@ class Quadratic:
             raise ValueError(f"target holds {int((~np.isfinite(t)).sum())} NaN or infinite values; drop those rows.")
         w = np.ones_like(t) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         share = w / w.sum()
-        mean = float(share @ t)
+        mean = float(share @ t) if space.intercept else 0.0
         return cls(
             space=space,
             cross=(share * (t - mean)) @ rotated,
             target_mean=mean,
             target_variance=float(share @ (t - mean) ** 2),
             original=_checked_original(original, space.axes.shape[0]),
+            ridge=_checked_ridge(ridge),
+        )
+
+    @classmethod
+    def from_layer(cls, space: FeatureSpace, weight: ArrayLike, bias: float, *, ridge: float) -> "Quadratic":
+        """With the outputs of the original layer themselves as the target: needs no rows."""
+        original = _checked_original(weight, space.axes.shape[0])
+        along = original @ space.axes
+        return cls(
+            space=space,
+            cross=space.variances * along,
+            target_mean=float(space.mean @ original + bias) if space.intercept else 0.0,
+            target_variance=float(space.variances @ along**2),
+            original=original,
             ridge=_checked_ridge(ridge),
         )
 
@@ -185,7 +211,8 @@ class Quadratic:
         axes = self.space.axes
         change = self.scale * u - self.original @ axes
         weight: Array = self.original + axes @ change
-        return weight, float(self.target_mean - self.space.mean @ weight)
+        bias = float(self.target_mean - self.space.mean @ weight) if self.space.intercept else 0.0
+        return weight, bias
 
 
 def _checked_original(original: ArrayLike, p: int) -> Array:

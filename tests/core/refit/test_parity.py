@@ -1,0 +1,391 @@
+"""The moment-parity refit: every branch, a certificate of global optimality, SciPy as the independent solver."""
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy.optimize import NonlinearConstraint, minimize
+
+from esvdfair.core.moments import GroupMoments
+from esvdfair.core.refit.ols import fit_ols
+from esvdfair.core.refit.parity import ParityProblem, fit_parity, variance_form
+from esvdfair.core.refit.quadratic import FeatureSpace, Quadratic
+
+
+def diagonal_quadratic(form, z, mean_gap=None):
+    """A quadratic whose whitened coordinates are the features: minimiser z, M = form (a diagonal or a matrix)."""
+    z, form = np.asarray(z, dtype=float), np.asarray(form, dtype=float)
+    form = np.diag(form) if form.ndim == 1 else form
+    gap = np.zeros(len(z)) if mean_gap is None else np.asarray(mean_gap, dtype=float)
+    space = FeatureSpace(
+        mean=np.zeros(len(z)),
+        axes=np.eye(len(z)),
+        variances=np.ones(len(z)),
+        share=np.array([0.5, 0.5]),
+        group_means=np.array([gap / 2, -gap / 2]),
+        group_covariances=np.array([5 * np.eye(len(z)) + form, 5 * np.eye(len(z))]),
+    )
+    return Quadratic(space, cross=z, target_mean=0.0, target_variance=float(z @ z), original=z, ridge=0.0)
+
+
+def make_rows(seed=0, sizes=(60, 90), p=4, dead=0, scale=1.0):
+    """Features whose group means and covariances differ, target, groups, original weights."""
+    rng = np.random.default_rng(seed)
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    spreads = rng.uniform(0.3, 2.0, size=(len(sizes), p))
+    h = (
+        rng.normal(size=(len(groups), p)) * spreads[groups] @ rng.normal(size=(p, p))
+        + rng.normal(size=p) * groups[:, None]
+    )
+    t = h @ rng.normal(size=p) + rng.normal(size=len(groups)) + 5.0
+    h = scale * np.column_stack([h, np.full((len(groups), dead), 0.5)])
+    return h, t, groups, rng.normal(size=p + dead) / scale
+
+
+def make_quadratic(h, t, groups, original, *, ridge=0.0, weights=None):
+    moments = GroupMoments().update(np.column_stack([h, t]), groups, weights)
+    space = FeatureSpace.from_moments(moments, h.shape[1])
+    return Quadratic.from_moments(moments, space=space, target=h.shape[1], original=original, ridge=ridge)
+
+
+def parts(problem):
+    """D (pairs × r), M (r × r) and r in whitened coordinates, written out again."""
+    quadratic = problem.quadratic
+    scale = quadratic.scale
+    return (
+        quadratic.space.mean_gaps * scale,
+        scale[:, None] * variance_form(quadratic.space) * scale,
+        quadratic.minimiser,
+    )
+
+
+def assert_globally_optimal(problem, fit, tolerance=1e-8):
+    """KKT with a positive semi-definite Hessian of the Lagrangian: for this problem that proves the global minimum.
+
+    Everything is restricted to the null space of D when the mean penalty is infinite, and to that of M as well when
+    the multiplier is.
+    """
+    gaps, form, r = parts(problem)
+    u = problem.quadratic.coordinates(fit.weight)
+    basis = np.eye(len(r))
+    penalty, gamma = problem.mean_penalty, fit.multiplier
+    if np.isinf(penalty):
+        basis, penalty = null_space(gaps, np.linalg.norm(gaps) * 1e-9 + 1e-9), 0.0
+    if np.isinf(gamma):
+        reduced = basis.T @ form @ basis
+        basis, gamma = basis @ null_space(reduced, np.linalg.norm(reduced) * 1e-12), 0.0
+    hessian = np.eye(len(r)) + penalty * gaps.T @ gaps + gamma * form
+    size = np.linalg.norm(r) * np.linalg.norm(hessian)
+    assert np.linalg.norm(basis.T @ (hessian @ u - r)) <= tolerance * size, "stationarity"
+    assert np.linalg.norm(u - basis @ (basis.T @ u)) <= tolerance * np.linalg.norm(r), "feasibility of the subspace"
+    if basis.shape[1]:
+        assert np.linalg.eigvalsh(basis.T @ hessian @ basis).min() >= -tolerance * np.linalg.norm(hessian), "curvature"
+    slack = fit.budget - abs(u @ form @ u)
+    form_size = np.linalg.norm(form) * (r @ r)
+    assert slack >= -1e-9 * form_size, "feasibility"
+    if fit.multiplier != 0:
+        assert abs(slack) <= 1e-9 * form_size, "complementary slackness"
+        assert np.sign(fit.multiplier) * (u @ form @ u) >= -1e-9 * form_size, "sign of the multiplier"
+
+
+def null_space(matrix, cut):
+    _, s, vt = np.linalg.svd(matrix)
+    return vt[int(np.sum(s > cut)) :].T
+
+
+# --- branches ---------------------------------------------------------------------------------------------------
+
+HARD = {"form": [4.0, 1.0, -2.0], "z": [1.0, 1.0, 0.0]}
+BRANCHES = {
+    "inactive": ("inactive", {"form": [1.0, -2.0], "z": [1.0, 0.5]}, 0.6),
+    "inactive at the bound": ("inactive", {"form": [1.0, -2.0], "z": [1.0, 0.5]}, 0.5),
+    "interior": ("interior", {"form": [3.0, -1.0], "z": [1.0, 1.0]}, 0.5),
+    "interior, negative gap": ("interior", {"form": [-3.0, 1.0], "z": [1.0, 1.0]}, 0.5),
+    "interior, budget 0": ("interior", {"form": [3.0, -1.0], "z": [1.0, 1.0]}, 0.0),
+    "interior, tiny compensation": ("interior", {"form": [3.0, -1e-9], "z": [1.0, 1.0]}, 0.5),
+    "interior, next to the pole": ("interior", {"form": [4.0, -2.0], "z": [1.0, 1e-7]}, 0.1),
+    "interior, extreme not needed": ("interior", {"form": [4.0, -1.0, -2.0], "z": [1.0, 1.0, 0.0]}, 0.1),
+    "interior, extreme twice": ("interior", {"form": [4.0, -2.0, -2.0], "z": [1.0, 1e-3, 2e-3]}, 0.1),
+    "semidefinite": ("semidefinite", {"form": [3.0, 1.0, 0.0], "z": [1.0, 1.0, 1.0]}, 0.01),
+    "semidefinite, negative": ("semidefinite", {"form": [-3.0, -1.0, 0.0], "z": [1.0, 1.0, 1.0]}, 0.01),
+    "semidefinite, tiny budget": ("semidefinite", {"form": [3.0, 1.0, 0.0], "z": [1.0, 1.0, 1.0]}, 1e-150),
+    "zero": ("zero", {"form": [3.0, 1.0, 0.0], "z": [1.0, 1.0, 1.0]}, 0.0),
+    "zero, budget that underflows": ("zero", {"form": [3.0, 1.0, 0.0], "z": [1.0, 1.0, 1.0]}, 1e-250),
+    "hard": ("hard", HARD, 0.01),
+    "hard, negative gap": ("hard", {"form": [-4.0, -1.0, 2.0], "z": [1.0, 1.0, 0.0]}, 0.01),
+    "hard, budget 0": ("hard", HARD, 0.0),
+    "hard to rounding": ("hard", {"form": [4.0, 1.0, -2.0], "z": [1.0, 1.0, -1e-17]}, 0.01),
+    "hard, extreme twice": ("hard", {"form": [4.0, -2.0, -2.0], "z": [1.0, 0.0, 0.0]}, 0.01),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+@pytest.mark.parametrize("unit", [1.0, 1e-40, 1e40])
+def test_every_branch_is_reached_and_optimal(name, unit):
+    branch, problem, budget = BRANCHES[name]
+    z = unit * np.array(problem["z"])
+    problem = ParityProblem(diagonal_quadratic(problem["form"], z), mean_penalty=0.0)
+
+    fit = problem.solve(budget * unit**2)
+
+    assert fit.branch == branch
+    assert fit.converged
+    assert_globally_optimal(problem, fit)
+    assert fit.variance_gap == pytest.approx(fit.eigenvalues @ fit.coordinates**2)
+    assert (fit.multiplier == 0) == (branch == "inactive")
+    assert np.isinf(fit.multiplier) == (branch == "zero")
+
+
+def test_hard_case_has_the_known_solution():
+    """λ = (4, 1, −2), z = (1, 1, 0): γ = 1/2, u = (1/3, 2/3, √((4/9 + 4/9 − c)/2))."""
+    fit = ParityProblem(diagonal_quadratic(**HARD), 0.0).solve(0.01)
+    assert fit.multiplier == pytest.approx(0.5)
+    np.testing.assert_allclose(np.abs(fit.weight), [1 / 3, 2 / 3, np.sqrt((8 / 9 - 0.01) / 2)])
+
+
+def test_zero_gap_leaves_the_least_squares_solution():
+    problem = ParityProblem(diagonal_quadratic([0.0, 0.0], [1.0, 2.0]), np.inf)
+    fit = problem.solve(problem.budget(np.inf))
+    assert fit.branch == "inactive"
+    np.testing.assert_allclose(fit.weight, [1.0, 2.0])
+
+
+def test_groups_with_the_same_rows_change_nothing():
+    """Rounding of the moments is not a gap: parity of what is alike already costs nothing."""
+    h, t, _, original = make_rows(sizes=(60,), p=5)
+    h, t = np.tile(h, (2, 1)) + 1e3, np.tile(t, 2)
+    order = np.random.default_rng(0).permutation(60)
+    h[60:], t[60:] = h[order], t[order]
+    moments = GroupMoments().update(np.column_stack([h, t]), np.repeat(["a", "b"], 60))
+    fit = fit_parity(moments, target=5, original=original, ridge=0.0)
+    assert fit.branch == "inactive"
+    np.testing.assert_allclose(fit.weight, fit_ols(moments, target=5, original=original).weight, rtol=1e-6)
+
+
+# --- against an independent solver ------------------------------------------------------------------------------
+
+
+def scipy_best(problem, budget, starts):
+    """Least objective (without its constant) that SLSQP reaches from several starts, among its feasible ends."""
+    gaps, form, r = parts(problem)
+    penalty = 0.0 if np.isinf(problem.mean_penalty) else problem.mean_penalty
+    hessian = np.eye(len(r)) + penalty * gaps.T @ gaps
+    constraints = [NonlinearConstraint(lambda u: u @ form @ u, -budget, budget, jac=lambda u: 2 * u @ form)]
+    if np.isinf(problem.mean_penalty):
+        constraints.append(NonlinearConstraint(lambda u: gaps @ u, 0, 0, jac=lambda u: gaps))
+    best = np.inf
+    for start in starts:
+        found = minimize(
+            lambda u: u @ hessian @ u - 2 * u @ r,
+            start,
+            jac=lambda u: 2 * (hessian @ u - r),
+            method="SLSQP",
+            constraints=constraints,
+            options={"ftol": 1e-14, "maxiter": 300},
+        )
+        feasible = abs(found.x @ form @ found.x) <= budget + 1e-10
+        if feasible and (not np.isinf(problem.mean_penalty) or np.abs(gaps @ found.x).max() < 1e-10):
+            best = min(best, found.fun)
+    return best
+
+
+@pytest.mark.filterwarnings("ignore:delta_grad == 0.0:UserWarning")
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("mean_penalty", [0.0, 3.0, np.inf])
+def test_no_worse_than_scipy_from_many_starts(seed, mean_penalty):
+    problem = ParityProblem(make_quadratic(*make_rows(seed), ridge=0.01), mean_penalty)
+    _, gap = problem.gaps(problem.quadratic.minimiser)
+    budget = abs(gap) / (3.0 if seed % 2 else 200.0)
+    assert abs(gap) > 1e-3  # there is a gap before
+
+    fit = problem.solve(budget)
+
+    gaps, form, r = parts(problem)
+    u = problem.quadratic.coordinates(fit.weight)
+    ours = u @ u - 2 * u @ r + (mean_penalty * np.sum((gaps @ u) ** 2) if np.isfinite(mean_penalty) else 0.0)
+    rng = np.random.default_rng(seed)
+    theirs = scipy_best(problem, budget, [np.zeros_like(r), r, *rng.normal(size=(4, len(r))) * np.linalg.norm(r)])
+    assert np.isfinite(theirs)
+    assert ours <= theirs + 1e-7 * abs(theirs)
+    assert abs(u @ form @ u) <= budget * (1 + 1e-9)
+
+
+# --- properties -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    p=st.integers(1, 6),
+    dead=st.integers(0, 2),
+    small_group=st.sampled_from([2, 3, 40]),
+    exponent=st.sampled_from([-100, -20, 0, 20, 100]),
+    ridge=st.sampled_from([0.0, 1e-4, 1.0]),
+    mean_penalty=st.sampled_from([0.0, 0.1, 1e4, np.inf]),
+    reduction=st.sampled_from([1.0, 10.0, 1e6, np.inf]),
+)
+@example(seed=0, p=1, dead=0, small_group=2, exponent=0, ridge=0.0, mean_penalty=np.inf, reduction=np.inf)
+def test_result_is_feasible_optimal_and_explained(seed, p, dead, small_group, exponent, ridge, mean_penalty, reduction):
+    h, t, groups, original = make_rows(seed, sizes=(small_group, 50), p=p, dead=dead, scale=2.0**exponent)
+    problem = ParityProblem(make_quadratic(h, t, groups, original, ridge=ridge), mean_penalty)
+
+    fit = problem.solve(problem.budget(reduction))
+
+    assert fit.converged
+    assert_globally_optimal(problem, fit)
+    output = h @ fit.weight + fit.bias
+    means = [output[groups == g].mean() for g in (0, 1)]
+    variances = [output[groups == g].var(ddof=1) for g in (0, 1)]
+    before = h @ original
+    spread = max(variances) + np.var(before) + np.var(t)
+    assert fit.mean_gap == pytest.approx(abs(means[0] - means[1]), rel=1e-9, abs=1e-9 * np.sqrt(spread))
+    assert fit.variance_gap == pytest.approx(variances[0] - variances[1], rel=1e-9, abs=1e-9 * spread)
+    assert fit.mse == pytest.approx(np.mean((t - output) ** 2), rel=1e-9)
+    assert output.mean() == pytest.approx(t.mean(), rel=1e-9)
+    objective = fit.mse + problem.quadratic.penalty * np.sum((fit.weight - original) ** 2)
+    if np.isfinite(mean_penalty):
+        objective += mean_penalty * (means[0] - means[1]) ** 2
+    assert fit.objective == pytest.approx(objective, rel=1e-7)
+    gap_before = before[groups == 0].var(ddof=1) - before[groups == 1].var(ddof=1)
+    assert fit.budget == pytest.approx(abs(gap_before) / reduction, rel=1e-7, abs=1e-12 * spread)
+    if np.isinf(mean_penalty):
+        assert abs(means[0] - means[1]) <= 1e-9 * np.sqrt(spread)
+    np.testing.assert_allclose(fit.weight[p:], original[p:], rtol=1e-9)
+
+
+def test_infinite_penalty_and_reduction_remove_both_gaps():
+    h, t, groups, original = make_rows(3, p=5)
+    moments = GroupMoments().update(np.column_stack([h, t]), groups)
+    plain = fit_ols(moments, target=5, original=original)
+    fit = fit_parity(moments, target=5, original=original)
+
+    def gaps(layer):
+        a, b = (h[groups == g] @ layer.weight for g in (0, 1))
+        return abs(a.mean() - b.mean()), abs(a.var(ddof=1) - b.var(ddof=1))
+
+    mean_before, variance_before = gaps(plain)
+    mean_after, variance_after = gaps(fit)
+    assert mean_before > 0.1
+    assert variance_before > 0.1
+    assert mean_after <= 1e-9 * mean_before
+    assert variance_after <= 1e-9 * variance_before
+    assert fit.mse >= plain.mse
+
+
+def test_a_layer_without_bias_reaches_parity_too():
+    h, t, groups, original = make_rows(3, p=5)
+    moments = GroupMoments().update(np.column_stack([h, t]), groups)
+    fit = fit_parity(moments, target=5, original=original, intercept=False)
+    first, second = (h[groups == g] @ fit.weight for g in (0, 1))
+    assert fit.bias == 0.0
+    assert first.mean() == pytest.approx(second.mean(), rel=1e-9)
+    assert first.var(ddof=1) == pytest.approx(second.var(ddof=1), rel=1e-9)
+    assert fit.mse == pytest.approx(np.mean((t - h @ fit.weight) ** 2), rel=1e-9)
+
+
+def test_infinite_penalty_is_the_limit_of_large_ones():
+    quadratic = make_quadratic(*make_rows(1))
+    exact = ParityProblem(quadratic, np.inf).solve(0.1)
+    near = ParityProblem(quadratic, 1e9).solve(0.1)
+    np.testing.assert_allclose(near.weight, exact.weight, rtol=1e-6)
+    assert near.objective == pytest.approx(exact.objective, rel=1e-6)
+
+
+def test_error_falls_as_budgets_widen_and_one_spectrum_serves_all(monkeypatch):
+    problem = ParityProblem(make_quadratic(*make_rows(2, p=6)), 1.0)
+    budgets = [problem.budget(reduction) for reduction in (np.inf, 100.0, 10.0, 1.0)] + [np.inf]
+    first = problem.solve(budgets[0])
+    monkeypatch.setattr("scipy.linalg.eigh", None)  # a second eigenproblem would fail
+    fits = [first, *(problem.solve(budget) for budget in budgets[1:])]
+    objectives = [fit.objective for fit in fits]
+    assert objectives == sorted(objectives, reverse=True)
+    assert objectives[0] > objectives[-1]
+    assert fits[-1].branch == "inactive"
+
+
+def test_without_constraints_it_is_least_squares():
+    h, t, groups, original = make_rows(4, dead=1)
+    moments = GroupMoments().update(np.column_stack([h, t]), groups)
+    fit = ParityProblem(make_quadratic(h, t, groups, original, ridge=0.1), 0.0).solve(np.inf)
+    plain = fit_ols(moments, target=5, original=original, ridge=0.1)
+    np.testing.assert_allclose(fit.weight, plain.weight, rtol=1e-9)
+    assert fit.objective == pytest.approx(plain.objective)
+
+
+# --- more than two groups, weights ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mean_penalty", [1.0, np.inf])
+def test_three_groups_all_pairs_are_bounded(mean_penalty):
+    h, t, groups, original = make_rows(5, sizes=(30, 50, 70), p=6)
+    problem = ParityProblem(make_quadratic(h, t, groups, original), mean_penalty)
+    fit = problem.solve(problem.budget(50.0))
+
+    outputs = [h[groups == g] @ fit.weight for g in range(3)]
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    variance_gaps = [abs(outputs[g].var(ddof=1) - outputs[k].var(ddof=1)) for g, k in pairs]
+    mean_gaps = [outputs[g].mean() - outputs[k].mean() for g, k in pairs]
+
+    assert fit.branch == "semidefinite"
+    assert_globally_optimal(problem, fit)
+    assert sum(variance_gaps) <= fit.variance_gap * (1 + 1e-9)
+    assert fit.variance_gap == pytest.approx(fit.budget, rel=1e-9)
+    assert fit.mean_gap == pytest.approx(np.linalg.norm(mean_gaps), rel=1e-9, abs=1e-12)
+    if np.isinf(mean_penalty):
+        assert fit.mean_gap < 1e-10
+
+
+def test_three_groups_form_is_the_sum_of_absolute_differences():
+    h, _, groups, _ = make_rows(5, sizes=(30, 50, 70))
+    space = FeatureSpace.from_moments(GroupMoments().update(h, groups))
+    covariances = [np.cov(h[groups == g].T) for g in range(3)]
+    expected = np.zeros((4, 4))
+    for g, k in [(0, 1), (0, 2), (1, 2)]:
+        values, vectors = np.linalg.eigh(covariances[g] - covariances[k])
+        expected += vectors @ np.diag(np.abs(values)) @ vectors.T
+    np.testing.assert_allclose(space.axes @ variance_form(space) @ space.axes.T, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_scale_of_the_weights_does_not_matter():
+    h, t, groups, original = make_rows(6)
+    weights = np.random.default_rng(0).uniform(0.1, 3, len(t))
+    fits = [
+        ParityProblem(make_quadratic(h, t, groups, original, weights=unit * weights), 2.0).solve(0.1)
+        for unit in (1.0, 1000.0)
+    ]
+    np.testing.assert_allclose(fits[0].weight, fits[1].weight, rtol=1e-8)
+
+
+def test_integer_weights_are_repeated_rows_in_mean_parity():
+    """Only the means: the divisor of a weighted covariance treats weights as reliabilities, not as repeats."""
+    h, t, groups, original = make_rows(6)
+    counts = np.random.default_rng(0).integers(1, 4, len(t))
+    weighted = ParityProblem(make_quadratic(h, t, groups, original, weights=counts), np.inf).solve(np.inf)
+    rows = [np.repeat(x, counts, axis=0) for x in (h, t, groups)]
+    repeated = ParityProblem(make_quadratic(*rows, original), np.inf).solve(np.inf)
+    np.testing.assert_allclose(weighted.weight, repeated.weight, rtol=1e-8)
+
+
+def test_weighted_variance_gap_uses_the_reliability_divisor():
+    h, t, groups, original = make_rows(6)
+    weights = np.random.default_rng(0).uniform(0.1, 3, len(t))
+    fit = ParityProblem(make_quadratic(h, t, groups, original, weights=weights), np.inf).solve(0.0)
+    first, second = (np.cov(h[groups == g] @ fit.weight, aweights=weights[groups == g]) for g in (0, 1))
+    assert first == pytest.approx(float(second), rel=1e-9)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------
+
+
+def test_errors_say_what_is_wrong():
+    quadratic = make_quadratic(*make_rows())
+    for penalty in (-1.0, np.nan):
+        with pytest.raises(ValueError, match="mean_penalty="):
+            ParityProblem(quadratic, penalty)
+    problem = ParityProblem(quadratic, 1.0)
+    for budget in (-1.0, np.nan):
+        with pytest.raises(ValueError, match="budget="):
+            problem.solve(budget)
+    for reduction in (0.9, 0.0, -1.0, np.nan):
+        with pytest.raises(ValueError, match=r"reduction=.*must be 1 or more"):
+            problem.budget(reduction)

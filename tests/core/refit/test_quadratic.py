@@ -1,0 +1,181 @@
+"""The whitened quadratic against the same sums taken over the rows."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esvdfair.core.moments import GroupMoments
+from esvdfair.core.refit.quadratic import FeatureSpace, Quadratic
+
+
+def make_rows(seed=0, rows=90, p=5, dead=0, scale=1.0):
+    """Features with a duplicate and ``dead`` constant columns, target, groups of unequal size, original weights."""
+    rng = np.random.default_rng(seed)
+    groups = rng.permutation(np.repeat([0, 1], [rows // 3, rows - rows // 3]))
+    h = rng.normal(size=(rows, p)) @ rng.normal(size=(p, p)) + groups[:, None] + 3.0
+    h = scale * np.column_stack([h, h[:, 0], np.full((rows, dead), 0.5)])
+    t = np.sin(h[:, 0] / scale) + 0.3 * groups + rng.normal(size=rows)
+    return h, t, groups, rng.normal(size=h.shape[1]) / scale
+
+
+def make_quadratic(h, t, groups, original, *, ridge, weights=None, intercept=True):
+    moments = GroupMoments().update(np.column_stack([h, t]), groups, weights)
+    space = FeatureSpace.from_moments(moments, h.shape[1], intercept=intercept)
+    return Quadratic.from_moments(moments, space=space, target=h.shape[1], original=original, ridge=ridge)
+
+
+def penalised_least_squares(h, t, original, penalty, weights=None, intercept=True):
+    """Oracle: the rows themselves and, below them, one row for each ridge term; the minimum change by lstsq."""
+    w = np.ones(len(t)) if weights is None else np.asarray(weights, dtype=float)
+    share = w / w.sum()
+    root = np.sqrt(share)[:, None]
+    h_mean, t_mean = (share @ h, share @ t) if intercept else (np.zeros(h.shape[1]), 0.0)
+    centred = (h - h_mean) * root
+    left = np.vstack([centred, np.sqrt(penalty) * np.eye(h.shape[1])])
+    right = np.append((t - t_mean) * root[:, 0] - centred @ original, np.zeros(h.shape[1]))
+    weight = original + np.linalg.lstsq(left, right, rcond=1e-10)[0]
+    return weight, t_mean - h_mean @ weight
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-6, 0.1, 10.0])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_minimiser_is_the_penalised_least_squares_solution(ridge, weighted, intercept):
+    h, t, groups, original = make_rows(dead=2)
+    weights = np.random.default_rng(1).uniform(0.1, 3, len(t)) if weighted else None
+    quadratic = make_quadratic(h, t, groups, original, ridge=ridge, weights=weights, intercept=intercept)
+
+    weight, bias = quadratic.layer(quadratic.minimiser)
+
+    expected_weight, expected_bias = penalised_least_squares(h, t, original, quadratic.penalty, weights, intercept)
+    np.testing.assert_allclose(weight, expected_weight, rtol=1e-8, atol=1e-9)
+    assert bias == pytest.approx(expected_bias, rel=1e-8, abs=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    ridge=st.sampled_from([0.0, 1e-4, 1.0]),
+    dead=st.integers(0, 3),
+    exponent=st.integers(-100, 100),
+    intercept=st.booleans(),
+)
+def test_objective_and_mse_are_those_of_the_rows(seed, ridge, dead, exponent, intercept):
+    h, t, groups, original = make_rows(seed, rows=40, p=3, dead=dead, scale=2.0**exponent)
+    quadratic = make_quadratic(h, t, groups, original, ridge=ridge, intercept=intercept)
+    u = np.random.default_rng(seed).normal(size=len(quadratic.minimiser))
+    weight, bias = quadratic.layer(u)
+
+    mse = np.mean((t - h @ weight - bias) ** 2)
+    objective = mse + quadratic.penalty * np.sum((weight - original) ** 2)
+
+    assert quadratic.mse(u) == pytest.approx(mse, rel=1e-9)
+    assert quadratic.objective(u) == pytest.approx(objective, rel=1e-9)
+    spread = np.var(h, axis=0) if intercept else np.mean(h**2, axis=0)
+    assert quadratic.penalty == pytest.approx(ridge * spread.mean(), rel=1e-9)
+
+
+def test_objective_is_a_plain_distance_in_whitened_coordinates():
+    quadratic = make_quadratic(*make_rows(), ridge=0.01)
+    least = quadratic.objective(quadratic.minimiser)
+    for u in np.random.default_rng(0).normal(size=(5, len(quadratic.minimiser))):
+        assert quadratic.objective(u) == pytest.approx(least + np.sum((u - quadratic.minimiser) ** 2), rel=1e-10)
+
+
+def test_coordinates_invert_layer_and_directions_outside_the_features_keep_the_original():
+    h, t, groups, original = make_rows(dead=2)
+    quadratic = make_quadratic(h, t, groups, original, ridge=0.01)
+    u = np.arange(1.0, 1 + len(quadratic.minimiser))
+    weight, _ = quadratic.layer(u)
+
+    assert len(u) == 5  # five independent features; the duplicate and the dead add none
+    np.testing.assert_allclose(quadratic.coordinates(weight), u, rtol=1e-10)
+    np.testing.assert_allclose(weight[-2:], original[-2:], rtol=1e-12)
+    same, _ = quadratic.layer(quadratic.coordinates(original))
+    np.testing.assert_allclose(same, original, rtol=1e-10)
+
+
+def test_space_holds_the_group_moments_along_the_axes():
+    h, _, groups, _ = make_rows(dead=1)
+    space = FeatureSpace.from_moments(GroupMoments().update(h, groups))
+    rotated = space.rotate(h)
+
+    np.testing.assert_allclose(rotated.mean(axis=0), 0, atol=1e-12)
+    np.testing.assert_allclose(np.cov(rotated.T, ddof=0), np.diag(space.variances), atol=1e-10)
+    np.testing.assert_allclose(space.share, [1 / 3, 2 / 3])
+    for g in (0, 1):
+        np.testing.assert_allclose(rotated[groups == g].mean(axis=0), space.group_means[g], atol=1e-12)
+        np.testing.assert_allclose(np.cov(rotated[groups == g].T), space.group_covariances[g], atol=1e-10)
+    assert np.linalg.norm(space.mean_gaps) > 0.1  # there is a gap to see
+    np.testing.assert_allclose(space.mean_gaps, space.group_means[:1] - space.group_means[1:], atol=1e-12)
+
+
+def test_three_groups_have_three_mean_gaps():
+    h, _, _, _ = make_rows()
+    space = FeatureSpace.from_moments(GroupMoments().update(h, np.arange(len(h)) % 3))
+    a, b, c = space.group_means
+    np.testing.assert_allclose(space.mean_gaps, [a - b, a - c, b - c])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_from_target_agrees_with_from_moments(weighted):
+    h, t, groups, original = make_rows(dead=1)
+    weights = np.random.default_rng(1).uniform(0.1, 3, len(t)) if weighted else None
+    known = make_quadratic(h, t, groups, original, ridge=0.01, weights=weights)
+
+    other = Quadratic.from_target(
+        known.space.rotate(h), t, space=known.space, original=original, ridge=0.01, sample_weight=weights
+    )
+
+    np.testing.assert_allclose(other.cross, known.cross, atol=1e-12)
+    assert other.target_mean == pytest.approx(known.target_mean)
+    assert other.target_variance == pytest.approx(known.target_variance)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_from_layer_aims_at_the_outputs_of_the_original_layer(intercept):
+    h, _, groups, original = make_rows(dead=1)
+    bias = 0.7 if intercept else 0.0
+    known = make_quadratic(h, h @ original + bias, groups, original, ridge=0.01, intercept=intercept)
+
+    other = Quadratic.from_layer(known.space, original, bias, ridge=0.01)
+
+    np.testing.assert_allclose(other.cross, known.cross, atol=1e-9)
+    assert other.target_mean == pytest.approx(known.target_mean)
+    assert other.target_variance == pytest.approx(known.target_variance)
+    np.testing.assert_allclose(other.layer(other.minimiser)[0], original, rtol=1e-9)
+
+
+def test_integer_weights_are_repeated_rows():
+    h, t, groups, original = make_rows()
+    counts = np.random.default_rng(2).integers(1, 4, len(t))
+    weighted = make_quadratic(h, t, groups, original, ridge=0.01, weights=counts)
+    repeated = make_quadratic(*(np.repeat(x, counts, axis=0) for x in (h, t, groups)), original, ridge=0.01)
+    np.testing.assert_allclose(
+        weighted.layer(weighted.minimiser)[0], repeated.layer(repeated.minimiser)[0], rtol=1e-9, atol=1e-10
+    )
+
+
+def test_features_far_from_zero_keep_their_digits():
+    h, t, groups, original = make_rows()
+    near = make_quadratic(h, t, groups, original, ridge=0.01)
+    far = make_quadratic(h + 1e6, t, groups, original, ridge=0.01)
+    assert far.mse(far.minimiser) == pytest.approx(near.mse(near.minimiser), rel=1e-8)
+
+
+def test_errors_say_what_is_wrong():
+    h, t, groups, original = make_rows()
+    with pytest.raises(ValueError, match="all features are constant"):
+        make_quadratic(np.ones_like(h), t, groups, original, ridge=0.0)
+    with pytest.raises(ValueError, match="has 2 values, the features have 6 columns"):
+        make_quadratic(h, t, groups, [1.0, 2.0], ridge=0.0)
+    for ridge in (-1.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match="ridge="):
+            make_quadratic(h, t, groups, original, ridge=ridge)
+    with pytest.raises(ValueError, match="has 1 row"):
+        make_quadratic(h, t, np.arange(len(t)) == 3, original, ridge=0.0)
+    space = FeatureSpace.from_moments(GroupMoments().update(h, groups))
+    for target, message in ((t[:-1], "one value for each feature row"), (np.full(len(t), np.nan), "NaN or infinite")):
+        with pytest.raises(ValueError, match=message):
+            Quadratic.from_target(space.rotate(h), target, space=space, original=original, ridge=0.0)

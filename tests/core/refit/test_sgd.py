@@ -1,0 +1,139 @@
+"""The NumPy fine-tune against torch.optim.Adam with the same batches."""
+
+import numpy as np
+import pytest
+import torch
+
+from esvdfair.core.refit.sgd import finetune
+
+
+def make_rows(rows=150, p=6, seed=0):
+    rng = np.random.default_rng(seed)
+    h = np.maximum(rng.normal(size=(rows, p)), 0.0)
+    t = h @ rng.normal(size=p) + 1.0 + 0.1 * rng.normal(size=rows)
+    return h, t, rng.normal(size=p), 0.3
+
+
+def torch_finetune(h, t, weight, bias, sample_weight, *, epochs, batch_size, seed, dtype=torch.float64):
+    """Oracle: the training loop of the paper, batch by batch, in torch."""
+    layer = torch.nn.Linear(h.shape[1], 1, bias=bias is not None).to(dtype)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor(weight)[None])
+        if bias is not None:
+            layer.bias.fill_(bias)
+    optimiser = torch.optim.Adam(layer.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimiser, gamma=0.8)
+    h, t = torch.tensor(h, dtype=dtype), torch.tensor(t, dtype=dtype)
+    w = torch.ones_like(t) if sample_weight is None else torch.tensor(sample_weight / np.mean(sample_weight))
+    rng = np.random.default_rng(seed)
+    for _ in range(epochs):
+        for rows in torch.tensor(rng.permutation(len(h))).split(batch_size):
+            optimiser.zero_grad()
+            torch.mean(w[rows] * (layer(h[rows])[:, 0] - t[rows]) ** 2).backward()
+            optimiser.step()
+        schedule.step()
+    return layer.weight[0].detach().double().numpy(), 0.0 if bias is None else layer.bias.item()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("bias", [0.3, None])
+def test_equals_torch_adam_with_exponential_decay(weighted, bias):
+    h, t, weight, _ = make_rows()
+    sample_weight = np.random.default_rng(1).uniform(0, 5, len(t)) if weighted else None
+    # 150 rows in batches of 64: the last batch of every epoch has 22.
+    fit = finetune(
+        h, t, weight=weight, bias=bias, sample_weight=sample_weight, epochs=12, batch_size=64, random_state=5
+    )
+
+    expected_weight, expected_bias = torch_finetune(h, t, weight, bias, sample_weight, epochs=12, batch_size=64, seed=5)
+
+    assert np.abs(fit.weight - weight).max() > 0.01  # it moved
+    np.testing.assert_allclose(fit.weight, expected_weight, rtol=0, atol=1e-8)
+    assert fit.bias == pytest.approx(expected_bias, abs=1e-8)
+
+
+def test_float32_features_are_worked_on_in_float32():
+    h, t, weight, bias = make_rows()
+    fit = finetune(h.astype(np.float32), t, weight=weight, bias=bias, epochs=12, batch_size=64, random_state=5)
+    expected, _ = torch_finetune(h, t, weight, bias, None, epochs=12, batch_size=64, seed=5, dtype=torch.float32)
+    assert fit.weight.dtype == np.float64
+    np.testing.assert_allclose(fit.weight, expected, rtol=0, atol=1e-5)
+
+
+def test_reaches_least_squares_when_given_time():
+    h, t, weight, bias = make_rows()
+    fit = finetune(h, t, weight=weight, bias=bias, epochs=400, decay=0.99, learning_rate=0.05, random_state=0)
+    least = np.linalg.lstsq(np.column_stack([h, np.ones(len(h))]), t, rcond=None)[1][0] / len(h)
+    assert fit.mse == pytest.approx(least, rel=0.02)
+    assert fit.mse >= least * (1 - 1e-12)
+    assert fit.objective == fit.mse == pytest.approx(np.mean((t - h @ fit.weight - fit.bias) ** 2), rel=1e-12)
+
+
+def test_same_seed_same_layer_and_inputs_untouched():
+    h, t, weight, bias = make_rows()
+    before = h.copy(), t.copy(), weight.copy()
+    one, two, other = (
+        finetune(h, t, weight=weight, bias=bias, epochs=2, random_state=seed)
+        for seed in (1, np.random.default_rng(1), 2)
+    )
+    np.testing.assert_array_equal(one.weight, two.weight)
+    assert not np.array_equal(one.weight, other.weight)
+    for kept, now in zip(before, (h, t, weight), strict=True):
+        np.testing.assert_array_equal(kept, now)
+
+
+def test_weight_zero_leaves_a_row_out_of_the_loss():
+    h, t, weight, bias = make_rows()
+    sample_weight = np.ones(len(t))
+    sample_weight[:5] = 0
+    spoiled = t.copy()
+    spoiled[:5] = 1e6
+    clean, dirty = (
+        finetune(h, y, weight=weight, bias=bias, sample_weight=sample_weight, epochs=2, random_state=0)
+        for y in (t, spoiled)
+    )
+    np.testing.assert_array_equal(clean.weight, dirty.weight)
+    assert clean.mse == dirty.mse
+
+
+def test_scale_of_the_weights_does_not_matter():
+    h, t, weight, bias = make_rows()
+    sample_weight = np.random.default_rng(1).uniform(0, 5, len(t))
+    one, tiny = (
+        finetune(h, t, weight=weight, bias=bias, sample_weight=unit * sample_weight, epochs=2, random_state=0)
+        for unit in (1.0, 1e-12)
+    )
+    np.testing.assert_allclose(one.weight, tiny.weight, rtol=1e-10)
+
+
+def test_says_when_the_error_grew():
+    h, t, weight, bias = make_rows()
+    assert finetune(h, t, weight=weight, bias=bias, epochs=2, random_state=0).converged
+    assert not finetune(h, t, weight=weight, bias=bias, epochs=2, learning_rate=1e3, random_state=0).converged
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"features": np.ones(3)}, r"shape \(3,\); expected \(rows, p\)"),
+        ({"features": np.ones((0, 6)), "target": []}, "at least one row"),
+        ({"features": np.full((150, 6), np.nan)}, "features: 900 values are NaN"),
+        ({"target": np.ones(3)}, "one value for each feature row"),
+        ({"target": np.full(150, np.inf)}, "target: 150 values"),
+        ({"weight": np.ones(2)}, "the weight has 2 values, the features have 6 columns"),
+        ({"bias": np.nan}, "weight and bias: 1 values"),
+        ({"sample_weight": np.ones(3)}, "one weight for each row"),
+        ({"sample_weight": -np.ones(150)}, "not negative"),
+        ({"sample_weight": np.zeros(150)}, "not zero in every row"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0"),
+        ({"decay": np.nan}, "decay=nan"),
+    ],
+)
+def test_errors_say_what_is_wrong(change, message):
+    h, t, weight, bias = make_rows()
+    arguments = {"features": h, "target": t, "weight": weight, "bias": bias, **change}
+    features, target = arguments.pop("features"), arguments.pop("target")
+    with pytest.raises(ValueError, match=message):
+        finetune(features, target, random_state=0, **arguments)
