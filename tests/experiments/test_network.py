@@ -1,0 +1,127 @@
+"""The predictor: its shape, its repeatability, and that it learns (with a gap between groups, before any repair)."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.stats import ks_2samp
+from torch import nn
+
+from esvdfair.datasets import load_wages
+from esvdfair.experiments.network import build_network, predict, predict_proba, train_network
+from esvdfair.experiments.splits import split
+
+SMALL = {"epochs": 3, "width": 16, "depth": 3}
+
+
+def problem(rows: int = 300) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(rows, 4))
+    return X, X[:, 0] + np.abs(X[:, 1])
+
+
+def weights(network: nn.Module) -> NDArray[np.float32]:
+    return np.concatenate([p.detach().numpy().ravel() for p in network.parameters()])
+
+
+def test_architecture_of_the_paper() -> None:
+    layers = list(build_network(7))
+    assert [type(layer) for layer in layers] == [nn.Linear, nn.ReLU] * 4 + [nn.Linear]
+    shapes = [tuple(layer.weight.shape) for layer in layers if isinstance(layer, nn.Linear)]
+    assert shapes == [(256, 7), (256, 256), (256, 256), (256, 256), (1, 256)]
+
+
+def test_equal_seeds_give_equal_bits_and_other_seeds_others() -> None:
+    X, y = problem()
+    first = train_network(X, y, seed=33, **SMALL)
+    torch.rand(5)
+    again = train_network(X, y, seed=33, **SMALL)
+    other = train_network(X, y, seed=34, **SMALL)
+    np.testing.assert_array_equal(weights(first), weights(again))
+    assert not np.array_equal(weights(first), weights(other))
+    assert not first.training
+
+
+def test_threads_and_generator_are_left_alone() -> None:
+    X, y = problem()
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        two = train_network(X, y, seed=33, **SMALL)
+        assert torch.get_num_threads() == 2
+        torch.set_num_threads(1)
+        one = train_network(X, y, seed=33, **SMALL)
+    finally:
+        torch.set_num_threads(threads)
+    np.testing.assert_array_equal(weights(one), weights(two))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_inputs_are_not_changed() -> None:
+    X, y = (a.astype(np.float32) for a in problem())
+    X_before, y_before = X.copy(), y.copy()
+    train_network(X, y, seed=0, **SMALL)
+    np.testing.assert_array_equal(X, X_before)
+    np.testing.assert_array_equal(y, y_before)
+
+
+def test_one_epoch_is_adam_on_the_shuffled_batches() -> None:
+    """Against a plain loop: the same generator, torch's unfused Adam, batches by index."""
+    X, y = (torch.tensor(a, dtype=torch.float32) for a in problem(100))
+    torch.manual_seed(5)
+    network = build_network(4, width=8, depth=2)
+    for epoch in range(2):
+        rate = 1e-3 * 0.8**epoch
+        if epoch == 0:
+            optimizer = torch.optim.Adam(network.parameters(), lr=rate, foreach=False)
+        optimizer.param_groups[0]["lr"] = rate
+        order = torch.randperm(100)
+        for start in range(0, 100, 32):
+            rows = order[start : start + 32]
+            optimizer.zero_grad()
+            (network(X[rows])[:, 0] - y[rows]).square().mean().backward()
+            optimizer.step()
+    ours = train_network(X.numpy(), y.numpy(), seed=5, epochs=2, width=8, depth=2, batch_size=32)
+    np.testing.assert_allclose(weights(ours), weights(network), rtol=1e-4, atol=1e-6)
+
+
+def test_learns_wages_and_has_a_gap_before() -> None:
+    parts = split(load_wages(), 33)
+    network = train_network(parts.train.X, parts.train.y, seed=33, epochs=3, width=64, depth=3)
+    scores = predict(network, parts.test.X)
+    assert np.mean((scores - parts.test.y) ** 2) < 0.9 * parts.test.y.var()
+    female = parts.test.sensitive_features == "female"
+    assert ks_2samp(scores[female], scores[~female]).statistic > 0.12  # floor at these sizes: .055
+
+
+def test_classes() -> None:
+    X, y = problem()
+    codes = np.digitize(y, [0.0, 1.5])
+    network = train_network(X, codes, seed=0, loss="cross_entropy", epochs=30, width=32, depth=3, learning_rate=0.01)
+    probabilities = predict_proba(network, X)
+    assert probabilities.shape == (300, 3)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1)
+    assert (probabilities.argmax(axis=1) == codes).mean() > 0.8
+
+
+def test_predict_is_one_float64_a_row() -> None:
+    X, y = problem()
+    scores = predict(train_network(X, y, seed=0, **SMALL), X)
+    assert scores.shape == (300,)
+    assert scores.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "options", "message"),
+    [
+        (np.zeros((3, 2)), np.zeros(4), {}, r"\(3, 2\) and y 4 rows"),
+        (np.zeros(3), np.zeros(3), {}, r"\(3,\)"),
+        (np.zeros((3, 2)), np.zeros((3, 1)), {}, r"y has shape \(3, 1\)"),
+        (np.zeros((3, 2)), np.zeros(3), {"loss": "hinge"}, "'hinge'; choose"),
+        (np.zeros((3, 2)), np.array([0.0, 0.5, 1.0]), {"loss": "cross_entropy"}, "class codes"),
+        (np.zeros((3, 2)), np.array([-1, 0, 1]), {"loss": "cross_entropy"}, "class codes"),
+    ],
+)
+def test_refuses(X: NDArray[np.float64], y: NDArray[np.float64], options: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        train_network(X, y, seed=0, **options)  # type: ignore[arg-type]
