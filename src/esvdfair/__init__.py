@@ -1,0 +1,67 @@
+"""Repair a trained regressor so that its predictions are distributed alike in every sensitive group."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from esvdfair.core.edits import LayerEdit
+    from esvdfair.core.metrics import (
+        group_mse,
+        ks_distance,
+        ks_distance_ci,
+        ks_floor,
+        mean_gap,
+        variance_gap,
+        wasserstein_distance,
+    )
+    from esvdfair.core.moments import GroupMoments
+    from esvdfair.estimator import ESVDFair, fit_curve
+    from esvdfair.exceptions import ESVDFairWarning
+    from esvdfair.tradeoff import Curve, CurvePoint
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Curve": "tradeoff",
+    "CurvePoint": "tradeoff",
+    "ESVDFair": "estimator",
+    "ESVDFairWarning": "exceptions",
+    "GroupMoments": "core.moments",
+    "LayerEdit": "core.edits",
+    "fit_curve": "estimator",
+    "group_mse": "core.metrics",
+    "ks_distance": "core.metrics",
+    "ks_distance_ci": "core.metrics",
+    "ks_floor": "core.metrics",
+    "mean_gap": "core.metrics",
+    "variance_gap": "core.metrics",
+    "wasserstein_distance": "core.metrics",
+}
+
+__all__ = [
+    "Curve",
+    "CurvePoint",
+    "ESVDFair",
+    "ESVDFairWarning",
+    "GroupMoments",
+    "LayerEdit",
+    "fit_curve",
+    "group_mse",
+    "ks_distance",
+    "ks_distance_ci",
+    "ks_floor",
+    "mean_gap",
+    "variance_gap",
+    "wasserstein_distance",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: `import esvdfair` then costs less than `import sklearn`."""
+    if name in _HOMES:
+        return getattr(import_module(f"esvdfair.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'esvdfair' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

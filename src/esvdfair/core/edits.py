@@ -223,6 +223,48 @@ def edit_exact(
     return tuple(edits)
 
 
+def account(
+    before: ArrayLike,
+    after: ArrayLike,
+    moments: GroupMoments,
+    *,
+    bias_before: Array | None,
+    bias_after: Array | None,
+    multiplier: float,
+    converged: bool,
+    layer: str = "",
+) -> LayerEdit:
+    """The account of a change that a refit made: mean gaps before and after, change of the outputs.
+
+    ``sigma`` are the singular values of ``D Wᵀ``, so that Σσ² is d_e². The budget is what was achieved.
+    """
+    w, v = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
+    d = gaps.mean_differences(moments)
+    gap_before, gap_after = gaps.mean_gap(w, moments), gaps.mean_gap(v, moments)
+    shift = np.zeros(len(w)) if bias_before is None or bias_after is None else bias_after - bias_before
+    change = np.column_stack([v - w, shift])
+    mean = np.append(moments.pooled_mean(), 1.0)
+    scatter = np.zeros((len(mean), len(mean)))
+    scatter[:-1, :-1] = moments.pooled_scatter()
+    scatter += moments.counts.sum() * np.outer(mean, mean)
+    return LayerEdit(
+        layer=layer,
+        weight_before=w,
+        weight_after=v,
+        bias_before=bias_before,
+        bias_after=bias_after,
+        sigma_before=scipy.linalg.svdvals(d @ w.T),
+        sigma_after=scipy.linalg.svdvals(d @ v.T),
+        multiplier=multiplier,
+        budget=gap_after,
+        achieved=gap_after,
+        converged=converged,
+        output_change=float(np.sum((change @ scatter) * change)),
+        gap_before=gap_before,
+        gap_after=gap_after,
+    )
+
+
 def _edit_mean_paper(
     layer: _Layer,
     moments: GroupMoments,

@@ -1,0 +1,225 @@
+"""Anything that holds rows -> a re-iterable of batches, and the split of rows into training and held-out ones."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from esvdfair.core.groups import Label, encode_groups
+from esvdfair.models.protocol import row_count, row_slice
+
+MISSING = "missing"
+"""Label of the group of people whose attribute is missing, with ``missing="group"``."""
+
+MAX_INTEGER_GROUPS = 50
+"""More distinct whole numbers than this are taken for a measurement, not for groups."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some rows: inputs, label, group, weight, and the global index that never changes however rows are batched."""
+
+    x: Any
+    y: NDArray[np.float64] | None
+    labels: tuple[Label, ...]
+    codes: NDArray[np.intp]
+    weight: NDArray[np.float64] | None
+    row_id: NDArray[np.int64]
+
+
+class ArrayBatches:
+    """Batches of rows that are in memory."""
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any,
+        sensitive_features: Any,
+        sample_weight: Any = None,
+        *,
+        missing: str = "error",
+        batch_size: int = 8192,
+    ) -> None:
+        self.rows = row_count(x)
+        self._x, self._batch_size = x, batch_size
+        self._y = None if y is None else check_column(y, self.rows, "y")
+        self._labels, self._codes = check_groups(sensitive_features, self.rows, missing)
+        self._weight = None if sample_weight is None else check_weight(sample_weight, self.rows)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for start in range(0, self.rows, self._batch_size):
+            stop = min(start + self._batch_size, self.rows)
+            part = slice(start, stop)
+            yield Batch(
+                row_slice(self._x, start, stop),
+                None if self._y is None else self._y[part],
+                self._labels,
+                self._codes[part],
+                None if self._weight is None else self._weight[part],
+                np.arange(start, stop),
+            )
+
+
+class StreamBatches:
+    """Batches of rows from a loader, an iterable, or a function that makes one; rows are numbered as they come."""
+
+    def __init__(self, source: Any, *, missing: str = "error") -> None:
+        self._source, self._missing = source, missing
+        self._used = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        stream = iter(self._source() if callable(self._source) else self._source)
+        if stream is self._source:
+            if self._used:
+                raise ValueError(
+                    "this method reads the rows more than once, but an iterator can be read only once. "
+                    "Pass a function that makes the iterator, or a DataLoader."
+                )
+            self._used = True
+        start = 0
+        for item in stream:
+            batch = self._batch(item, start)
+            start += len(batch.codes)
+            yield batch
+
+    def _batch(self, item: Any, start: int) -> Batch:
+        if not isinstance(item, tuple | list) or len(item) not in (3, 4):
+            got = f"{len(item)} items" if isinstance(item, tuple | list) else type(item).__name__
+            raise ValueError(f"a batch must be (X, y, sensitive) or (X, y, sensitive, weight); got {got}.")
+        x, y, sensitive, *rest = item
+        rows = row_count(x)
+        labels, codes = check_groups(sensitive, rows, self._missing)
+        return Batch(
+            x,
+            None if y is None else check_column(y, rows, "y"),
+            labels,
+            codes,
+            check_weight(rest[0], rows) if rest and rest[0] is not None else None,
+            np.arange(start, start + rows),
+        )
+
+
+class Batches(Protocol):
+    """Batches of rows that can be read again."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+def is_stream(x: Any) -> bool:
+    """Whether x yields batches (a DataLoader, an iterable, a function that makes one) rather than holding rows."""
+    if callable(x) and not hasattr(x, "shape"):
+        return True
+    return isinstance(x, Iterable) and not hasattr(x, "shape") and not isinstance(x, list | tuple | str | bytes | dict)
+
+
+def make_batches(
+    x: Any,
+    y: Any,
+    sensitive_features: Any,
+    sample_weight: Any = None,
+    *,
+    missing: str = "error",
+    batch_size: int = 8192,
+) -> Batches:
+    """Rows in memory or a stream of them, as batches."""
+    if not is_stream(x):
+        if sensitive_features is None:
+            raise ValueError(
+                "sensitive_features is missing; parity is between groups, so fit needs one label for each row: "
+                "fit(X, y, sensitive_features=a). Prediction will not need it."
+            )
+        return ArrayBatches(x, y, sensitive_features, sample_weight, missing=missing, batch_size=batch_size)
+    beside = [
+        name
+        for name, value in (("y", y), ("sensitive_features", sensitive_features), ("sample_weight", sample_weight))
+        if value is not None
+    ]
+    if beside:
+        raise ValueError(
+            f"X yields batches, yet {' and '.join(beside)} came beside it; a shuffled loader would misalign them "
+            "silently. Yield (X, y, sensitive[, weight]) batches instead."
+        )
+    return StreamBatches(x, missing=missing)
+
+
+def check_column(values: Any, rows: int, name: str) -> NDArray[np.float64]:
+    """(rows,) finite float64 of an array-like of shape (rows,) or (rows, 1)."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+    try:
+        column = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} holds values that are not numbers ({error}); esvdfair repairs regression.") from error
+    if column.ndim == 2 and column.shape[1] != 1:
+        raise ValueError(
+            f"{name} has {column.shape[1]} columns; a regressor with several outputs is repaired one output at a time. "
+            f"Pass one column of {name}."
+        )
+    if column.ndim > 2 or column.ndim == 0:
+        raise ValueError(f"{name} has shape {column.shape}; expected ({rows},).")
+    column = column.reshape(-1)
+    if len(column) != rows:
+        raise ValueError(f"X has {rows} rows but {name} has {len(column)} values; they must match row by row.")
+    bad = int(np.count_nonzero(~np.isfinite(column)))
+    if bad:
+        raise ValueError(f"{name} holds {bad} NaN or infinite values; drop those rows.")
+    return column
+
+
+def check_weight(values: Any, rows: int) -> NDArray[np.float64]:
+    """(rows,) finite weights, not negative, not all zero."""
+    weight = check_column(values, rows, "sample_weight")
+    if (weight < 0).any() or not weight.any():
+        raise ValueError("sample_weight must not be negative, and not zero everywhere.")
+    return weight
+
+
+def check_groups(sensitive_features: Any, rows: int, missing: str) -> tuple[tuple[Label, ...], NDArray[np.intp]]:
+    """Labels and codes of the groups; missing values are an error or, with ``missing="group"``, a group."""
+    if missing == "group":
+        sensitive_features = _label_missing(sensitive_features)
+    labels, codes = encode_groups(sensitive_features)
+    if len(codes) != rows:
+        raise ValueError(f"X has {rows} rows but sensitive_features has {len(codes)}; they must match row by row.")
+    if len(labels) > MAX_INTEGER_GROUPS and all(type(label) is int for label in labels):
+        raise ValueError(
+            f"sensitive_features takes {len(labels)} different whole numbers, so it looks continuous; bin it first, "
+            "for example with pandas.cut, or pass strings if these really are groups."
+        )
+    return labels, codes
+
+
+def _label_missing(sensitive_features: Any) -> pd.DataFrame:
+    if hasattr(sensitive_features, "detach"):
+        sensitive_features = sensitive_features.detach().cpu().numpy()
+    frame = pd.DataFrame(sensitive_features)
+    columns = []
+    for i in range(frame.shape[1]):
+        column = frame.iloc[:, i].astype(object)
+        columns.append(column.where(column.notna(), MISSING))
+    return pd.concat(columns, axis=1) if columns else frame
+
+
+def row_key(row_id: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
+    """A number in [0, 1) for every row, from its global index and the seed alone (splitmix64).
+
+    Does not depend on how rows are batched, ordered or sharded, so that the held-out rows and the bounded sample are
+    the same rows on one machine and on many.
+    """
+    with np.errstate(over="ignore"):
+        z = row_id.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(2 * (seed % 2**31) + 1)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+    return (z >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
+Splitter = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
+
+
+def held_out(fraction: float, seed: int) -> Splitter:
+    """Which rows are kept out of the fit: a fraction of every group, chosen by hash."""
+    return lambda row_id: row_key(row_id, seed) < fraction
