@@ -1,0 +1,298 @@
+import copy
+import pickle
+import warnings
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
+from sklearn.exceptions import ConvergenceWarning, DataConversionWarning, NotFittedError
+from sklearn.frozen import FrozenEstimator
+from sklearn.neural_network import MLPRegressor
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    MinMaxScaler,
+    OneHotEncoder,
+    PowerTransformer,
+    QuantileTransformer,
+    StandardScaler,
+)
+
+from esvdfair.models import adapt
+from esvdfair.models.protocol import PREDICT_ROWS
+from esvdfair.models.sklearn import SklearnAdapter
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(200, 4))
+Y = np.exp(0.3 * X[:, 0] - 0.2 * X[:, 1] + 0.1 * rng.normal(size=200)) * 50
+FRAME = pd.DataFrame(X, columns=["age", "pay", "years", "score"])
+
+
+def mlp(activation="relu", **options):
+    return MLPRegressor(hidden_layer_sizes=(7, 5), activation=activation, max_iter=15, random_state=0, **options)
+
+
+def fit(model, x=X, y=Y):
+    with warnings.catch_warnings():
+        for category in (ConvergenceWarning, DataConversionWarning):
+            warnings.simplefilter("ignore", category)
+        return model.fit(x, y)
+
+
+def target(regressor, **options):
+    return TransformedTargetRegressor(regressor, **options)
+
+
+def log_then_standardise():
+    return make_pipeline(FunctionTransformer(np.log, np.exp), StandardScaler())
+
+
+# name: (fitted model, kind of head)
+CASES = {
+    **{name: (lambda name=name: fit(mlp(name)), "identity") for name in ("relu", "tanh", "logistic", "identity")},
+    "lbfgs": (lambda: fit(mlp("tanh", solver="lbfgs")), "identity"),
+    "float32": (lambda: fit(mlp(), X.astype(np.float32), Y.astype(np.float32)), "identity"),
+    "poisson": (lambda: fit(mlp(loss="poisson")), "exp"),
+    "column of targets": (lambda: fit(target(mlp(), transformer=StandardScaler()), y=Y[:, None]), "affine"),
+    "pipeline": (lambda: fit(make_pipeline(StandardScaler(), mlp())), "identity"),
+    "pipeline of one": (lambda: fit(make_pipeline(mlp())), "identity"),
+    "passthrough": (lambda: fit(Pipeline([("a", StandardScaler()), ("b", "passthrough"), ("c", mlp())])), "identity"),
+    "standardised target": (lambda: fit(target(mlp(), transformer=StandardScaler())), "affine"),
+    "target in [0, 1]": (lambda: fit(target(mlp(), transformer=MinMaxScaler())), "affine"),
+    "negated target": (lambda: fit(target(mlp(), func=np.negative, inverse_func=np.negative)), "affine"),
+    "log target": (lambda: fit(target(mlp(), func=np.log, inverse_func=np.exp)), "exp"),
+    "log1p target": (lambda: fit(target(mlp(), func=np.log1p, inverse_func=np.expm1)), "exp"),
+    "standardised log": (lambda: fit(target(mlp(), transformer=log_then_standardise())), "exp"),
+    "no transformer": (lambda: fit(target(mlp())), "identity"),
+    "target around pipeline": (
+        lambda: fit(target(make_pipeline(StandardScaler(), mlp()), transformer=StandardScaler())),
+        "affine",
+    ),
+    "pipeline around target": (
+        lambda: fit(make_pipeline(StandardScaler(), target(mlp(), func=np.log, inverse_func=np.exp))),
+        "exp",
+    ),
+    "pipeline in pipeline": (
+        lambda: fit(make_pipeline(StandardScaler(), make_pipeline(MinMaxScaler(), mlp()))),
+        "identity",
+    ),
+    "target in target": (
+        lambda: fit(target(target(mlp(), transformer=StandardScaler()), func=np.log, inverse_func=np.exp)),
+        "exp",
+    ),
+    "poisson, standardised": (
+        lambda: fit(target(mlp(loss="poisson"), transformer=MinMaxScaler((1, 2)))),
+        "exp",
+    ),
+    "frozen": (lambda: FrozenEstimator(fit(mlp())), "identity"),
+    "frozen pipeline": (lambda: FrozenEstimator(fit(make_pipeline(StandardScaler(), mlp()))), "identity"),
+    "pipeline of frozen parts": (
+        lambda: make_pipeline(FrozenEstimator(StandardScaler().fit(X)), FrozenEstimator(fit(mlp()))).fit(X, Y),
+        "identity",
+    ),
+    "target around frozen": (
+        lambda: fit(target(FrozenEstimator(fit(mlp(), y=(Y - 50) / 9)), transformer=StandardScaler())),
+        "affine",
+    ),
+}
+
+
+def core(model):
+    """The network inside, found by the plainest code."""
+    while not isinstance(model, MLPRegressor):
+        inner = {FrozenEstimator: "estimator", TransformedTargetRegressor: "regressor_"}.get(type(model))
+        model = model[-1] if inner is None else getattr(model, inner)
+    return model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_contract(name):
+    """List, predict, capture, replace and head agree with each other and with the model, and leave it alone."""
+    make, kind = CASES[name]
+    model = make()
+    before = pickle.dumps(model)
+    adapter = adapt(model)
+    assert isinstance(adapter, SklearnAdapter)
+    assert adapter.model is model
+    assert adapter.n_features == 4
+
+    layers = adapter.layers(X)
+    names = [layer.name for layer in layers]
+    assert names == ["coefs_[0]", "coefs_[1]", "coefs_[2]"]
+    assert [layer.weight.shape for layer in layers] == [(7, 4), (5, 7), (1, 5)]
+    assert all(layer.weight.dtype == layer.bias.dtype == np.float64 for layer in layers)
+    expected = model.predict(X).ravel()
+    np.testing.assert_array_equal(adapter.predict(X), expected)
+
+    inputs, prediction = adapter.capture(X, names)
+    np.testing.assert_allclose(prediction, expected, rtol=1e-6 if name == "float32" else 1e-13)
+    assert prediction.dtype == expected.dtype
+    activation = {"relu": lambda a: np.maximum(a, 0), "tanh": np.tanh, "identity": lambda a: a}.get(
+        core(model).activation, lambda a: 1 / (1 + np.exp(-a))
+    )
+    for layer, following in pairwise(layers):
+        output = inputs[layer.name] @ layer.weight.T + layer.bias
+        np.testing.assert_allclose(activation(output), inputs[following.name], rtol=1e-4, atol=1e-5)
+
+    head = adapter.head(X)
+    assert head.kind == kind
+    z = inputs[names[-1]] @ layers[-1].weight.T + layers[-1].bias
+    np.testing.assert_allclose(head.apply(z).ravel(), expected, rtol=1e-5 if name == "float32" else 1e-9)
+
+    same = adapter.replace({layer.name: (layer.weight, layer.bias) for layer in layers})
+    np.testing.assert_array_equal(same.predict(X), expected)
+    assert pickle.dumps(model) == before
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_replace_edits_a_copy(name):
+    model = CASES[name][0]()
+    before = pickle.dumps(model)
+    adapter = adapt(model)
+    layers = adapter.layers(X)
+    edited = adapter.replace(
+        {"coefs_[1]": (3 * layers[1].weight, layers[1].bias - 1), "coefs_[2]": (layers[2].weight, None)}
+    )
+    assert type(edited.model) is type(model)
+    network, original = core(edited.model), core(model)
+    np.testing.assert_allclose(network.coefs_[1], 3 * original.coefs_[1], rtol=1e-6)
+    np.testing.assert_allclose(network.intercepts_[1], original.intercepts_[1] - 1, rtol=1e-6)
+    for index in (0, 2):
+        np.testing.assert_array_equal(network.coefs_[index], original.coefs_[index])
+        np.testing.assert_array_equal(network.intercepts_[index], original.intercepts_[index])
+    assert network.coefs_[1].dtype == original.coefs_[1].dtype
+    assert np.abs(edited.predict(X) - adapter.predict(X)).max() > 1e-6
+    np.testing.assert_array_equal(edited.predict(X), pickle.loads(pickle.dumps(edited.model)).predict(X).ravel())
+    assert pickle.dumps(model) == before
+
+
+@pytest.mark.parametrize("name", ["pipeline", "target around pipeline", "frozen pipeline", "standardised target"])
+def test_frames_with_names_work_without_warnings(name):
+    model = copy.deepcopy(CASES[name][0]())
+    inner = model.estimator if isinstance(model, FrozenEstimator) else model
+    fit(inner, FRAME, Y)
+    adapter = adapt(model)
+    _, prediction = adapter.capture(FRAME, ["coefs_[1]"])
+    np.testing.assert_allclose(prediction, model.predict(FRAME).ravel(), rtol=1e-12)
+    edited = adapter.replace({})
+    np.testing.assert_array_equal(edited.predict(FRAME), model.predict(FRAME).ravel())
+    assert adapter.head(FRAME).kind in ("identity", "affine")
+    with pytest.raises(ValueError, match="feature names should match"):
+        adapter.capture(FRAME.rename(columns={"age": "Age"}), ["coefs_[0]"])
+
+
+def test_columns_chosen_by_name_and_sparse_features():
+    frame = FRAME.assign(job=np.array(["clerk", "baker"])[(X[:, 0] > 0).astype(int)])
+    encode = ColumnTransformer([("job", OneHotEncoder(), ["job"])], remainder="passthrough", sparse_threshold=1.0)
+    model = fit(make_pipeline(encode, mlp()), frame)
+    adapter = adapt(model)
+    inputs, prediction = adapter.capture(frame, ["coefs_[0]"])
+    assert inputs["coefs_[0]"].shape == (200, 6)
+    np.testing.assert_allclose(prediction, model.predict(frame), rtol=1e-12)
+
+
+def test_transformers_that_give_frames():
+    model = fit(make_pipeline(StandardScaler(), mlp()).set_output(transform="pandas"), FRAME)
+    np.testing.assert_allclose(adapt(model).capture(FRAME, [])[1], model.predict(FRAME), rtol=1e-12)
+
+
+def test_sparse_input():
+    model = fit(mlp())
+    sparse = scipy.sparse.csr_array(X)
+    np.testing.assert_allclose(adapt(model).predict(sparse), model.predict(X), rtol=1e-12)
+    np.testing.assert_allclose(adapt(model).capture(sparse, ["coefs_[0]"])[0]["coefs_[0]"], X)
+
+
+def test_preceding_steps_run_once():
+    calls = []
+
+    def count(x):
+        calls.append(len(x))
+        return x
+
+    model = fit(make_pipeline(FunctionTransformer(count), mlp()))
+    calls.clear()
+    adapt(model).capture(X, ["coefs_[0]", "coefs_[1]", "coefs_[2]"])
+    assert calls == [200]
+
+
+def test_predict_runs_in_batches():
+    calls = []
+
+    def count(x):
+        calls.append(len(x))
+        return x
+
+    model = fit(make_pipeline(FunctionTransformer(count), mlp()))
+    calls.clear()
+    prediction = adapt(model).predict(np.tile(X, (60, 1)))
+    assert max(calls) == PREDICT_ROWS
+    assert sum(calls) == 12_000
+    np.testing.assert_allclose(prediction, np.tile(model.predict(X), 60), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"func": np.sqrt, "inverse_func": np.square}, r"FunctionTransformer.*inverse_func=square"),
+        ({"func": np.exp, "inverse_func": np.log}, r"FunctionTransformer.*inverse_func=log"),
+        ({"func": np.cbrt, "inverse_func": lambda z: z**3}, r"FunctionTransformer.*<lambda>"),
+        ({"transformer": QuantileTransformer(n_quantiles=50)}, "QuantileTransformer"),
+        ({"transformer": PowerTransformer()}, "PowerTransformer"),
+        ({"func": np.abs, "inverse_func": lambda z: np.clip(z, 0, 1e3)}, "FunctionTransformer"),
+    ],
+)
+def test_unsupported_heads_are_named(options, name):
+    model = fit(target(mlp(), check_inverse=False, **options), y=Y / Y.max())
+    with pytest.raises(ValueError, match=f"by {name}.*; only identity, affine"):
+        adapt(model).head(X)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        mlp(),
+        make_pipeline(StandardScaler(), mlp()),
+        target(mlp(), transformer=StandardScaler()),
+        FrozenEstimator(mlp()),
+        target(FrozenEstimator(mlp())),
+    ],
+)
+def test_a_model_that_is_not_fitted(model):
+    with pytest.raises(NotFittedError):
+        adapt(model)
+
+
+def test_several_targets():
+    with pytest.raises(ValueError, match="predicts 2 columns"):
+        adapt(fit(mlp(), y=np.column_stack([Y, Y])))
+
+
+def test_output_is_for_other_frameworks():
+    with pytest.raises(ValueError, match="output='mean'"):
+        adapt(fit(mlp()), output="mean")
+
+
+@pytest.mark.parametrize(
+    ("weights", "match"),
+    [
+        ({"coefs_[1]": (np.zeros((7, 5)), None)}, r"shape \(7, 5\); it must be \(5, 7\)"),
+        ({"coefs_[1]": (np.zeros((5, 7)), np.zeros(7))}, r"bias of layer .* \(7,\)"),
+        ({"coefs_[3]": (np.zeros((5, 7)), None)}, r"no layer 'coefs_\[3\]'; it has coefs_\[0\], coefs_\[1\]"),
+    ],
+)
+def test_replace_refuses_what_does_not_fit(weights, match):
+    with pytest.raises(ValueError, match=match):
+        adapt(fit(mlp())).replace(weights)
+
+
+def test_capture_of_an_unknown_layer():
+    with pytest.raises(ValueError, match=r"no layer 'net\.0'"):
+        adapt(fit(mlp())).capture(X, ["net.0"])
+
+
+def test_a_head_is_found_from_a_single_row():
+    assert adapt(CASES["log target"][0]()).head(X[:1]).kind == "exp"
