@@ -1,0 +1,13 @@
+"""Other ways to the same end, behind one shape: ``fit(scores, y, sensitive_features=…)`` and ``predict(scores, …)``.
+
+`WassersteinBarycenter` and `PrivateHistogram` need the group at prediction (``sensitive_features=``);
+`WithPredictedGroups` around one of them, and `UnawareOptimum`, need features instead (``X=``). Adapters for other
+libraries are in `esvdfair.baselines.peers`, which needs the extra ``peers``.
+"""
+
+from esvdfair.baselines.barycenter import WassersteinBarycenter
+from esvdfair.baselines.group_predictor import GroupPredictor, WithPredictedGroups
+from esvdfair.baselines.private_histogram import PrivateHistogram
+from esvdfair.baselines.unaware import UnawareOptimum
+
+__all__ = ["GroupPredictor", "PrivateHistogram", "UnawareOptimum", "WassersteinBarycenter", "WithPredictedGroups"]

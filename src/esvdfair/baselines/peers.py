@@ -1,0 +1,200 @@
+"""Other libraries in the shape of the baselines, for comparisons; each needs the extra ``peers``.
+
+Nothing here is imported by the rest of the library, and the libraries themselves only inside ``fit``.
+"""
+
+import copy
+import importlib
+import warnings
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+from sklearn.base import BaseEstimator
+from sklearn.linear_model import LinearRegression
+from sklearn.utils.validation import check_is_fitted
+
+from esvdfair.baselines.base import (
+    FitRows,
+    FittedOn,
+    Floats,
+    as_column,
+    check_rows,
+    fit_rows,
+    known_codes,
+)
+
+
+def _import(module: str, distribution: str) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # theirs, and nothing our user can act on
+            return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"this comparison needs {distribution}, which could not be imported ({error}). "
+            "Install it with: pip install 'esvdfair[peers]'"
+        ) from error
+
+
+def _unweighted_rows(
+    scores: Any, y: Any, *, sensitive_features: Any, sample_weight: Any, fitted_on: FittedOn, library: str
+) -> FitRows:
+    if sample_weight is not None:
+        raise ValueError(f"{library} takes no sample weights, so they would be ignored; pass sample_weight=None.")
+    return fit_rows(scores, y, sensitive_features=sensitive_features, sample_weight=None, fitted_on=fitted_on)
+
+
+class FairlearnCorrelationRemover(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Fairlearn's `CorrelationRemover` on the score: equal group means, nothing else; needs the group at prediction.
+
+    Fairlearn has no post-processing for the distribution of a regression, so this is its nearest.
+
+    Parameters
+    ----------
+    alpha : float in [0, 1]
+        1 removes all correlation between score and group, 0 none.
+    fitted_on : {"scores", "targets"}
+
+    Attributes
+    ----------
+    labels_ : tuple of group labels, sorted
+    remover_ : the fitted CorrelationRemover
+    """
+
+    def __init__(self, *, alpha: float = 1.0, fitted_on: FittedOn = "scores") -> None:
+        self.alpha = alpha
+        self.fitted_on = fitted_on
+
+    def fit(self, scores: Any, y: Any = None, *, sensitive_features: Any, sample_weight: Any = None) -> Self:
+        """Regress the score on the groups; see :class:`WassersteinBarycenter` for the parameters."""
+        rows = _unweighted_rows(
+            scores,
+            y,
+            sensitive_features=sensitive_features,
+            sample_weight=sample_weight,
+            fitted_on=self.fitted_on,
+            library="Fairlearn's CorrelationRemover",
+        )
+        preprocessing = _import("fairlearn.preprocessing", "fairlearn")
+        self.labels_ = rows.labels
+        groups = range(1, len(rows.labels))  # columns of the table below
+        self.remover_ = preprocessing.CorrelationRemover(sensitive_feature_ids=list(groups), alpha=self.alpha)
+        self.remover_.fit(_score_and_dummies(rows.values, rows.codes, len(rows.labels)))
+        return self
+
+    def predict(self, scores: Any, *, sensitive_features: Any) -> Floats:
+        """Scores without what the group explains, shape (rows,)."""
+        check_is_fitted(self)
+        f = as_column(scores, name="scores")
+        codes = known_codes(sensitive_features, self.labels_, f.size)
+        return as_column(self.remover_.transform(_score_and_dummies(f, codes, len(self.labels_))), name="scores")
+
+
+def _score_and_dummies(values: Floats, codes: Any, groups: int) -> Floats:
+    """Columns: the score, then an indicator for every group but the first; shape (rows, groups)."""
+    return np.column_stack([values, np.eye(groups)[codes][:, 1:]])
+
+
+class EquipyWasserstein(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """EquiPy's `FairWasserstein`: another implementation of Chzhen et al.; needs the group at prediction.
+
+    Parameters
+    ----------
+    epsilon : float in [0, 1]
+        Share of the original score that is kept; 0 is full parity.
+    sigma : float
+        Half-width of the uniform jitter, in units of the score.
+    fitted_on : {"scores", "targets"}
+    random_state : int
+
+    Attributes
+    ----------
+    labels_ : tuple of group labels, sorted
+    fair_ : the fitted FairWasserstein
+    """
+
+    def __init__(
+        self, *, epsilon: float = 0.0, sigma: float = 1e-4, fitted_on: FittedOn = "scores", random_state: int = 0
+    ) -> None:
+        self.epsilon = epsilon
+        self.sigma = sigma
+        self.fitted_on = fitted_on
+        self.random_state = random_state
+
+    def fit(self, scores: Any, y: Any = None, *, sensitive_features: Any, sample_weight: Any = None) -> Self:
+        """Estimate every group's distribution; see :class:`WassersteinBarycenter` for the parameters."""
+        rows = _unweighted_rows(
+            scores,
+            y,
+            sensitive_features=sensitive_features,
+            sample_weight=sample_weight,
+            fitted_on=self.fitted_on,
+            library="EquiPy's FairWasserstein",
+        )
+        fairness = _import("equipy.fairness", "equipy")
+        self.labels_ = rows.labels
+        self.fair_ = fairness.FairWasserstein(sigma=self.sigma, seed=self.random_state)
+        self.fair_.fit(rows.values, pd.DataFrame({"group": rows.codes}))
+        return self
+
+    def predict(self, scores: Any, *, sensitive_features: Any) -> Floats:
+        """Scores moved to the barycentre, shape (rows,)."""
+        check_is_fitted(self)
+        f = as_column(scores, name="scores")
+        codes = known_codes(sensitive_features, self.labels_, f.size)
+        # EquiPy leaves out the terms of groups that are absent from the rows to predict: add a row of each
+        every = np.arange(len(self.labels_))
+        padded = np.concatenate([f, np.full(every.size, f[0])])
+        groups = pd.DataFrame({"group": np.concatenate([codes, every])})
+        fair = copy.deepcopy(self.fair_)  # its transform moves its generator on
+        return np.asarray(fair.transform(padded, groups, epsilon=self.epsilon), dtype=np.float64)[: f.size]
+
+
+class LeaceRegression(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Least squares on features from which concept-erasure's LEACE has removed the group.
+
+    No linear function of the erased features has a mean gap between groups. Needs features, at best those of the
+    last hidden layer, and no group at prediction.
+
+    Attributes
+    ----------
+    eraser_ : the fitted LeaceEraser
+    regression_ : the LinearRegression on erased features
+    """
+
+    def fit(self, scores: Any, y: Any = None, *, sensitive_features: Any, X: Any, sample_weight: Any = None) -> Self:
+        """Erase and regress.
+
+        Parameters
+        ----------
+        scores : (rows,) predictions of the model, the target of the regression when y is None
+        y : (rows,) targets or None
+        sensitive_features : (rows,) or (rows, attributes) group labels
+        X : (rows, features)
+        sample_weight : must be None
+        """
+        rows = _unweighted_rows(
+            scores,
+            y,
+            sensitive_features=sensitive_features,
+            sample_weight=sample_weight,
+            fitted_on="scores" if y is None else "targets",
+            library="concept-erasure's LEACE",
+        )
+        erasure = _import("concept_erasure", "concept-erasure")
+        torch = _import("torch", "torch")
+        features = torch.as_tensor(np.array(X, dtype=np.float64))
+        check_rows("X", features.shape[0], rows.values.size)
+        indicators = torch.as_tensor(np.eye(len(rows.labels))[rows.codes])
+        # its defaults shrink the covariance and drop weak directions, which leaves part of the gap; exact here
+        self.eraser_ = erasure.LeaceEraser.fit(features, indicators, shrinkage=False, svd_tol=1e-8)
+        self.regression_ = LinearRegression().fit(self.eraser_(features).numpy(), rows.values)
+        return self
+
+    def predict(self, scores: Any = None, *, X: Any) -> Floats:
+        """Predictions from erased features, shape (rows,); ``scores`` is not used, part of the common shape."""
+        check_is_fitted(self)
+        torch = _import("torch", "torch")
+        features = torch.as_tensor(np.array(X, dtype=np.float64))
+        return np.asarray(self.regression_.predict(self.eraser_(features).numpy()))
