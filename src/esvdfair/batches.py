@@ -149,6 +149,8 @@ def check_column(values: Any, rows: int, name: str) -> NDArray[np.float64]:
     """(rows,) finite float64 of an array-like of shape (rows,) or (rows, 1)."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
+    if np.iscomplexobj(values):
+        raise ValueError(f"Complex data not supported: {name} holds complex numbers.")
     try:
         column = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, RegressorMixin, clone
 from sklearn.exceptions import NotFittedError
-from sklearn.utils import check_random_state
+from sklearn.utils import check_random_state, get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from esvdfair.batches import Batches, held_out, is_stream, make_batches, row_key
@@ -158,8 +158,10 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         self._check_options()
         stream = is_stream(X)
         if not stream:
-            X = X if hasattr(X, "shape") else np.asarray(X)
+            X = _as_rows(X)
             validate_data(self, X, skip_check_array=True)
+            if X.shape[0] < 2:
+                raise ValueError(f"X has n_samples={X.shape[0]}; parity between groups needs at least two of each.")
         seed = self._seed()
         batches = make_batches(
             X, y, sensitive_features, sample_weight, missing=self.missing, batch_size=self.batch_size
@@ -194,7 +196,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
     def predict(self, X: Any) -> NDArray[Any]:
         """Predictions of the repaired model, (rows,). Takes no sensitive attribute."""
         check_is_fitted(self, "estimator_")
-        X = X if hasattr(X, "shape") else np.asarray(X)
+        X = _as_rows(X)
         validate_data(self, X, skip_check_array=True, reset=False)
         return self._predictor.predict(X)
 
@@ -202,6 +204,8 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         tags = super().__sklearn_tags__()
         tags.target_tags.required = False
         tags.target_tags.multi_output = False
+        if hasattr(self.model, "__sklearn_tags__"):
+            tags.input_tags.sparse = get_tags(self.model).input_tags.sparse
         return tags
 
     # --- parts of fit ----------------------------------------------------------------------------------------------
@@ -431,6 +435,19 @@ def _last_layer(adapter: ModelAdapter, layers: tuple[LinearLayer, ...], probe: A
         )
     bias = None if last.bias is None else float(last.bias[0])
     return LastLayer(last.name, last.weight[0], bias, adapter.head(probe))
+
+
+def _as_rows(X: Any) -> Any:
+    """X as it is when it has rows of its own kind, else as an array; a single row is refused."""
+    if hasattr(X, "tocsr"):
+        X = X.tocsr()  # of the sparse formats, one whose rows can be taken
+    X = X if hasattr(X, "shape") else np.asarray(X)
+    if len(X.shape) < 2:
+        raise ValueError(
+            f"Expected 2D array, got an array of shape {tuple(X.shape)} instead. Reshape your data: X.reshape(-1, 1) "
+            "if it has one feature, X.reshape(1, -1) if it is one row."
+        )
+    return X
 
 
 def _is_one_shot(X: Any) -> bool:

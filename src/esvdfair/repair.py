@@ -49,6 +49,16 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Builder:
+    """Makes the model of a point: a copy of the original with other weights."""
+
+    adapter: ModelAdapter
+
+    def __call__(self, weights: Weights) -> Any:
+        return self.adapter.replace(weights).model
+
+
+@dataclass(frozen=True)
 class Repair:
     """A judged curve, the untouched model on the same rows, and how to account for the edits of a point."""
 
@@ -149,7 +159,8 @@ def repair_hidden(
             f"layer {layer!r} is the output layer; method={method!r} edits a hidden layer and then refits the output "
             "layer. Choose an earlier one, or method='parity' or 'transport', which edit the output layer alone."
         )
-    setting = setting if setting.has_labels else replace(setting, batches=_Predicted(setting.batches, setting.adapter))
+    if not setting.has_labels:
+        setting = replace(setting, batches=_Predicted(setting.batches, setting.adapter))
     rows = gather(setting, setting.adapter, inner)
     edit = edit_paper if method == "paper" else edit_exact
     weights: list[Weights] = []
@@ -178,10 +189,9 @@ def repair_hidden(
             (_predict(setting.last, candidate, edited.judging), _predict(setting.last, candidate, edited.training))
         )
     judging, training = (np.column_stack(c) for c in zip(*columns, strict=True))
-    judge = _judge(setting, rows)
-    judged = Judged(judging, training, judge, _judge_training(setting, rows), rows.judged_on)
-    curve, order = make_curve(judged, candidates, weights, lambda w: setting.adapter.replace(w).model, setting.seed)
-    return Repair(curve, judge, rows.judging.prediction, judging[:, order], lambda i: edits[order[i]])
+    judged = _judged(rows, judging, training)
+    curve, order = make_curve(judged, candidates, weights, Builder(setting.adapter), setting.seed)
+    return Repair(curve, judged.judge, rows.judging.prediction, judging[:, order], lambda i: edits[order[i]])
 
 
 # --- the last layer ------------------------------------------------------------------------------------------------
@@ -198,19 +208,19 @@ def _refits(setting: Setting, rows: Gathered) -> Refits:
 
 
 def _last_layer_repair(setting: Setting, rows: Gathered, candidates: list[Candidate]) -> Repair:
-    last, judge = setting.last, _judge(setting, rows)
+    last = setting.last
     stacked = np.array([c.weight for c in candidates]).T, np.array([c.bias for c in candidates])
     judging, training = (
         last.head.apply(part.features.astype(np.float64) @ stacked[0] + stacked[1])
         for part in (rows.judging, rows.training)
     )
     weights = [_last_weights(last, candidate) for candidate in candidates]
-    judged = Judged(judging, training, judge, _judge_training(setting, rows), rows.judged_on)
-    curve, order = make_curve(judged, candidates, weights, lambda w: setting.adapter.replace(w).model, setting.seed)
+    judged = _judged(rows, judging, training)
+    curve, order = make_curve(judged, candidates, weights, Builder(setting.adapter), setting.seed)
     moments = rows.seen.moments
     return Repair(
         curve,
-        judge,
+        judged.judge,
         rows.judging.prediction,
         judging[:, order],
         lambda i: [_last_edit(last, candidates[order[i]], moments)],
@@ -288,12 +298,9 @@ def _everything(row_id: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.ones(len(row_id), dtype=bool)
 
 
-def _judge(setting: Setting, rows: Gathered) -> Judge:
-    return _judge_rows(rows.judging, rows.seen.labels)
-
-
-def _judge_training(setting: Setting, rows: Gathered) -> Judge | None:
-    return None if rows.judged_on == "train" else _judge_rows(rows.training, rows.seen.labels)
+def _judged(rows: Gathered, judging: Array, training: Array) -> Judged:
+    fitted = None if rows.judged_on == "train" else _judge_rows(rows.training, rows.seen.labels)
+    return Judged(judging, training, _judge_rows(rows.judging, rows.seen.labels), fitted, rows.judged_on)
 
 
 def _judge_rows(rows: Rows, labels: tuple[Label, ...]) -> Judge:

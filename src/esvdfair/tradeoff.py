@@ -92,8 +92,14 @@ class Judged:
     training_judge: Judge | None
     judged_on: str
 
-    def judged_ks(self) -> Array:
-        """(k,) the larger of the KS distances on the judging rows, and on judging and training rows together."""
+    def judged_ks(self, floor: float) -> Array:
+        """(k,) the KS distance to expect on fresh rows, as many as those that judge.
+
+        The distance on the judging rows is honest but noisy, and the best of many candidates is a lucky one. The
+        distance k on all rows is precise but too small, since most of them fitted; fresh rows add their own sampling
+        noise to it, about ``√(k² + floor²)``. Their mean, plus a margin that grows with the floor, is the estimate; it
+        is never below the distance on the judging rows.
+        """
         alone = self.judge.ks(self.judging)
         if self.training_judge is None:
             return alone
@@ -103,7 +109,8 @@ class Judged:
             np.concatenate([self.judge.weight, self.training_judge.weight]),
             self.judge.labels,
         )
-        return np.maximum(alone, together.ks(np.vstack([self.judging, self.training])))
+        fresh = np.sqrt(together.ks(np.vstack([self.judging, self.training])) ** 2 + floor**2)
+        return np.maximum(alone, (alone + fresh) / 2 + floor / 6)
 
 
 @dataclass(frozen=True)
@@ -159,9 +166,9 @@ class Curve:
     def select(self, *, target_ks: float) -> CurvePoint:
         """The most accurate point that meets the target; the fairest when none does.
 
-        A point meets the target when its KS distance on the judging rows does, and so does the distance measured on
-        judging and training rows together. Each alone can be lucky: the first because it is the best of many
-        candidates on few rows, the second because it was fitted.
+        A point meets the target when ``judged_ks`` does: the KS distance to expect on fresh people, which is never
+        below that on the judging rows. The best of many candidates on few rows is a lucky one; this keeps the promise
+        (see :meth:`Judged.judged_ks`).
         """
         meeting = [point for point in self.points if point.judged_ks <= target_ks]
         if not meeting:
@@ -192,7 +199,8 @@ def make_curve(
     When fewer than ``at_least`` are unbeaten, those that are beaten only by them follow, and so on.
     """
     judge = judged.judge
-    mse, ks, judged_ks = judge.mse(judged.judging), judge.ks(judged.judging), judged.judged_ks()
+    floor = ks_floor(sensitive_features=judge.codes)
+    mse, ks, judged_ks = judge.mse(judged.judging), judge.ks(judged.judging), judged.judged_ks(floor)
     mean_gap, variance_gap = judge.gaps(judged.judging)
     layers = _fronts(mse, judged_ks)
     chosen: list[int] = []
@@ -219,7 +227,6 @@ def make_curve(
                 index=position,
             )
         )
-    floor = ks_floor(sensitive_features=judge.codes)
     return Curve(tuple(points), floor, judged.judged_on, tuple(weights[i] for i in order), build), order
 
 

@@ -1,0 +1,133 @@
+"""Rows from anywhere become batches; the split depends on row numbers and seed alone."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from esvdfair.batches import ArrayBatches, StreamBatches, check_groups, held_out, is_stream, make_batches, row_key
+
+
+def gather(batches):
+    return list(batches)
+
+
+def test_arrays_come_in_order_with_global_row_numbers():
+    x = np.arange(20.0).reshape(10, 2)
+    parts = gather(make_batches(x, np.arange(10), list("ab") * 5, np.ones(10), batch_size=4))
+    assert [len(p.codes) for p in parts] == [4, 4, 2]
+    np.testing.assert_array_equal(np.concatenate([p.row_id for p in parts]), np.arange(10))
+    np.testing.assert_array_equal(np.vstack([p.x for p in parts]), x)
+    assert parts[0].labels == ("a", "b")
+
+
+def test_frames_keep_their_columns():
+    part = gather(make_batches(pd.DataFrame({"age": [1.0, 2.0]}), None, [0, 1]))[0]
+    assert list(part.x.columns) == ["age"]
+    assert part.y is None
+
+
+def test_a_stream_can_be_read_twice_when_a_function_makes_it():
+    def factory():
+        yield np.ones((3, 2)), np.zeros(3), ["a", "b", "a"]
+        yield np.ones((2, 2)), None, ["b", "b"], np.ones(2)
+
+    batches = make_batches(factory, None, None)
+    for _ in range(2):
+        parts = gather(batches)
+        assert [p.row_id.tolist() for p in parts] == [[0, 1, 2], [3, 4]]
+        assert parts[1].weight is not None
+
+
+def test_an_iterator_can_be_read_once():
+    batches = StreamBatches(iter([(np.ones((2, 2)), None, [0, 1])]))
+    assert len(gather(batches)) == 1
+    with pytest.raises(ValueError, match="only once"):
+        gather(batches)
+
+
+@pytest.mark.parametrize(
+    "item", [(np.ones((2, 2)), None), np.ones((2, 2)), (1, 2, 3, 4, 5)], ids=["two", "array", "five"]
+)
+def test_a_batch_of_the_wrong_form_is_explained(item):
+    with pytest.raises(ValueError, match="a batch must be"):
+        gather(StreamBatches([item]))
+
+
+def test_labels_beside_a_stream_are_refused():
+    with pytest.raises(ValueError, match="y and sensitive_features came beside it"):
+        make_batches(iter([]), [1.0], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(np.ones((2, 2)), False), ([[1.0], [2.0]], False), (pd.DataFrame(), False), (iter([]), True), (list, True)],
+    ids=["array", "list", "frame", "iterator", "function"],
+)
+def test_what_counts_as_a_stream(value, expected):
+    assert is_stream(value) is expected
+
+
+def test_the_split_depends_on_row_and_seed_alone():
+    rows = np.arange(100_000)
+    whole = held_out(0.25, 7)(rows)
+    assert abs(whole.mean() - 0.25) < 0.005
+    np.testing.assert_array_equal(held_out(0.25, 7)(rows[5_000:6_000]), whole[5_000:6_000])
+    other = held_out(0.25, 8)(rows)
+    assert abs((whole & other).mean() - 0.0625) < 0.005  # independent of another seed's
+
+
+def test_keys_are_uniform_and_uncorrelated_with_the_row():
+    key = row_key(np.arange(200_000), 0)
+    assert key.min() >= 0
+    assert key.max() < 1
+    assert np.abs(np.histogram(key, 10)[0] / 20_000 - 1).max() < 0.03
+    assert abs(np.corrcoef(key[:-1], key[1:])[0, 1]) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"y": np.ones((3, 2))}, "y has 2 columns"),
+        ({"y": np.ones(2)}, "X has 3 rows but y has 2 values"),
+        ({"y": [1.0, np.nan, np.inf]}, "y holds 2 NaN"),
+        ({"y": ["a", "b", "c"]}, "not numbers"),
+        ({"y": np.ones((3, 1, 1))}, "shape"),
+        ({"sensitive_features": [0, 1]}, "X has 3 rows but sensitive_features has 2"),
+        ({"sensitive_features": ["a", None, "b"]}, "1 missing value"),
+        ({"sensitive_features": None}, "sensitive_features is missing"),
+        ({"sample_weight": [1.0, -1.0, 1.0]}, "must not be negative"),
+        ({"sample_weight": [0.0, 0.0, 0.0]}, "not zero everywhere"),
+    ],
+)
+def test_bad_input_is_explained(kwargs, message):
+    arguments = {"y": np.ones(3), "sensitive_features": [0, 1, 1], "sample_weight": None} | kwargs
+    with pytest.raises(ValueError, match=message):
+        make_batches(np.ones((3, 2)), **arguments)
+
+
+def test_many_whole_numbers_look_continuous():
+    with pytest.raises(ValueError, match="looks continuous"):
+        check_groups(np.arange(60), 60, "error")
+    assert len(check_groups(np.arange(60).astype(str), 60, "error")[0]) == 60
+
+
+@pytest.mark.parametrize(
+    ("column", "labels"),
+    [
+        (["a", None, "b"], ("a", "b", "missing")),
+        (pd.Series([1.0, np.nan, 2.0]), (1, 2, "missing")),
+        (pd.DataFrame({"s": ["m", None, "f"], "r": [1, 1, 2]}), (("f", 2), ("m", 1), ("missing", 1))),
+    ],
+    ids=["list", "series", "frame"],
+)
+def test_missing_values_can_be_a_group(column, labels):
+    assert check_groups(column, 3, "group")[0] == labels
+
+
+def test_a_dataloader_is_a_stream():
+    torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
+    data = torch.utils.data.TensorDataset(torch.ones(5, 2), torch.zeros(5, 1), torch.tensor([0, 1, 0, 1, 1]))
+    batches = make_batches(torch.utils.data.DataLoader(data, batch_size=2), None, None)
+    assert [len(p.codes) for p in gather(batches)] == [2, 2, 1]
+    assert gather(batches)[2].y.shape == (1,)
+    assert isinstance(ArrayBatches(torch.ones(5, 2), None, [0, 1, 0, 1, 1]).rows, int)

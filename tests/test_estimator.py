@@ -1,0 +1,415 @@
+"""ESVDFair as a user meets it: one line to repair a model, and an honest account."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import sklearn
+from sklearn.base import clone
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.neural_network import MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from esvdfair import ESVDFair, ESVDFairWarning, GroupMoments, fit_curve, ks_distance
+from esvdfair.core.edits import LayerEdit
+
+METHODS = ["paper", "exact", "parity", "transport"]
+SUMMARY_KEYS = {
+    "method", "target_ks", "met", "mse_before", "mse_after", "ks_before", "ks_after", "ks_interval", "ks_floor",
+    "group_sizes", "group_mse_before", "group_mse_after", "mean_gap_before", "mean_gap_after", "variance_gap_before",
+    "variance_gap_after", "evaluated_on", "rows",
+}  # fmt: skip
+
+
+def people(rows=1200, seed=0, groups=2):
+    """Rows whose first features differ by group in mean and spread."""
+    rng = np.random.default_rng(seed)
+    a = rng.integers(0, groups, rows)
+    X = rng.normal(size=(rows, 4))
+    X[:, 0] = X[:, 0] * (1 + 0.5 * a) + 1.2 * a
+    y = X[:, 0] + np.sin(2 * X[:, 1]) + 0.5 * X[:, 2] + 0.3 * rng.normal(size=rows)
+    return X, y, a
+
+
+def train(X, y, *layers, wrap=lambda network: network):
+    network = MLPRegressor(hidden_layer_sizes=layers, learning_rate_init=0.01, max_iter=60, random_state=0, tol=1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return wrap(network).fit(X, y)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return people()
+
+
+@pytest.fixture(scope="module")
+def model(data):
+    X, y, _ = data
+    return train(X, y, 24, 12)
+
+
+def fitted(model, data, **options):
+    X, y, a = data
+    return ESVDFair(model, **({"targets": ["labels", "predictions"]} | options)).fit(X, y, sensitive_features=a)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_closes_the_gap_and_accounts_for_it(model, data, method):
+    X, y, a = data
+    fair = fitted(model, data, method=method)
+    fresh, _, group = people(seed=1)
+    before = ks_distance(model.predict(fresh), sensitive_features=group)
+    after = ks_distance(fair.predict(fresh), sensitive_features=group)
+    assert before > 0.3
+    assert after < (0.75 if method == "paper" else 0.5) * before
+    assert set(fair.summary_) == SUMMARY_KEYS
+    assert fair.summary_["evaluated_on"] == "heldout"
+    assert fair.summary_["ks_after"] < fair.summary_["ks_before"]
+    assert sum(fair.summary_["group_sizes"].values()) == fair.summary_["rows"]
+    assert all(isinstance(edit, LayerEdit) for edit in fair.edits_)
+    assert len(fair.edits_) == (3 if method in ("paper", "exact") else 1)
+    assert type(fair.estimator_) is MLPRegressor
+    np.testing.assert_array_equal(fair.predict(X), fair.estimator_.predict(X))
+    for edit in fair.edits_[-1:]:
+        np.testing.assert_array_equal(edit.weight_after.T, fair.estimator_.coefs_[-1])
+    assert y.shape == a.shape
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_given_model_is_never_touched(model, data, method):
+    X, _, _ = data
+    before = pickle.dumps(model), model.predict(X)
+    fair = fitted(model, data, method=method)
+    assert pickle.dumps(model) == before[0]
+    assert not np.array_equal(fair.predict(X), before[1])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_target_is_met_on_held_out_rows_or_said_not_to_be(model, data, method):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fair = fitted(model, data, method=method, target_ks=0.15)
+    summary = fair.summary_
+    assert summary["met"] == (summary["ks_after"] <= 0.15)
+    assert summary["met"] or any(w.category is ESVDFairWarning for w in caught)
+    if method in ("parity", "transport", "exact"):
+        assert summary["met"]
+
+
+def test_a_looser_target_costs_less(model, data):
+    loose, tight = (fitted(model, data, target_ks=t).summary_ for t in (0.3, 0.18))
+    assert loose["mse_after"] < tight["mse_after"]
+    assert loose["ks_after"] > tight["ks_after"]
+
+
+def test_a_target_under_the_floor_is_explained(model, data):
+    with pytest.warns(ESVDFairWarning, match="two samples of one distribution"):
+        fitted(model, data, target_ks=0.001)
+
+
+def test_a_target_out_of_reach_warns_and_takes_the_fairest(data):
+    X, _, a = data
+    narrow = train(X, X[:, 0], 2)  # two units that both carry the group: nothing fair is left to predict from
+    with pytest.warns(ESVDFairWarning, match="no candidate meets"):
+        fair = ESVDFair(narrow, method="paper", target_ks=0.11).fit(X, X[:, 0], sensitive_features=a)
+    assert fair.summary_["met"] is False
+    fairest = min(fair.curve_.points, key=lambda p: p.judged_ks)
+    assert fair.summary_["ks_after"] == pytest.approx(fairest.ks)
+
+
+def test_max_mse_increase_takes_the_fairest_within(model, data):
+    fair = fitted(model, data, max_mse_increase=0.5)
+    assert fair.summary_["mse_after"] <= 1.5 * fair.summary_["mse_before"]
+    assert fair.summary_["ks_after"] < fair.summary_["ks_before"]
+    within = [p for p in fair.curve_.points if p.mse <= 1.5 * fair.summary_["mse_before"]]
+    assert fair.summary_["ks_after"] == min(within, key=lambda p: (p.judged_ks, p.mse)).ks
+    with pytest.warns(ESVDFairWarning, match="no candidate stays within"):
+        fitted(model, data, method="paper", max_mse_increase=0.0)
+
+
+def test_the_curve_has_twenty_points_and_builds_models_without_refitting(model, data):
+    X, y, a = data
+    curve = fit_curve(model, X, y, sensitive_features=a, targets=["labels", "predictions"])
+    assert len(curve) >= 20
+    frame = curve.to_frame()
+    assert list(frame.columns) == [
+        "mse", "ks", "ks_low", "ks_high", "mean_gap", "variance_gap", "target", "ridge", "strength",
+    ]  # fmt: skip
+    assert (frame["ks_low"] <= frame["ks_high"]).all()
+    point = curve.select(target_ks=0.15)
+    assert point.ks <= 0.15
+    repaired = curve.model(point)
+    np.testing.assert_array_equal(repaired.predict(X), curve.model(point.index).predict(X))
+    assert ks_distance(repaired.predict(X), sensitive_features=a) < 0.2
+    assert curve.points[point] is point
+    with pytest.raises(IndexError):
+        curve.model(len(curve))
+
+
+def test_choosing_on_the_curve_is_what_fit_does(model, data):
+    X, y, a = data
+    options = {"targets": ["labels", "predictions"]}
+    curve = fit_curve(model, X, y, sensitive_features=a, **options)
+    fair = ESVDFair(model, target_ks=0.15, **options).fit(X, y, sensitive_features=a)
+    np.testing.assert_array_equal(curve.model(curve.select(target_ks=0.15)).predict(X), fair.predict(X))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_deterministic_for_a_random_state(model, data, method):
+    X, _, _ = data
+    first, second = (fitted(model, data, method=method, random_state=5).predict(X) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    other = fitted(model, data, method=method, random_state=np.random.RandomState(0)).predict(X)
+    assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_labels_it_repairs_towards_the_models_own_predictions(model, data, method):
+    X, _, a = data
+    fair = ESVDFair(model, method=method, targets="predictions" if method in ("parity", "transport") else "auto")
+    fair.fit(X, sensitive_features=a)
+    assert fair.summary_["mse_before"] == pytest.approx(0.0, abs=1e-12)
+    assert fair.summary_["ks_after"] < 0.75 * fair.summary_["ks_before"]
+
+
+def test_the_optimum_as_a_target(model, data):
+    fair = fitted(model, data, targets="optimum", target_ks=0.15)
+    assert fair.summary_["met"]
+    assert fair.curve_.points[0].target.startswith("optimum")
+
+
+def test_three_groups_and_intersections(data):
+    X, y, a = people(groups=3, rows=1500)
+    model = train(X, y, 24)
+    fair = fitted(model, (X, y, a), target_ks=0.2)
+    assert fair.summary_["met"]
+    assert list(fair.summary_["group_sizes"]) == [0, 1, 2]
+    both = pd.DataFrame({"race": np.where(a == 0, "x", "y"), "old": X[:, 3] > 0})
+    fair = fitted(model, (X, y, both), target_ks=0.3)
+    assert list(fair.summary_["group_mse_after"]) == [("x", False), ("x", True), ("y", False), ("y", True)]
+
+
+def test_missing_attribute_values(model, data):
+    X, y, a = data
+    holes = np.where(np.arange(len(a)) % 10 == 0, None, a.astype(object))
+    with pytest.raises(ValueError, match="120 missing value"):
+        fitted(model, (X, y, holes))
+    fair = fitted(model, (X, y, holes), missing="group")
+    assert "missing" in fair.summary_["group_sizes"]
+
+
+def test_sample_weights_are_honoured(model, data):
+    X, y, a = data
+    weight = np.where(X[:, 1] > 0, 1.0, 0.0)
+    options = {"targets": "labels", "method": "parity"}
+    weighted = ESVDFair(model, **options).fit(X, y, sensitive_features=a, sample_weight=weight)
+    assert weighted.summary_["rows"] < len(X) / 5
+    plain = ESVDFair(model, **options).fit(X, y, sensitive_features=a)
+    assert not np.allclose(weighted.predict(X), plain.predict(X))
+    scaled = ESVDFair(model, **options).fit(X, y, sensitive_features=a, sample_weight=7 * weight)
+    np.testing.assert_allclose(scaled.predict(X), weighted.predict(X), rtol=1e-6)
+
+
+def test_validation_rows_judge(model, data):
+    X, y, a = data
+    fresh = people(seed=2, rows=500)
+    fair = ESVDFair(model, targets="labels").fit(X, y, sensitive_features=a, validation=fresh)
+    assert fair.summary_["evaluated_on"] == "validation"
+    assert fair.summary_["rows"] == 500
+    assert fair.summary_["mse_before"] == pytest.approx(np.mean((model.predict(fresh[0]) - fresh[1]) ** 2))
+    assert fair.summary_["ks_after"] == pytest.approx(
+        ks_distance(fair.predict(fresh[0]), sensitive_features=fresh[2]), abs=0.005
+    )
+    with pytest.raises(ValueError, match="groups \\['z'\\]"):
+        ESVDFair(model).fit(X, y, sensitive_features=a, validation=(X, y, np.where(a == 0, "z", a.astype(object))))
+    with pytest.raises(ValueError, match="no rows of the groups"):
+        ESVDFair(model).fit(X, y, sensitive_features=a, validation=(X[a == 0], y[a == 0], a[a == 0]))
+    with pytest.raises(ValueError, match="validation must be"):
+        ESVDFair(model).fit(X, y, sensitive_features=a, validation=(X, y))
+
+
+def test_a_group_too_small_to_hold_out_is_judged_on_training_rows(model, data):
+    X, y, _ = data
+    few = np.where(np.arange(len(X)) < 8, "few", "many")
+    with pytest.warns(ESVDFairWarning, match="too few rows to hold"):
+        fair = fitted(model, (X, y, few), targets="labels")
+    assert fair.summary_["evaluated_on"] == "train"
+
+
+# --- scikit-learn --------------------------------------------------------------------------------------------------
+
+
+WRAPPERS = {
+    "pipeline": lambda m: make_pipeline(StandardScaler(), m),
+    "target": lambda m: TransformedTargetRegressor(m, transformer=StandardScaler()),
+    "frozen": lambda m: m,
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_wrapped_networks_come_back_as_what_they_were(data, kind):
+    X, y, a = data
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    wrapped = train(frame, y, 16, wrap=WRAPPERS[kind])
+    wrapped = FrozenEstimator(wrapped) if kind == "frozen" else wrapped
+    fair = ESVDFair(wrapped, targets="labels").fit(frame, y, sensitive_features=a)
+    assert type(fair.estimator_) is type(wrapped)
+    assert fair.summary_["ks_after"] < 0.5 * fair.summary_["ks_before"]
+    assert list(fair.feature_names_in_) == list("abcd")
+
+
+def test_an_unfitted_network_is_fitted_on_the_training_rows(data):
+    X, y, a = data
+    unfitted = MLPRegressor(hidden_layer_sizes=(16,), random_state=0, tol=1e-2)
+    fair = ESVDFair(unfitted, targets="labels").fit(X, y, sensitive_features=a)
+    assert not hasattr(unfitted, "coefs_")
+    assert fair.summary_["ks_after"] < fair.summary_["ks_before"]
+    with pytest.raises(NotFittedError, match="is not fitted"):
+        ESVDFair(unfitted).fit(X, sensitive_features=a)
+
+
+def test_cross_validation_by_metadata_routing(model, data):
+    X, y, a = data
+    with sklearn.config_context(enable_metadata_routing=True):
+        fair = ESVDFair(FrozenEstimator(model), method="parity", targets="labels").set_fit_request(
+            sensitive_features=True
+        )
+        scores = cross_val_score(fair, X, y, params={"sensitive_features": a}, cv=3)
+        assert (scores > 0.2).all()
+        search = GridSearchCV(fair, {"method": ["parity", "paper"]}, cv=2).fit(X, y, sensitive_features=a)
+    assert search.best_estimator_.summary_["ks_after"] < search.best_estimator_.summary_["ks_before"]
+
+
+def test_clone_pickle_repr(model, data):
+    X, _, _ = data
+    fair = fitted(FrozenEstimator(model), data, method="parity")
+    assert clone(fair).get_params()["method"] == "parity"
+    again = pickle.loads(pickle.dumps(fair))
+    np.testing.assert_array_equal(again.predict(X), fair.predict(X))
+    np.testing.assert_array_equal(again.curve_.model(0).predict(X), fair.curve_.model(0).predict(X))
+    assert "method='parity'" in repr(fair)
+
+
+def test_predict_before_fit_is_the_usual_error(model):
+    with pytest.raises(NotFittedError):
+        ESVDFair(model).predict(np.ones((2, 4)))
+
+
+# --- streams -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_batches_give_what_arrays_give(model, data, method):
+    X, y, a = data
+
+    def batches():
+        for start in range(0, len(X), 170):
+            part = slice(start, start + 170)
+            yield X[part], y[part], a[part]
+
+    options = {"method": method, "targets": ["labels", "predictions"]}
+    streamed = ESVDFair(model, **options).fit(batches)
+    whole = ESVDFair(model, **options).fit(X, y, sensitive_features=a)
+    if method == "transport":  # the last bits of the moments may tip the choice between two near-equal candidates
+        assert streamed.summary_["ks_after"] == pytest.approx(whole.summary_["ks_after"], abs=0.03)
+        assert streamed.summary_["mse_after"] == pytest.approx(whole.summary_["mse_after"], rel=0.03)
+    else:
+        np.testing.assert_allclose(streamed.predict(X), whole.predict(X), rtol=1e-6, atol=1e-6)
+    assert streamed.n_features_in_ == 4
+
+
+def test_a_spent_iterator_is_explained(model):
+    with pytest.raises(ValueError, match="read only once"):
+        ESVDFair(model).fit(iter([]))
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "magic"}, "expected one of"),
+        ({"missing": "drop"}, "'error' or 'group'"),
+        ({"method": "transport", "layer": -2}, "edits the last layer alone"),
+        ({"method": "parity", "layer": 0}, "edits the last layer alone"),
+        ({"method": "paper", "layer": -1}, "is the output layer"),
+        ({"method": "paper", "layer": 9}, "out of range"),
+        ({"method": "exact", "layer": "net.7"}, "no linear layer named"),
+        ({"method": "exact", "refit": "ols"}, "belongs to method='paper'"),
+        ({"method": "paper", "refit": "lasso"}, "'sgd' or 'ols'"),
+        ({"method": "paper", "target_ks": 0.1, "mean_reduction": 15}, "give one or the other"),
+        ({"target_ks": 0.1, "max_mse_increase": 0.1}, "give one of them"),
+        ({"mean_reduction": 15}, "transport takes target_ks"),
+        ({"method": "paper", "mean_reduction": 0.5}, "must be at least 1"),
+        ({"target_ks": 1.5}, "between 0 and 1"),
+        ({"max_mse_increase": -1}, "not negative"),
+        ({"validation_fraction": 1.0}, "from 0 to below 1"),
+        ({"targets": "magic"}, "some of"),
+        ({"targets": []}, "some of"),
+    ],
+)
+def test_contradicting_options_are_refused(model, data, options, message):
+    X, y, a = data
+    with pytest.raises(ValueError, match=message):
+        ESVDFair(model, **options).fit(X, y, sensitive_features=a)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda X, y, a: (X, y, a[:5]), "X has 1200 rows but sensitive_features has 5"),
+        (lambda X, y, a: (X, y, np.zeros(len(a))), "1 group"),
+        (lambda X, y, a: (X, y, np.where(np.arange(len(a)) == 0, 1, 0)), "group 1 has 1 row"),
+        (lambda X, y, a: (X, y, X[:, 3]), "continuous"),
+        (lambda X, y, a: (X, y, None), "sensitive_features is missing"),
+        (lambda X, y, a: (X, np.column_stack([y, y]), a), "y has 2 columns"),
+        (lambda X, y, a: (X[:, :2], y, a), "X has 2 features, but"),
+        (lambda X, y, a: (np.where(X[0, 0] == X, np.nan, X), y, a), "NaN"),
+    ],
+    ids=["length", "one group", "small", "continuous", "none", "columns", "width", "nan"],
+)
+def test_bad_rows_are_explained(model, data, change, message):
+    X, y, a = change(*data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ESVDFairWarning)
+        with pytest.raises(ValueError, match=message):
+            ESVDFair(model, targets="predictions").fit(X, y, sensitive_features=a)
+
+
+def test_labels_as_a_target_need_labels(model, data):
+    X, _, a = data
+    with pytest.raises(ValueError, match="there is no y"):
+        ESVDFair(model, targets="labels").fit(X, sensitive_features=a)
+
+
+def test_constant_predictions_are_refused(data):
+    X, y, a = data
+    flat = MLPRegressor(hidden_layer_sizes=(4,), max_iter=1, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        flat.fit(X, y)
+    flat.coefs_[-1][:] = 0.0
+    with pytest.raises(ValueError, match="for every row"):
+        ESVDFair(flat).fit(X, y, sensitive_features=a)
+
+
+def test_other_models_are_refused(data):
+    from sklearn.linear_model import LinearRegression
+
+    X, y, a = data
+    with pytest.raises(TypeError, match="MLPRegressor"):
+        ESVDFair(LinearRegression().fit(X, y)).fit(X, y, sensitive_features=a)
+    with pytest.raises(TypeError, match="Supported are"):
+        ESVDFair(lambda x: x).fit(X, y, sensitive_features=a)
+
+
+def test_moments_are_public():
+    assert GroupMoments().update(np.eye(2), [0, 1]).width == 2
