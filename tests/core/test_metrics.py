@@ -1,0 +1,447 @@
+"""Distances between groups against SciPy, brute force and simulation."""
+
+from collections.abc import Callable
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+from scipy.optimize import linprog
+from sklearn.metrics import mean_squared_error
+
+from esvdfair.core import metrics
+from esvdfair.core.metrics import (
+    group_mse,
+    ks_distance,
+    ks_distance_ci,
+    ks_floor,
+    ks_from_codes,
+    mean_gap,
+    variance_gap,
+    wasserstein_distance,
+)
+
+Floats = NDArray[np.float64]
+DISTANCES = [ks_distance, ks_distance_ci, wasserstein_distance, mean_gap, variance_gap]
+
+
+def codes_of(*sizes: int) -> NDArray[np.intp]:
+    return np.repeat(np.arange(len(sizes)), sizes)
+
+
+def shifted(rng: np.random.Generator, codes: NDArray[np.intp], shift: float, decimals: int = 12) -> Floats:
+    return np.round(rng.standard_normal(len(codes)) + shift * codes, decimals)
+
+
+# --- ks_distance ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decimals", [12, 1, 0])
+@pytest.mark.parametrize("sizes", [(1, 7), (40, 40), (300, 17)])
+def test_ks_equals_scipy_ties_included(sizes: tuple[int, int], decimals: int) -> None:
+    rng = np.random.default_rng(sum(sizes) + decimals)
+    codes = rng.permutation(codes_of(*sizes))
+    scores = shifted(rng, codes, 0.7, decimals)
+    expected = stats.ks_2samp(scores[codes == 0], scores[codes == 1], method="asymp").statistic
+    assert ks_distance(scores, sensitive_features=codes) == pytest.approx(expected, abs=1e-12)
+    assert ks_from_codes(scores, codes, 2) == pytest.approx(expected, abs=1e-12)
+
+
+def test_ks_of_more_groups_is_the_largest_pairwise() -> None:
+    rng = np.random.default_rng(0)
+    codes = codes_of(30, 50, 20, 9)
+    scores = rng.standard_normal(len(codes)) + np.array([0.0, 0.8, -0.5, 0.1])[codes]
+    pairs = [stats.ks_2samp(scores[codes == g], scores[codes == h]).statistic for g, h in combinations(range(4), 2)]
+    assert ks_distance(scores, sensitive_features=codes) == pytest.approx(max(pairs), abs=1e-12)
+    assert max(pairs) > sorted(pairs)[-2]
+
+
+@pytest.mark.parametrize("distance", [ks_distance, wasserstein_distance, mean_gap])
+def test_whole_weights_are_repeated_rows(distance: Callable[..., float]) -> None:
+    rng = np.random.default_rng(1)
+    codes = rng.permutation(codes_of(25, 40, 12))
+    scores = shifted(rng, codes, 0.3, 1)
+    weights = rng.integers(0, 5, len(codes))
+    repeated = distance(np.repeat(scores, weights), sensitive_features=np.repeat(codes, weights))
+    assert distance(scores, sensitive_features=codes, sample_weight=weights) == pytest.approx(repeated, rel=1e-12)
+    assert distance(scores, sensitive_features=codes) != pytest.approx(repeated, rel=1e-3)
+
+
+@settings(max_examples=50)
+@given(
+    rows=st.lists(st.tuples(st.integers(-50, 50), st.integers(0, 2)), min_size=1, max_size=40),
+    weights=st.lists(st.floats(0.1, 10), min_size=43, max_size=43),
+)
+def test_ks_keeps_under_increasing_maps_and_flips(rows: list[tuple[int, int]], weights: list[float]) -> None:
+    scores, codes = np.array([*rows, (0, 0), (1, 1), (2, 2)]).T
+    weight = weights[: len(scores)]
+    ks = ks_distance(scores, sensitive_features=codes, sample_weight=weight)
+    assert 0 <= ks <= 1
+    mapped = ks_distance(scores**3 + 2 * scores, sensitive_features=codes, sample_weight=weight)
+    assert mapped == ks  # order and ties are all that matter
+    assert ks_distance(-scores, sensitive_features=codes, sample_weight=weight) == pytest.approx(ks, abs=1e-12)
+
+
+def test_ks_at_its_two_ends() -> None:
+    codes = codes_of(3, 4)
+    assert ks_distance(np.full(7, 0.3), sensitive_features=codes) == 0
+    assert ks_distance(codes, sensitive_features=codes) == 1
+
+
+def test_any_array_like_is_read_and_none_is_changed() -> None:
+    scores, names = [0.1, 0.4, 0.2, 0.9, 0.7], ["a", "a", "b", "b", "b"]
+    expected = ks_distance(scores, sensitive_features=names)
+    assert expected == pytest.approx(2 / 3)
+    assert ks_distance(np.array(scores)[:, None], sensitive_features=np.array(names)) == expected
+    series = pd.Series(scores, index=[9, 8, 7, 6, 5])
+    assert ks_distance(series, sensitive_features=pd.Series(names, dtype="category")) == expected
+    assert list(series) == scores
+    both = pd.DataFrame({"sex": names, "old": [0, 1, 0, 1, 1]})
+    assert ks_distance(scores, sensitive_features=both) == 1  # four intersections, some of one row
+
+
+def test_a_tensor_that_requires_a_gradient_is_read() -> None:
+    torch = pytest.importorskip("torch")
+    scores = torch.tensor([[0.1], [0.4], [0.2], [0.9], [0.7]], dtype=torch.bfloat16, requires_grad=True)
+    assert ks_distance(scores, sensitive_features=torch.tensor([0, 0, 1, 1, 1])) == pytest.approx(2 / 3)
+
+
+# --- ks_floor ---------------------------------------------------------------------------------------------------
+
+
+def simulated_ks(codes: NDArray[np.intp], draws: Floats, weights: Floats | None = None) -> float:
+    """Mean KS over the rows of `draws`, each a sample of one distribution for all groups."""
+    order = np.argsort(draws, axis=1)
+    ranked = np.take_along_axis(draws, order, axis=1)
+    mass = np.ones(len(codes)) if weights is None else weights
+    cdfs = [np.cumsum(np.where(codes == g, mass, 0)[order], axis=1) / mass[codes == g].sum() for g in set(codes)]
+    gap = np.max(cdfs, axis=0) - np.min(cdfs, axis=0)
+    gap[:, :-1][ranked[:, 1:] == ranked[:, :-1]] = 0  # inside a tie there is no threshold
+    return float(gap.max(axis=1).mean())
+
+
+@pytest.mark.parametrize("sizes", [(5, 5), (30, 200), (25, 25, 25), (20, 40, 100), (150, 250, 100, 60)])
+def test_floor_is_the_simulated_distance_of_one_distribution(sizes: tuple[int, ...]) -> None:
+    codes = codes_of(*sizes)
+    expected = simulated_ks(codes, np.random.default_rng(0).random((3000, len(codes))))
+    assert ks_floor(sensitive_features=codes) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("sizes", [(10, 14), (50, 50, 90), (400, 250), (200, 120, 240)])
+@pytest.mark.parametrize("kind", ["two values", "nine values", "clipped"])
+def test_floor_with_ties_is_the_simulated_one(sizes: tuple[int, ...], kind: str) -> None:
+    rng = np.random.default_rng(1)
+    codes = codes_of(*sizes)
+    scores = {
+        "two values": (rng.random(len(codes)) < 0.3).astype(float),
+        "nine values": rng.integers(9, size=len(codes)).astype(float),
+        "clipped": np.maximum(0.3, rng.standard_normal(len(codes))),
+    }[kind]
+    expected = simulated_ks(codes, rng.permuted(np.tile(scores, (3000, 1)), axis=1))
+    floor = ks_floor(sensitive_features=codes, y_pred=scores)
+    assert floor == pytest.approx(expected, rel=0.02)
+    assert floor < 0.95 * ks_floor(sensitive_features=codes)
+
+
+def test_floor_of_weighted_rows_is_the_simulated_one() -> None:
+    rng = np.random.default_rng(2)
+    codes = codes_of(80, 150)
+    weights = rng.exponential(size=len(codes))
+    expected = simulated_ks(codes, rng.random((3000, len(codes))), weights)
+    floor = ks_floor(sensitive_features=codes, sample_weight=weights)
+    assert floor == pytest.approx(expected, rel=0.02)
+    assert floor > 1.2 * ks_floor(sensitive_features=codes)
+
+
+def test_floor_does_not_mind_a_few_ties_and_repeats_itself() -> None:
+    codes = codes_of(500, 400)
+    scores = np.random.default_rng(0).standard_normal(900)
+    scores[:20] = np.repeat(scores[:10], 2)
+    assert ks_floor(sensitive_features=codes, y_pred=scores) == ks_floor(sensitive_features=codes)
+    assert ks_floor(sensitive_features=codes, y_pred=np.zeros(900)) == 0
+    three = codes_of(10, 20, 30)
+    assert ks_floor(sensitive_features=three) == ks_floor(sensitive_features=three)
+    assert ks_floor(sensitive_features=three, random_state=1) != ks_floor(sensitive_features=three)
+
+
+def test_floor_tells_tied_values_from_their_neighbours() -> None:
+    scores = np.sort(np.append(np.random.default_rng(0).random(900), np.full(100, 0.5)))
+    masses, tied = metrics._null_cells(scores, None)
+    assert masses[tied] == pytest.approx([0.1])
+    assert masses[~tied].sum() == pytest.approx(0.9)
+    assert masses[~tied].max() < 0.01
+
+
+def test_floor_of_two_single_rows_is_a_distance() -> None:
+    assert ks_floor(sensitive_features=[0, 1]) <= 1
+
+
+# --- ks_distance_ci ---------------------------------------------------------------------------------------------
+
+
+def normal_shift(rng: np.random.Generator, codes: NDArray[np.intp], ks: float) -> Floats:
+    """Two normal groups at distance ks."""
+    return shifted(rng, codes, 2 * stats.norm.ppf((1 + ks) / 2))
+
+
+def plateau(rng: np.random.Generator, codes: NDArray[np.intp], ks: float) -> Floats:
+    """F₀ − F₁ = ks on all of [0, 1]: the supremum has no single place, where the plain basic interval covers 0.85."""
+    uniform, moved = rng.random((2, len(codes)))
+    return np.where(moved < ks, uniform + np.where(codes == 1, 1, -1), uniform)
+
+
+@pytest.mark.parametrize(("draw", "sizes", "floors"), [(normal_shift, (60, 300), 3), (plateau, (150, 150), 4)])
+def test_interval_covers_the_true_distance(draw: Callable[..., Floats], sizes: tuple[int, int], floors: int) -> None:
+    rng = np.random.default_rng(0)
+    codes = codes_of(*sizes)
+    true = floors * ks_floor(sensitive_features=codes)
+    intervals = [
+        ks_distance_ci(draw(rng, codes, true), sensitive_features=codes, n_resamples=200, random_state=i)
+        for i in range(150)
+    ]
+    assert np.mean([low <= true <= high for low, high in intervals]) >= 0.90
+    assert np.mean([high - low for low, high in intervals]) < true  # not by being vacuous
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.7, 9.0])
+@pytest.mark.parametrize("groups", [2, 3])
+def test_interval_lies_in_the_unit_interval_around_the_estimate(shift: float, groups: int) -> None:
+    rng = np.random.default_rng(3)
+    codes = rng.integers(groups, size=700)
+    scores = shifted(rng, codes, shift)
+    low, high = ks_distance_ci(scores, sensitive_features=codes, n_resamples=200)
+    assert 0 <= low <= ks_distance(scores, sensitive_features=codes) <= high <= 1
+    assert (low == 0) == (shift == 0.0)
+    assert low < 1
+
+
+def test_interval_below_three_floors_starts_at_zero() -> None:
+    rng = np.random.default_rng(4)
+    codes = codes_of(200, 200)
+    for ks, starts_at_zero in ((1.5, True), (5.0, False)):
+        scores = normal_shift(rng, codes, ks * ks_floor(sensitive_features=codes))
+        assert (ks_distance_ci(scores, sensitive_features=codes)[0] == 0) is starts_at_zero
+
+
+def test_complete_separation_is_not_certain() -> None:
+    codes = codes_of(50, 50)
+    low, high = ks_distance_ci(codes, sensitive_features=codes)
+    assert high == 1
+    # 50 rows show no one of a share of 1 % more often than not (0.99⁵⁰ = 0.6)
+    assert 0.9 < low < 0.98
+
+
+@pytest.mark.parametrize("sizes", [(3000, 3000), (30, 5000)])
+def test_thresholds_that_are_resampled_hold_the_peak_and_stay_few(sizes: tuple[int, int]) -> None:
+    codes = codes_of(*sizes)
+    scores = np.random.default_rng(7).standard_normal(len(codes)) * (1 + 99 * codes)
+    cdfs = metrics._cdfs(scores, codes, 2, None)
+    kept = cdfs[:, metrics._thresholds(cdfs)]
+    assert kept.shape[1] <= 258
+    assert np.ptp(kept, axis=0).max() == np.ptp(cdfs, axis=0).max()
+    assert np.diff(kept, axis=1).max() <= 2 / 256 + 1 / min(sizes)  # narrow in the small group as well
+
+
+def test_interval_of_constant_scores_is_zero() -> None:
+    assert ks_distance_ci(np.ones(9), sensitive_features=codes_of(4, 5)) == (0, 0)
+
+
+def test_interval_repeats_itself_and_widens_with_confidence() -> None:
+    rng = np.random.default_rng(5)
+    codes = codes_of(150, 250)
+    scores = shifted(rng, codes, 1.0)
+    low, high = ks_distance_ci(scores, sensitive_features=codes)
+    assert ks_distance_ci(scores, sensitive_features=codes) == (low, high)
+    assert ks_distance_ci(scores, sensitive_features=codes, random_state=np.random.default_rng(7)) != (low, high)
+    wide = ks_distance_ci(scores, sensitive_features=codes, confidence=0.999)
+    assert wide[0] < low < high < wide[1]
+
+
+def test_interval_shrinks_with_the_square_root_of_the_rows() -> None:
+    rng = np.random.default_rng(6)
+    widths = []
+    for rows in (400, 40_000):
+        codes = codes_of(rows // 2, rows // 2)
+        low, high = ks_distance_ci(shifted(rng, codes, 1.0), sensitive_features=codes)
+        widths.append(high - low)
+    assert widths[0] / widths[1] == pytest.approx(10, rel=0.25)
+
+
+def test_interval_knows_only_relative_weights_and_widens_with_them() -> None:
+    rng = np.random.default_rng(8)
+    codes = codes_of(800, 800)
+    scores = shifted(rng, codes, 1.0)
+    plain = ks_distance_ci(scores, sensitive_features=codes)
+    equal = ks_distance_ci(scores, sensitive_features=codes, sample_weight=np.full(1600, 2.5))
+    assert equal == pytest.approx(plain, abs=1e-12)
+    quarter = np.where(np.arange(1600) % 4 == 0, 1.0, 1e-9)
+    low, high = ks_distance_ci(scores, sensitive_features=codes, sample_weight=quarter)
+    assert (high - low) / (plain[1] - plain[0]) == pytest.approx(2, rel=0.2)
+
+
+def test_interval_of_weighted_rows_agrees_with_resampling_the_rows() -> None:
+    rng = np.random.default_rng(0)
+    codes = codes_of(250, 400)
+    scores = shifted(rng, codes, 1.0)
+    weights = np.exp(scores)  # rows in the upper tail count most, so w² is distributed unlike w
+
+    def resampled() -> float:
+        rows = np.concatenate([rng.integers(250, size=250), 250 + rng.integers(400, size=400)])
+        return ks_from_codes(scores[rows], codes, 2, weights[rows])
+
+    estimate = ks_from_codes(scores, codes, 2, weights)
+    basic = 2 * estimate - np.quantile([resampled() for _ in range(1500)], 0.025)
+    _, high = ks_distance_ci(scores, sensitive_features=codes, sample_weight=weights)
+    assert high == pytest.approx(basic, abs=0.012)
+
+
+def test_resamples_in_chunks_agree_with_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(9)
+    codes = codes_of(100, 150)
+    scores = shifted(rng, codes, 1.0)
+    whole = ks_distance_ci(scores, sensitive_features=codes, n_resamples=2030)
+    monkeypatch.setattr(metrics, "_DRAWS_AT_ONCE", 1)  # chunks of 50, the last of 30
+    assert ks_distance_ci(scores, sensitive_features=codes, n_resamples=2030) == pytest.approx(whole, abs=0.02)
+
+
+# --- Wasserstein ------------------------------------------------------------------------------------------------
+
+
+def test_wasserstein_one_equals_scipy() -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.permutation(codes_of(33, 70))
+    scores = shifted(rng, codes, 0.5, 1)
+    weights = rng.random(len(codes))
+    a, b = codes == 0, codes == 1
+    assert wasserstein_distance(scores, sensitive_features=codes) == pytest.approx(
+        stats.wasserstein_distance(scores[a], scores[b]), rel=1e-12
+    )
+    assert wasserstein_distance(scores, sensitive_features=codes, sample_weight=weights) == pytest.approx(
+        stats.wasserstein_distance(scores[a], scores[b], weights[a], weights[b]), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_wasserstein_equals_the_cheapest_transport_plan(order: int) -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.standard_normal(7), 2 * rng.standard_normal(11) + 1
+    p, q = rng.dirichlet(np.ones(7)), rng.dirichlet(np.ones(11))
+    cost = np.abs(x[:, None] - y) ** order
+    marginals = np.vstack([np.kron(np.eye(7), np.ones(11)), np.kron(np.ones(7), np.eye(11))])
+    plan = linprog(cost.ravel(), A_eq=marginals, b_eq=np.concatenate([p, q]))
+    got = wasserstein_distance(
+        np.append(x, y), sensitive_features=codes_of(7, 11), sample_weight=np.append(3 * p, q), order=order
+    )
+    assert got == pytest.approx(plan.fun ** (1 / order), rel=1e-8)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_wasserstein_of_a_shift_is_the_shift_and_of_repeated_rows_is_zero(order: int) -> None:
+    x = np.random.default_rng(2).standard_normal(10)
+    shift = wasserstein_distance(np.append(x, x + 3), sensitive_features=codes_of(10, 10), order=order)
+    assert shift == pytest.approx(3, rel=1e-12)
+    repeated = np.append(x, np.tile(x, 7))
+    assert wasserstein_distance(repeated, sensitive_features=codes_of(10, 70), order=order) == 0
+
+
+def test_wasserstein_of_more_groups_is_the_largest_pairwise() -> None:
+    rng = np.random.default_rng(3)
+    codes = codes_of(20, 31, 12)
+    scores = rng.standard_normal(63) * np.array([1.0, 2.0, 0.5])[codes]
+    pairs = [stats.wasserstein_distance(scores[codes == g], scores[codes == h]) for g, h in combinations(range(3), 2)]
+    assert wasserstein_distance(scores, sensitive_features=codes) == pytest.approx(max(pairs), rel=1e-12)
+
+
+# --- moments and errors by group --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_mean_and_variance_gaps_equal_numpy(weighted: bool) -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.permutation(codes_of(15, 40, 8))
+    scores = 1e3 + rng.standard_normal(63) * np.array([1.0, 2.0, 3.0])[codes] + codes
+    weights = rng.random(63) if weighted else None
+    of_group = [(scores[codes == g], None if weights is None else weights[codes == g]) for g in range(3)]
+    means = [np.average(x, weights=w) for x, w in of_group]
+    variances = [np.cov(x, aweights=w) for x, w in of_group]
+    kwargs = {"sensitive_features": codes, "sample_weight": weights}
+    assert mean_gap(scores, **kwargs) == pytest.approx(max(means) - min(means), rel=1e-10)
+    assert variance_gap(scores, **kwargs) == pytest.approx(max(variances) - min(variances), rel=1e-10)
+
+
+def test_group_mse_equals_scikit_learn_group_by_group() -> None:
+    rng = np.random.default_rng(1)
+    names = np.array(["b", "a", "b", "a", "b", "c"])
+    y, scores, weights = rng.standard_normal((3, 6))
+    weights = np.abs(weights)
+    got = group_mse(y, scores, sensitive_features=names, sample_weight=weights)
+    assert list(got) == ["a", "b", "c"]
+    for name, mse in got.items():
+        mine = names == name
+        assert mse == pytest.approx(mean_squared_error(y[mine], scores[mine], sample_weight=weights[mine]))
+    assert group_mse([1.0, 2.0], [1.0, 4.0], sensitive_features=[7, 7]) == {7: 2.0}
+
+
+# --- errors -----------------------------------------------------------------------------------------------------
+
+GOOD = np.array([0.1, 0.2, 0.3, 0.4])
+NAMES = ["a", "a", "b", "b"]
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize(
+    ("y_pred", "groups", "weights", "message"),
+    [
+        (GOOD, ["a"] * 4, None, r"one group, 'a'; this needs at least 2"),
+        ([], [], None, "no rows"),
+        ([0.1, np.nan, np.inf, 1], NAMES, None, "y_pred has 2 missing or infinite values among 4"),
+        (GOOD[:3], NAMES, None, "y_pred has 3 rows and sensitive_features has 4"),
+        (np.ones((4, 2)), NAMES, None, r"y_pred has shape \(4, 2\)"),
+        (0.5, NAMES, None, r"y_pred has shape \(\)"),
+        (["high", "low", "low", "low"], NAMES, None, "y_pred cannot be read as numbers"),
+        (GOOD, NAMES, [1, -1, 1, -2], "2 negative values"),
+        (GOOD, NAMES, [1, 1, 1], "sample_weight has 3 rows and sensitive_features has 4"),
+        (GOOD, NAMES, [1, 1, 1, np.nan], "sample_weight has 1 missing or infinite"),
+        (GOOD, NAMES, [1, 1, 0, 0], "group 'b' has 0 rows with positive weight"),
+        (GOOD, ["a", None, "b", "b"], None, "1 missing value"),
+    ],
+)
+def test_bad_rows_are_refused(
+    distance: Callable[..., float], y_pred: object, groups: object, weights: object, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        distance(y_pred, sensitive_features=groups, sample_weight=weights)
+
+
+@pytest.mark.parametrize("distance", [ks_distance_ci, variance_gap])
+@pytest.mark.parametrize(("groups", "weights"), [(["a", "b", "b", "b"], None), (NAMES, [1, 0, 1, 1])])
+def test_a_spread_needs_two_rows_in_every_group(
+    distance: Callable[..., float], groups: list[str], weights: list[int] | None
+) -> None:
+    with pytest.raises(ValueError, match="group 'a' has 1 rows with positive weight; this needs at least 2"):
+        distance(GOOD, sensitive_features=groups, sample_weight=weights)
+
+
+@pytest.mark.parametrize("confidence", [0, 1, 95, -0.5])
+def test_confidence_must_be_a_proper_share(confidence: float) -> None:
+    with pytest.raises(ValueError, match="confidence="):
+        ks_distance_ci(GOOD, sensitive_features=NAMES, confidence=confidence)
+
+
+def test_other_arguments_that_cannot_be_used_are_refused() -> None:
+    with pytest.raises(ValueError, match="n_resamples=0"):
+        ks_distance_ci(GOOD, sensitive_features=NAMES, n_resamples=0)
+    with pytest.raises(ValueError, match="order=3"):
+        wasserstein_distance(GOOD, sensitive_features=NAMES, order=3)
+    with pytest.raises(ValueError, match="y_true has 3 rows and y_pred has 4"):
+        group_mse(GOOD[:3], GOOD, sensitive_features=NAMES)
+    with pytest.raises(ValueError, match="no rows"):
+        group_mse([], [], sensitive_features=[])
+    with pytest.raises(ValueError, match="y_pred has 3 rows and sensitive_features has 4"):
+        ks_floor(sensitive_features=NAMES, y_pred=GOOD[:3])
+    with pytest.raises(ValueError, match="one group"):
+        ks_floor(sensitive_features=["a", "a"])
