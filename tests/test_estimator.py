@@ -118,7 +118,7 @@ def test_a_target_out_of_reach_warns_and_takes_the_fairest(data):
     X, _, a = data
     narrow = train(X, X[:, 0], 2)  # two units that both carry the group: nothing fair is left to predict from
     with pytest.warns(ESVDFairWarning, match="no candidate meets"):
-        fair = ESVDFair(narrow, method="paper", target_ks=0.11).fit(X, X[:, 0], sensitive_features=a)
+        fair = ESVDFair(narrow, method="paper", refit="ols", target_ks=0.11).fit(X, X[:, 0], sensitive_features=a)
     assert fair.summary_["met"] is False
     fairest = min(fair.curve_.points, key=lambda p: p.judged_ks)
     assert fair.summary_["ks_after"] == pytest.approx(fairest.ks)
@@ -314,14 +314,13 @@ def test_batches_give_what_arrays_give(model, data, method):
             part = slice(start, start + 170)
             yield X[part], y[part], a[part]
 
-    options = {"method": method, "targets": ["labels", "predictions"]}
+    # At large strengths the transport problem has several minima, and the last bits of the moments choose one of them.
+    options = {"method": method, "targets": ["labels", "predictions"]} | (
+        {"target_ks": 0.25} if method == "transport" else {}
+    )
     streamed = ESVDFair(model, **options).fit(batches)
     whole = ESVDFair(model, **options).fit(X, y, sensitive_features=a)
-    if method == "transport":  # the last bits of the moments may tip the choice between two near-equal candidates
-        assert streamed.summary_["ks_after"] == pytest.approx(whole.summary_["ks_after"], abs=0.03)
-        assert streamed.summary_["mse_after"] == pytest.approx(whole.summary_["mse_after"], rel=0.03)
-    else:
-        np.testing.assert_allclose(streamed.predict(X), whole.predict(X), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(streamed.predict(X), whole.predict(X), rtol=1e-5, atol=1e-5)
     assert streamed.n_features_in_ == 4
 
 

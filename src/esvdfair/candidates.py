@@ -30,6 +30,8 @@ RIDGES = (1e-6, 1e-4, 1e-2)
 STRENGTHS: tuple[float, ...] = (0.0, *(float(s) for s in np.geomspace(0.03, 1e3, 20)))
 OPTIMUM_LEVELS = (0.08, 0.2, 0.35, 0.55)
 """Levels α of the optimum, as parts of the untouched model's KS distance."""
+TRANSPORT_ROWS = 5000
+"""Rows of each group that transport couples; more of them would only be slower (the quadratic sees all rows)."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,23 @@ class Refits:
 
     @cached_property
     def problem(self) -> TransportProblem:
+        codes = self.training.codes
+        # The training sample is in hash order within each group, so its first rows are a random choice.
+        index = np.concatenate([np.flatnonzero(codes == g)[:TRANSPORT_ROWS] for g in range(self.n_groups)])
         return TransportProblem(
-            self.rotated, self.training.codes, self.n_groups, sample_weight=self.training.weight, share=self.space.share
+            self.rotated[index],
+            codes[index],
+            self.n_groups,
+            sample_weight=self.training.weight[index],
+            share=self.space.share,
         )
 
     def transport(self, targets: Sequence[str], ridges: Sequence[float], strengths: Sequence[float]) -> list[Candidate]:
         """The transport path of every target and ridge (DESIGN 2.4)."""
-        # The optimum's targets are almost fair already: transport only cleans up, so a few strengths will do.
-        path = {target: strengths[::3] if target == "optimum" else strengths for target in targets}
+        # The optimum's targets are almost fair already, and transport only cleans up: a few strengths will do. The
+        # model's own predictions win where labels over-fit; a coarser path finds that out.
+        steps = {"labels": 1, "predictions": 2 if "labels" in targets else 1, "optimum": 3}
+        path = {target: strengths[:: steps[target]] for target in targets}
         return [
             Candidate(fit.weight, fit.bias, name, quadratic.ridge, fit.strength, fit.converged)
             for target in targets
@@ -116,7 +127,7 @@ class Refits:
         if target == "optimum":
             for level, values in self._optimum_values:
                 for ridge in ridges:
-                    yield f"optimum {level:.3g}", self._towards(values, ridge)
+                    yield f"optimum {level:.3g}", self._towards(self.layer.head.inverse(values), ridge)
         else:
             for ridge in ridges:
                 yield target, self._labels(ridge) if target == "labels" else self._predictions(ridge)
@@ -127,9 +138,7 @@ class Refits:
     def _labels(self, ridge: float) -> Quadratic:
         head = self.layer.head
         if not head.is_affine:
-            weight, bias = self._head_aware_layer
-            aim = Quadratic.from_layer(self.space, weight, bias, ridge=ridge)
-            return replace(aim, original=self.layer.weight)
+            return self._towards(self.head_aware_outputs, ridge)
         quadratic = Quadratic.from_moments(
             self._moments, space=self.space, target=self._moments.width - 1, original=self.layer.weight, ridge=ridge
         )
@@ -142,11 +151,11 @@ class Refits:
             target_variance=quadratic.target_variance / slope**2,
         )
 
-    def _towards(self, values: Array, ridge: float) -> Quadratic:
-        """With predictions (after the head) for the training rows as the target."""
+    def _towards(self, outputs: Array, ridge: float) -> Quadratic:
+        """With outputs (before the head) for the training rows as the target."""
         return Quadratic.from_target(
             self.rotated,
-            self.layer.head.inverse(values),
+            outputs,
             space=self.space,
             original=self.layer.weight,
             ridge=ridge,
@@ -176,11 +185,16 @@ class Refits:
         weight = self.layer.weight + axes @ (best[:-1] - start[:-1])
         return weight, float(best[-1] - self.space.mean @ weight)
 
-    @property
+    @cached_property
     def head_aware_outputs(self) -> Array:
-        """(rows,) what the labels of the training rows mean before a curved head."""
+        """(rows,) what the labels of the training rows mean before a curved head.
+
+        Kept within the range of the model's own outputs: where a head is flat, an output far out costs nothing after
+        the head, but would dominate a squared error before it.
+        """
         weight, bias = self._head_aware_layer
-        return np.asarray(self.training.features.astype(np.float64) @ weight + bias)
+        outputs = self.layer.head.inverse(self.training.prediction)
+        return np.clip(self.training.features.astype(np.float64) @ weight + bias, outputs.min(), outputs.max())
 
     @cached_property
     def _optimum_values(self) -> list[tuple[float, Array]]:

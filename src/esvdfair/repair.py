@@ -262,7 +262,8 @@ def _parity_at(quadratic: Quadratic, name: str, mean_reduction: float, covarianc
         else:
 
             def excess(log_penalty: float) -> float:
-                return float(np.log(ParityProblem(quadratic, np.exp(log_penalty)).solve(budget).mean_gap / allowed))
+                gap = ParityProblem(quadratic, np.exp(log_penalty)).solve(budget).mean_gap
+                return float(np.log(max(gap / allowed, 1e-100)))
 
             # ‖Dw‖ falls as 1/λ_e at the latest from 1/s² on, s the whitened gap; ±40 covers every scale.
             middle = -2 * np.log(max(original, 1e-150))

@@ -1,0 +1,6 @@
+"""`python -m esvdfair`."""
+
+from esvdfair.cli import main
+
+if __name__ == "__main__":
+    main(prog_name="esvdfair")

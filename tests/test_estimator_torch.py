@@ -1,0 +1,190 @@
+"""ESVDFair on torch modules: what comes back is the same kind of module, and composes like it."""
+
+import copy
+import io
+
+import numpy as np
+import pytest
+
+from esvdfair import ESVDFair, ks_distance
+
+torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
+nn = torch.nn
+
+
+class Residual(nn.Module):
+    """A residual block below the output, and a tuple as the output."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.block, self.leave = nn.Linear(4, 16), nn.Linear(16, 16), nn.Linear(16, 1)
+
+    def forward(self, x):
+        h = torch.relu(self.enter(x))
+        h = h + torch.relu(self.block(h))
+        return self.leave(h).squeeze(-1), h
+
+
+class Head(nn.Module):
+    def __init__(self, function, bias=True):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(4, 24), nn.Tanh(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 1, bias=bias)
+        )
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self.body(x))
+
+
+def people(rows=1000, seed=0):
+    rng = np.random.default_rng(seed)
+    a = np.where(rng.random(rows) < 0.4, "x", "y")
+    X = rng.normal(size=(rows, 4)).astype(np.float32)
+    X[:, 0] = X[:, 0] * np.where(a == "x", 1.4, 1.0) + 1.2 * (a == "x")
+    z = X[:, 0] + np.sin(2 * X[:, 1]) + 0.5 * X[:, 2]
+    return X, z, a
+
+
+def train(model, X, y, *, output=lambda out: out, steps=150):
+    torch.manual_seed(0)
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
+    x, t = torch.tensor(X), torch.tensor(y, dtype=torch.float32)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        ((output(model(x)).reshape(-1) - t) ** 2).mean().backward()
+        optimiser.step()
+    return model
+
+
+@pytest.fixture(scope="module")
+def trained():
+    X, z, a = people()
+    torch.manual_seed(0)
+    return train(Head(lambda out: out), X, z), X, z, a
+
+
+def test_the_repaired_module_loads_into_the_original_architecture(trained):
+    model, X, y, a = trained
+    state = copy.deepcopy(model.state_dict())
+    model.train()
+    fair = ESVDFair(model, target_ks=0.15, targets="labels").fit(X, y, sensitive_features=a)
+    assert model.training
+    assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
+    assert type(fair.estimator_) is Head
+    buffer = io.BytesIO()
+    torch.save(fair.estimator_.state_dict(), buffer)
+    buffer.seek(0)
+    again = Head(lambda out: out)
+    again.load_state_dict(torch.load(buffer))
+    np.testing.assert_array_equal(again.eval()(torch.tensor(X)).detach().numpy().ravel(), fair.predict(X))
+    changed = [k for k, v in fair.estimator_.state_dict().items() if not torch.equal(v, state[k])]
+    assert changed == ["body.4.weight", "body.4.bias"]
+    fresh, _, group = people(seed=1)
+    assert ks_distance(fair.predict(fresh), sensitive_features=group) < 0.2
+
+
+def test_torch_export_works_as_for_the_original(trained):
+    model, X, y, a = trained
+    fair = ESVDFair(model, method="parity", targets="labels").fit(X, y, sensitive_features=a)
+    program = torch.export.export(fair.estimator_.eval(), (torch.tensor(X),))
+    np.testing.assert_allclose(program.module()(torch.tensor(X)).detach().numpy().ravel(), fair.predict(X), rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["paper", "exact"])
+def test_hidden_layers_by_dotted_name(trained, method):
+    model, X, y, a = trained
+    fair = ESVDFair(model, method=method, layer="body.2").fit(X, y, sensitive_features=a)
+    assert [edit.layer for edit in fair.edits_] == ["body.2", "body.2", "body.4"]
+    assert fair.summary_["ks_after"] < fair.summary_["ks_before"]
+
+
+@pytest.mark.parametrize(
+    ("function", "inverse"),
+    [
+        (torch.sigmoid, lambda z: 1 / (1 + np.exp(-z))),
+        (nn.functional.softplus, lambda z: np.log1p(np.exp(z))),
+        (torch.exp, lambda z: np.exp(0.3 * z)),
+        (lambda out: 3.0 - 2.0 * out, lambda z: z),
+    ],
+    ids=["sigmoid", "softplus", "exp", "affine"],
+)
+@pytest.mark.parametrize("method", ["transport", "parity", "paper", "exact"])
+def test_heads_are_refitted_before_and_scored_after(function, inverse, method):
+    X, z, a = people(700)
+    y = inverse(z)
+    torch.manual_seed(0)
+    model = train(Head(function), X, y)
+    fair = ESVDFair(model, method=method, targets="labels").fit(X, y, sensitive_features=a)
+    summary = fair.summary_
+    assert summary["ks_after"] < 0.8 * summary["ks_before"]
+    assert summary["mse_after"] < 1.1 * np.var(y)
+    predicted = fair.predict(X)
+    assert np.isfinite(predicted).all()
+    assert ks_distance(predicted, sensitive_features=a) < 0.8 * summary["ks_before"]
+
+
+def test_other_heads_are_named():
+    X, z, a = people(300)
+    with pytest.raises(ValueError, match="tanh"):
+        ESVDFair(Head(torch.tanh)).fit(X, z, sensitive_features=a)
+
+
+def test_a_tuple_needs_a_selector():
+    X, z, a = people(800)
+    torch.manual_seed(0)
+    model = train(Residual(), X, z, output=lambda out: out[0])
+    with pytest.raises((TypeError, ValueError), match="output"):
+        ESVDFair(model).fit(X, z, sensitive_features=a)
+    fair = ESVDFair(model, output=0, targets="labels").fit(X, z, sensitive_features=a)
+    assert fair.summary_["ks_after"] < 0.6 * fair.summary_["ks_before"]
+    assert isinstance(fair.estimator_, Residual)
+
+
+def test_a_last_layer_without_bias_stays_without():
+    X, z, a = people(800)
+    torch.manual_seed(0)
+    model = train(Head(lambda out: out, bias=False), X, z)
+    for method in ("transport", "parity", "exact"):
+        fair = ESVDFair(model, method=method, targets="labels").fit(X, z, sensitive_features=a)
+        assert fair.estimator_.body[4].bias is None
+        assert fair.summary_["ks_after"] < 0.8 * fair.summary_["ks_before"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions(trained, dtype):
+    model, X, y, a = trained
+    other = copy.deepcopy(model).to(dtype)
+    fair = ESVDFair(other, method="parity", targets="labels").fit(X, y, sensitive_features=a)
+    assert fair.estimator_.body[4].weight.dtype == dtype
+    assert ks_distance(fair.predict(X), sensitive_features=a) < 0.2
+
+
+def test_a_loader_gives_what_arrays_give(trained):
+    model, X, y, a = trained
+    codes = (a == "x").astype(int)
+    data = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(y), torch.tensor(codes))
+    options = {"method": "parity", "targets": "labels"}
+    streamed = ESVDFair(model, **options).fit(torch.utils.data.DataLoader(data, batch_size=128))
+    whole = ESVDFair(model, **options).fit(X, y, sensitive_features=codes)
+    np.testing.assert_allclose(streamed.predict(X), whole.predict(X), atol=1e-5)
+    with pytest.raises(ValueError, match="misalign"):
+        ESVDFair(model).fit(torch.utils.data.DataLoader(data), sensitive_features=codes)
+
+
+def test_nan_in_the_inputs_is_counted(trained):
+    model, X, y, a = trained
+    holes = X.copy()
+    holes[:3, 1] = np.nan
+    with pytest.raises(ValueError, match="X holds 3 NaN"):
+        ESVDFair(model).fit(holes, y, sensitive_features=a)
+
+
+def test_metric_frame_works_on_the_predictions(trained):
+    metrics = pytest.importorskip("fairlearn.metrics", reason="fairlearn is not installed (extra esvdfair[peers])")
+    from sklearn.metrics import mean_squared_error
+
+    model, X, y, a = trained
+    fair = ESVDFair(model, method="parity", targets="labels").fit(X, y, sensitive_features=a)
+    frame = metrics.MetricFrame(metrics=mean_squared_error, y_true=y, y_pred=fair.predict(X), sensitive_features=a)
+    assert set(frame.by_group.index) == {"x", "y"}
