@@ -1,0 +1,463 @@
+"""The best predictor that brings group distributions together without seeing the group.
+
+Given η(x) = E[Y|x] and P(s|x), with p_s = E P(s|x), the groups' distribution functions of a (randomised)
+predictor f are F_s(t) = E[P(s|x)/p_s · 1{f ≤ t}]. The problem is
+
+    min E(f − η)²   subject to   |F_a(t) − F_b(t)| ≤ α  for all groups a < b and all t,
+
+a linear program once f takes values on a grid q_1 < … < q_L. One multiplier ν_ab,k for each pair and each k < L
+(at q_L the constraint is empty) gives each group a potential, ψ_b(q_l) = Σ_{k≥l} (Σ_{a<b} ν_ab,k − Σ_{c>b} ν_bc,k),
+and strong duality reads
+
+    optimum = − min_ν  E[max_l  Σ_s P(s|x)/p_s · ψ_s(q_l) − (η − q_l)²]  +  α Σ |ν|,
+
+the arg max over l being the optimal prediction. For two groups Σ_s is Δ(x)ψ(q_l), Δ = P(1|x)/p₁ − P(0|x)/p₀.
+
+The maximum is smoothed to β⁻¹ logsumexp(β ·) and the dual solved by an active-set Newton method while β grows.
+The data enter through (η, P(·|x)) alone, so the rows are first compressed to weighted cells: only that
+compression depends on their number.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+_TOLERANCE = 3e-4  # of the optimality conditions, in units of KS distance: where the solver stops
+_CONVERGED = 1e-3  # and what is good enough, should rounding stop it earlier
+_MAX_TRIALS = 120
+_POOL_SLACK = 3e-3  # a gap over the level that is worth a pool; smaller ones come from the cells' own mass
+_ROWS_AT_ONCE = 8192  # bounds the rows × grid table of scores that predicting builds
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """Attribute-unaware optimum at one level α of the Kolmogorov-Smirnov (KS) distance.
+
+    Attributes
+    ----------
+    level : float
+        α, the bound on the largest pairwise KS distance.
+    grid : (L,) increasing values q_l.
+    potential : (G, L) ψ_s(q_l), zero in the last column; the groups' potentials sum to zero.
+    pools : (r, 3) disjoint intervals [low, high] of values narrower than a grid step, and the one value that
+        stands for each (see ``_find_pools``).
+    group_prior : (G,) p_s.
+    converged : bool
+        Whether the smoothed dual met its optimality conditions.
+    dual_objective : float
+        A certified lower bound on the mean squared distance to η of every (randomised) predictor on the cells
+        that takes values on the grid and keeps every pairwise KS distance at or under ``level``.
+    mse, ks : float
+        Mean squared distance to η, and largest pairwise KS distance weighted by P(s|x), of ``predict`` on the cells.
+    """
+
+    level: float
+    grid: Floats
+    potential: Floats
+    pools: Floats
+    group_prior: Floats
+    converged: bool
+    dual_objective: float
+    mse: float
+    ks: float
+
+    def predict(self, eta: ArrayLike, group_probability: ArrayLike) -> Floats:
+        """f*(x) of every row, shape (n,).
+
+        Parameters
+        ----------
+        eta : (n,) E[Y|x].
+        group_probability : (n, G) P(s|x), in the order of the groups at fitting.
+        """
+        eta, probability = _check_rows(eta, group_probability)
+        if probability.shape[1] != len(self.group_prior):
+            raise ValueError(
+                f"group_probability has {probability.shape[1]} columns, but the optimum was fitted with "
+                f"{len(self.group_prior)} groups; give the same columns in the same order."
+            )
+        ratio = probability / self.group_prior
+        starts = range(0, len(eta), _ROWS_AT_ONCE)
+        chunks = [slice(i, i + _ROWS_AT_ONCE) for i in starts]
+        parts = [_best_values(eta[c], ratio[c] @ self.potential, self.grid) for c in chunks]
+        return _pool(np.concatenate(parts), self.pools) if parts else np.empty(0)
+
+
+def fit_optimum(
+    eta: ArrayLike,
+    group_probability: ArrayLike,
+    *,
+    levels: Sequence[float],
+    sample_weight: ArrayLike | None = None,
+    n_grid: int | None = None,
+    n_cells: int = 1024,
+    sharpness: float = 300.0,
+) -> tuple[Optimum, ...]:
+    """Optimal unaware predictors at several levels α, in the order of ``levels``.
+
+    Parameters
+    ----------
+    eta : (n,) E[Y|x].
+    group_probability : (n, G) P(s|x), rows that sum to one.
+    levels : bounds α ≥ 0 on the largest pairwise KS distance; each is solved starting from the next larger one.
+    sample_weight : (n,) non-negative, optional.
+    n_grid : number of values L, at most. By default 128, fewer from four groups on, because the dual has a
+        multiplier for each value and pair of groups.
+    n_cells : rows are compressed to at most so many weighted cells; fewer rows than that are kept as they are.
+    sharpness : β in units of 1/Var(η). The smoothed dual lies within log(L)/β of the exact one.
+
+    Returns
+    -------
+    tuple of Optimum, one for each level
+
+    Notes
+    -----
+    The optimum is randomised where rows tie; the arg max that ``predict`` takes is not, so on data with few
+    distinct rows its KS distance can differ from α by their mass. ``Optimum.ks`` says what was reached.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> eta = np.linspace(0, 1, 50)
+    >>> p = np.column_stack([1 - eta, eta])
+    >>> strict, loose = fit_optimum(eta, p, levels=[0.1, 1.0])
+    >>> strict.ks < loose.ks, strict.mse > loose.mse
+    (True, True)
+    """
+    eta, probability = _check_rows(eta, group_probability)
+    if not len(eta):
+        raise ValueError("eta has no rows; an optimum needs data to be fitted on.")
+    weight = _check_weight(sample_weight, len(eta))
+    if n_grid is None:
+        n_grid = int(np.clip(384 // probability.shape[1], 48, 128))
+    _check_options(levels, n_grid, n_cells, sharpness)
+    prior = weight @ probability
+    if not np.all(prior > 0):
+        raise ValueError(
+            f"groups {np.flatnonzero(prior <= 0).tolist()} have probability 0 in every row; leave their columns out."
+        )
+    cells = _compress(weight, eta, probability / prior, n_cells)
+    dual = _Dual(cells, _make_grid(weight, eta, n_grid))
+    nu = np.zeros((len(dual.pairs), len(dual.grid) - 1))
+    fitted: dict[float, Optimum] = {}
+    for level in sorted({float(a) for a in levels}, reverse=True):
+        nu, converged = _solve(dual, nu, level, sharpness)
+        fitted[level] = _result(dual, nu, level, prior, converged)
+    return tuple(fitted[float(level)] for level in levels)
+
+
+@dataclass(frozen=True)
+class _Cells:
+    weight: Floats  # (m,), sums to one
+    eta: Floats  # (m,)
+    ratio: Floats  # (m, G) P(s|x)/p_s; its weighted mean is one for every group
+
+
+def _compress(weight: Floats, eta: Floats, ratio: Floats, n_cells: int) -> _Cells:
+    """Weighted means of the cells of a k-d tree over (η, P(·|x)/p), or the rows themselves when they are few."""
+    present = weight > 0
+    weight, eta, ratio = weight[present], eta[present], ratio[present]
+    if len(eta) <= n_cells:
+        return _Cells(weight, eta, ratio)
+    # Split at the median of the groups' own measures together: a KS distance is felt within a small group too.
+    cell = _split_cells(np.column_stack([eta, ratio[:, 1:]]), weight * ratio.sum(axis=1), n_cells)
+    total = np.bincount(cell, weight).astype(np.float64)
+
+    def average(column: Floats) -> Floats:
+        return np.asarray(np.bincount(cell, weight * column) / total, dtype=np.float64)
+
+    return _Cells(total, average(eta), np.column_stack([average(column) for column in ratio.T]))
+
+
+def _split_cells(points: Floats, mass: Floats, n_cells: int) -> NDArray[np.intp]:
+    """Cell number of each row: halve every cell in mass, along its widest standardised coordinate, again and again."""
+    spread = points.std(axis=0)
+    points = points / np.where(spread > 0, spread, 1.0)
+    cell = np.zeros(len(points), dtype=np.intp)
+    for _ in range(int(np.log2(n_cells))):
+        total = np.bincount(cell, mass)
+        centre = np.column_stack([np.bincount(cell, mass * column) / total for column in points.T])
+        off = points - centre[cell]
+        scatter = np.column_stack([np.bincount(cell, mass * column**2) for column in off.T])
+        key = np.take_along_axis(points, scatter.argmax(axis=1)[cell][:, None], axis=1)[:, 0]
+        order = np.lexsort((key, cell))
+        # Mass below the middle of each row, from the start of its cell.
+        below = np.cumsum(mass[order]) - 0.5 * mass[order]
+        below -= (np.cumsum(total) - total)[cell[order]]
+        cell[order] = 2 * cell[order] + (below > 0.5 * total[cell[order]])
+        cell = np.unique(cell, return_inverse=True)[1]
+    return cell
+
+
+def _make_grid(weight: Floats, eta: Floats, n_grid: int) -> Floats:
+    """Half of the values spread evenly over the range of η, half over its distribution; the ends are the range.
+
+    No value outside the range is needed: clipping a predictor to it lowers the error and raises no KS distance.
+    """
+    low, high = float(eta.min()), float(eta.max())
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # constant to rounding: one value, nothing to move
+        return np.array([weight @ eta])
+    order = np.argsort(eta)
+    # Few quantiles, and a least spacing of 1/8 of the even one: near-ties in η must make no near-ties in the grid.
+    share = np.linspace(0, 1, 33)
+    knots = np.interp(share, np.cumsum(weight[order]) - 0.5 * weight[order], eta[order])
+    knots[0], knots[-1] = low, high
+    mixture = 0.5 * (knots - low) / (high - low) + 0.5 * share
+    even = 8 * (n_grid - 1)
+    steps = np.interp(np.linspace(0, 1, n_grid), mixture, (knots - low) / (high - low)) * even
+    return low + (high - low) * (np.unique(np.round(steps)) / even)
+
+
+class _Dual:
+    """The dual on given cells and grid, as a function of the multipliers ν of shape (pairs, L−1)."""
+
+    def __init__(self, cells: _Cells, grid: Floats) -> None:
+        groups = cells.ratio.shape[1]
+        self.cells, self.grid = cells, grid
+        # Pairs with group 0 come first: alone they already span all differences.
+        self.pairs = list(combinations(range(groups), 2))
+        # F_b − F_a of a pair (a, b) in terms of F_s − F_0, s ≥ 1.
+        self.incidence = np.zeros((len(self.pairs), groups - 1))
+        for row, (a, b) in zip(self.incidence, self.pairs, strict=True):
+            row[b - 1] = 1.0
+            if a > 0:
+                row[a - 1] = -1.0
+        # Cells run along the last axis, so that sums over the grid are sums of contiguous rows.
+        self.contrast = (cells.ratio[:, 1:] - cells.ratio[:, :1]).T.copy()  # (G−1, m), mean zero
+        self.loss = (grid[:, None] - cells.eta) ** 2  # (L, m)
+
+    def contrast_potential(self, nu: Floats) -> Floats:
+        """Σ over k ≥ l of the multipliers, shape (G−1, L): the potentials of all groups but group 0."""
+        total = self.incidence[: len(nu)].T @ nu
+        tail = np.cumsum(total[:, ::-1], axis=1)[:, ::-1]
+        return np.column_stack([tail, np.zeros(len(tail))])
+
+    def score(self, nu: Floats) -> Floats:
+        """Σ_s P(s|x)/p_s ψ_s(q_l) − (η − q_l)², shape (L, m)."""
+        first, *others = zip(self.contrast_potential(nu), self.contrast, strict=True)
+        score: Floats = np.multiply.outer(*first)  # a product with inner dimension 1 is slow in BLAS
+        for potential, contrast in others:
+            score += np.multiply.outer(potential, contrast)
+        score -= self.loss
+        return score
+
+    def smooth(self, nu: Floats, beta: float) -> tuple[float, Floats, Floats]:
+        """Value of the smoothed E[max …], its gradient in ν, and P(f ≤ q_k | cell), shape (L−1, m)."""
+        score = self.score(nu)
+        score *= beta
+        top = score.max(axis=0)
+        score -= top
+        np.exp(score, out=score)
+        total = score.sum(axis=0)
+        score /= total
+        value = float(self.cells.weight @ (top + np.log(total))) / beta
+        for row, before in zip(score[1:], score[:-1], strict=True):  # five times faster than cumsum down the rows
+            row += before
+        below = score[:-1]
+        difference = (self.cells.weight * self.contrast) @ below.T  # F_s − F_0 at q_k
+        return value, self.incidence[: len(nu)] @ difference, below
+
+    def hessian(self, below: Floats, free: NDArray[np.bool_], beta: float) -> Floats:
+        """Second derivatives in the free entries of ν (in the order of ``np.nonzero(free)``).
+
+        Cov(1{f ≤ q_k}, 1{f ≤ q_j}) = C_k − C_k C_j for k ≤ j, with C = P(f ≤ q | cell).
+        """
+        pair, k = np.nonzero(free)
+        contrast = self.incidence @ self.contrast * np.sqrt(beta * self.cells.weight)  # (pairs, m)
+        weighted = below[k]
+        weighted *= contrast[pair]
+        product = (weighted @ contrast.T)[:, pair] - weighted @ weighted.T
+        return np.where(k[:, None] <= k, product, product.T)
+
+    def bound(self, nu: Floats, alpha: float) -> float:
+        """The exact (unsmoothed) dual at ν: a lower bound on the optimum for every ν."""
+        return -float(self.cells.weight @ self.score(nu).max(axis=0)) - alpha * float(np.abs(nu).sum())
+
+
+def _solve(dual: _Dual, nu: Floats, alpha: float, sharpness: float) -> tuple[Floats, bool]:
+    """Minimise the dual from ν; a sharpness above 300 is reached in stages, each from the solution of the last."""
+    if nu.shape[1] == 0:
+        return nu, True
+    # At α = 0 all pairs are tight, and those with group 0 span the rest.
+    active = dual.incidence.T @ nu if alpha == 0 else nu
+    variance = float(dual.cells.weight @ (dual.cells.eta - dual.cells.weight @ dual.cells.eta) ** 2)
+    stages = 1 + max(0, int(np.ceil(np.log(sharpness / 300) / np.log(4))))
+    violation = np.inf
+    for stage in reversed(range(stages)):
+        active, violation = _newton(dual, active, alpha, beta=sharpness / 4.0**stage / variance)
+    idle = np.zeros((len(nu) - len(active), nu.shape[1]))
+    return np.concatenate([active, idle]), violation <= _CONVERGED
+
+
+def _newton(dual: _Dual, nu: Floats, alpha: float, *, beta: float) -> tuple[Floats, float]:
+    """Minimise smooth(ν) + α Σ|ν|; returns ν and its largest violation of the optimality conditions.
+
+    Damped (Levenberg-Marquardt) Newton steps within the orthant that ν is in or would move into. The damping is
+    measured in the second derivative that an evenly spread η would have, E[Δ²]/(2 (q_{k+1} − q_k) range),
+    because the true one vanishes at thresholds that split no cell.
+    """
+    unit = float(dual.cells.weight @ (dual.contrast**2).sum(axis=0)) / (2 * np.diff(dual.grid) * np.ptp(dual.grid))
+    unit = np.broadcast_to(unit, nu.shape)
+    value, gradient, below = dual.smooth(nu, beta)
+    damping, hessian, violation = 0.1, None, np.inf
+    for _ in range(_MAX_TRIALS):
+        if hessian is None:
+            violation, free, sign = _search_space(nu, gradient, alpha)
+            if violation <= _TOLERANCE:
+                break
+            hessian = dual.hessian(below, free, beta)
+        step = np.zeros_like(nu)
+        damped = hessian + np.diag(damping * unit[free])
+        step[free] = _orthant_step(damped, nu[free], (gradient + alpha * sign)[free], sign[free] if alpha > 0 else None)
+        trial = dual.smooth(nu + step, beta)
+        penalty = alpha * float(np.abs(nu + step).sum() - np.abs(nu).sum())
+        promised, gained = -float((gradient * step).sum()) - penalty, value - trial[0] - penalty
+        if gained > 0.01 * promised > 0:
+            nu, (value, gradient, below), hessian = nu + step, trial, None
+            damping = max(damping / 10, 1e-3) if gained > 0.3 * promised else damping
+        elif damping > 1e8:  # no step gains anything any more: rounding
+            break
+        else:
+            damping *= 10
+    return nu, violation
+
+
+def _search_space(nu: Floats, gradient: Floats, alpha: float) -> tuple[float, NDArray[np.bool_], Floats]:
+    """Largest violation of the optimality conditions, the entries of ν free to move, and their orthant."""
+    size = np.abs(gradient)
+    violation = float(np.where(nu != 0, np.abs(gradient + alpha * np.sign(nu)), size - alpha).max())
+    # Of the pairs too far apart at one threshold only the farthest joins: moving it moves the others.
+    enters = (size > alpha) & (size == size.max(axis=0)) if alpha > 0 else size >= 0
+    sign = np.where(nu != 0, np.sign(nu), -np.sign(gradient) * enters)
+    return violation, (nu != 0) | enters, sign
+
+
+def _orthant_step(hessian: Floats, nu: Floats, slope: Floats, sign: Floats | None) -> Floats:
+    """Step to the minimum of the quadratic model.
+
+    What would leave its orthant goes to zero and the rest is solved again (``sign=None``: no orthant).
+    """
+    step, free = -nu, np.ones(len(nu), dtype=bool)
+    while free.any():
+        rhs = -slope[free] + hessian[np.ix_(free, ~free)] @ nu[~free]
+        step[free] = np.linalg.solve(hessian[np.ix_(free, free)], rhs)
+        leaves = free & ((nu + step) * sign < 0) if sign is not None else np.zeros_like(free)
+        if not leaves.any():
+            break
+        free &= ~leaves
+        step[leaves] = -nu[leaves]
+    return step
+
+
+def _result(dual: _Dual, nu: Floats, level: float, prior: Floats, converged: bool) -> Optimum:
+    potential = dual.contrast_potential(nu)
+    potential = np.concatenate([-potential.sum(axis=0, keepdims=True), potential])
+    cells = dual.cells
+    mass = cells.weight[:, None] * cells.ratio
+    f = _best_values(cells.eta, cells.ratio @ potential, dual.grid)
+    pools = _find_pools(f, mass, level, width=np.ptp(dual.grid) / len(dual.grid))
+    f = _pool(f, pools)
+    return Optimum(
+        level=level,
+        grid=dual.grid,
+        potential=potential,
+        pools=pools,
+        group_prior=prior,
+        converged=converged,
+        dual_objective=dual.bound(nu, level),
+        mse=float(cells.weight @ (f - cells.eta) ** 2),
+        ks=float(_group_gaps(f, mass)[1].max()),
+    )
+
+
+def _best_values(eta: Floats, pull: Floats, grid: Floats) -> Floats:
+    """arg max over q of pull(q) − (η − q)², pull (n, L) known on the grid and linear between its points.
+
+    The grid decides which segments; within them the maximum is closed form, so that the grid's spacing
+    costs no accuracy (without a pull the answer is η itself).
+    """
+    row = np.arange(len(eta))
+    best = (pull - (eta[:, None] - grid) ** 2).argmax(axis=1)
+    value: Floats = grid[best]
+    score = np.full(len(eta), -np.inf)
+    for left in (best - 1, best):
+        left = np.clip(left, 0, max(len(grid) - 2, 0))
+        right = np.minimum(left + 1, len(grid) - 1)
+        width = grid[right] - grid[left]
+        slope = (pull[row, right] - pull[row, left]) / np.where(width > 0, width, 1.0)
+        q = np.clip(eta + 0.5 * slope, grid[left], grid[right])
+        q_score = pull[row, left] + slope * (q - grid[left]) - (eta - q) ** 2
+        value = np.where(q_score > score, q, value)
+        score = np.maximum(score, q_score)
+    return value
+
+
+def _group_gaps(f: Floats, mass: Floats) -> tuple[Floats, Floats]:
+    """Distinct values t of f, and max_a F_a(t) − min_b F_b(t) at each; mass (m, G), columns sum to one."""
+    order = np.argsort(f)
+    last = np.append(np.diff(f[order]) > 0, True)
+    return f[order][last], np.ptp(np.cumsum(mass[order], axis=0)[last], axis=1)
+
+
+def _find_pools(f: Floats, mass: Floats, level: float, *, width: float) -> Floats:
+    """Intervals of f, at most ``width`` wide, at whose inner thresholds the groups are farther apart than ``level``.
+
+    Where Δ is nearly a function of η a whole range of rows ties, and rounding would order their values by group:
+    differences too small for the grid to see, but not for a KS distance. One value for all of them mends it, and
+    being monotone it can widen no gap.
+    """
+    values, gap = _group_gaps(f, mass)
+    apart = (gap > level + _POOL_SLACK) & (np.diff(values, append=values[-1]) <= width)
+    first, end = np.flatnonzero(np.diff(apart, prepend=False, append=False)).reshape(-1, 2).T
+    narrow = values[end] - values[first] <= width
+    low, high = values[first[narrow]], values[end[narrow]]
+    return np.column_stack([low, high, 0.5 * (low + high)])
+
+
+def _pool(f: Floats, pools: Floats) -> Floats:
+    if not len(pools):
+        return f
+    low, high, value = pools.T
+    nearest = np.maximum(np.searchsorted(low, f, side="right") - 1, 0)
+    return np.where((low[nearest] <= f) & (f <= high[nearest]), value[nearest], f)
+
+
+def _check_rows(eta: ArrayLike, group_probability: ArrayLike) -> tuple[Floats, Floats]:
+    eta, probability = np.asarray(eta, dtype=np.float64), np.asarray(group_probability, dtype=np.float64)
+    if eta.ndim != 1 or probability.ndim != 2 or len(eta) != len(probability) or probability.shape[1] < 2:
+        raise ValueError(
+            f"eta has shape {eta.shape} and group_probability {probability.shape}; "
+            "expected (n,) and (n, groups) with at least two groups."
+        )
+    if not (np.isfinite(eta).all() and np.isfinite(probability).all()):
+        raise ValueError("eta or group_probability has NaN or infinite values; drop those rows or mend the model.")
+    if (probability < 0).any() or not np.allclose(probability.sum(axis=1), 1.0, atol=1e-6):
+        raise ValueError(
+            "group_probability has negative entries or rows that do not sum to one; "
+            "give one probability for each group, for example from predict_proba."
+        )
+    return eta, probability
+
+
+def _check_weight(sample_weight: ArrayLike | None, n: int) -> Floats:
+    weight: Floats = np.ones(n) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+    if weight.shape != (n,) or not np.isfinite(weight).all() or (weight < 0).any() or not weight.sum() > 0:
+        raise ValueError(
+            f"sample_weight has shape {weight.shape} for {n} rows, or negative, infinite or only zero values; "
+            "give one finite non-negative weight for each row, not all zero."
+        )
+    return np.asarray(weight / weight.sum())
+
+
+def _check_options(levels: Sequence[float], n_grid: int, n_cells: int, sharpness: float) -> None:
+    if not all(level >= 0 for level in levels):
+        raise ValueError(f"levels {list(levels)} has a negative or missing bound on the KS distance; use 0 or more.")
+    if n_grid < 2 or n_cells < 2 or not sharpness > 0:
+        raise ValueError(
+            f"n_grid={n_grid}, n_cells={n_cells}, sharpness={sharpness}; the first two must be at least 2, "
+            "sharpness positive."
+        )
