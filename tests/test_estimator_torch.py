@@ -118,8 +118,8 @@ def test_heads_are_refitted_before_and_scored_after(function, inverse, method):
     fair = ESVDFair(model, method=method, targets="labels").fit(X, y, sensitive_features=a)
     summary = fair.summary_
     assert summary["ks_after"] < 0.8 * summary["ks_before"]
-    # better than a constant; paper and exact take their reductions as given, whatever they cost
-    assert summary["mse_after"] < (1.0 if method in ("transport", "parity") else 1.3) * np.var(y)
+    # transport must beat a constant; the others remove the gap they are told to, whatever it costs
+    assert summary["mse_after"] < (1.0 if method == "transport" else 1.3) * np.var(y)
     predicted = fair.predict(X)
     assert np.isfinite(predicted).all()
     assert ks_distance(predicted, sensitive_features=a) < 0.8 * summary["ks_before"]

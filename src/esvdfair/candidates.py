@@ -12,7 +12,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from sklearn.linear_model import LogisticRegression
 
 from esvdfair.core.metrics import ks_from_codes
 from esvdfair.core.moments import GroupMoments
@@ -222,6 +221,8 @@ class Refits:
     @cached_property
     def _group_probability(self) -> Array:
         """(rows, G) P̂(group | features) for the training rows; used while fitting only."""
+        from sklearn.linear_model import LogisticRegression  # half of what importing esvdfair would cost
+
         scale = 1.0 / np.sqrt(self.space.variances)
         keep = self.space.variances > 1e-8 * self.space.variances[-1]
         whitened = self.rotated[:, keep] * scale[keep]

@@ -1,0 +1,66 @@
+# Every target sets itself up: the virtual environment is made when absent and reused when there.
+# Needs Python 3.11 or newer (choose one with `make test PYTHON=python3.12`), git and make.
+
+PYTHON ?= python3
+VENV   ?= .venv
+JOBS   ?= 2
+
+BIN := $(VENV)/bin
+# pip would compile every file of torch and the rest; Python compiles the few that are imported, when they are.
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:  # two pips must not write to one environment
+.PHONY: help demo test lint types format clean
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# One thread a process: the matrices are small, and sums do not depend on the number of cores.
+demo test: export OMP_NUM_THREADS := 1
+demo test: export OPENBLAS_NUM_THREADS := 1
+demo test: export MKL_NUM_THREADS := 1
+
+demo: $(VENV)/.demo  ## Repair a small network on a wages table; print before and after
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.dev  ## Run all tests; fail when branch coverage of esvdfair.core is under 95 %
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
+		--cov=esvdfair.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=95
+
+lint: $(VENV)/.dev  ## Check style and formatting (ruff)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev  ## Check types (mypy, strict)
+	$(BIN)/mypy
+
+format: $(VENV)/.dev  ## Rewrite the source in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## Remove the virtual environment and all caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# `.demo` and `.dev` are stamps in the environment: which part of the package's extras it holds.
+$(VENV)/.demo: pyproject.toml constraints.txt $(BIN)/python
+	@echo "Installing esvdfair[data] into $(VENV)"
+	@$(PIP) -e '.[data]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt $(BIN)/python
+	@echo "Installing esvdfair[dev] into $(VENV); the first time takes a few minutes"
+	@$(PIP) -e '.[dev]'
+	@touch $(VENV)/.demo $@
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "There is no '$(PYTHON)'. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$$($(PYTHON) --version) is too old: esvdfair needs 3.11 or newer. Name one: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "'$(PYTHON)' cannot make virtual environments. On Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@echo "Making a virtual environment in $(VENV)"
+	@$(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }

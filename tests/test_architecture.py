@@ -1,0 +1,175 @@
+"""Every module imports only from those above it in `docs/architecture.md`."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "esvdfair"
+FRAMEWORKS = {"torch", "onnx", "onnxruntime", "tensorflow", "jax"}
+TORCH_HOMES = ("models/", "distributed.py", "experiments/")
+PRINTERS = {"sys.stdout", "sys.stderr", "click.echo", "click.secho"}
+
+
+def listed_modules(document: str) -> list[str]:
+    """The first word of every line of the first fenced block: `core/gaps.py`, `report/`."""
+    block = re.search(r"^```\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
+    assert block, "docs/architecture.md has no fenced list of modules"
+    return [line.split()[0] for line in block[1].splitlines()]
+
+
+def position(path: str, order: list[str]) -> float | None:
+    """Where the source file `path` stands in the list; None when no line covers it."""
+    for index, entry in enumerate(order):
+        if path == entry or (entry.endswith("/") and path.startswith(entry)):
+            return index
+    folder = path.removesuffix("__init__.py")
+    inside = [index for index, entry in enumerate(order) if entry.startswith(folder)]
+    return inside[-1] + 0.5 if folder != path and inside else None
+
+
+def imported_names(tree: ast.AST, path: str) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of every import, wherever in the file it stands.
+
+    `from a import b` gives `a.b`, which may name a module or something in the module `a`.
+    """
+    package = [PACKAGE, *PurePosixPath(path).parent.parts]
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                above = package[: len(package) - level + 1] if level else []
+                base = ".".join([*above, *([module] if module else [])])
+                yield from ((node.lineno, f"{base}.{alias.name}") for alias in names)
+            case ast.Call(
+                func=ast.Attribute(attr="import_module") | ast.Name(id="import_module" | "__import__"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield node.lineno, name
+
+
+def source_of(name: str, files: set[str]) -> str | None:
+    """The file of the package that the dotted name comes from; None for a name from elsewhere."""
+    parts = name.split(".")
+    if parts[0] != PACKAGE:
+        return None
+    for end in range(len(parts), 0, -1):
+        stem = "/".join(parts[1:end])
+        for candidate in (f"{stem}.py", f"{stem}/__init__.py".lstrip("/")):
+            if candidate in files:
+                return candidate
+    raise AssertionError(f"{name} names no file of the package")
+
+
+def printing(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of everything that writes to the terminal."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id="print"):
+                yield node.lineno, "print"
+            case ast.Attribute(value=ast.Name(id=owner), attr=attr) if f"{owner}.{attr}" in PRINTERS:
+                yield node.lineno, f"{owner}.{attr}"
+
+
+def violations(sources: dict[str, str], order: list[str]) -> list[str]:
+    """What breaks the rules of `docs/architecture.md`, one line each."""
+    found = []
+    for path, text in sources.items():
+        tree = ast.parse(text)
+        here = position(path, order)
+        if here is None:
+            found.append(f"{path} is not in the list of docs/architecture.md")
+            continue
+        for line, name in imported_names(tree, path):
+            found += [f"{path}:{line} {fault}" for fault in _import_faults(path, name, here, sources, order)]
+        if not path.startswith("cli/"):
+            found += [f"{path}:{line} uses {name}; only cli/ prints" for line, name in printing(tree)]
+    return found
+
+
+def _import_faults(path: str, name: str, here: float, sources: dict[str, str], order: list[str]) -> Iterator[str]:
+    top = name.split(".")[0]
+    if path.startswith("core/") and top in FRAMEWORKS:
+        yield f"imports {top}; core/ knows no deep-learning framework"
+    elif top == "torch" and not path.startswith(TORCH_HOMES):
+        yield f"imports torch; it lives in {', '.join(TORCH_HOMES)}"
+    target = source_of(name, set(sources))
+    there = position(target, order) if target else None
+    if target and target != path and there is not None:
+        same_folder = here == there and order[int(here)].endswith("/")
+        if there >= here and not same_folder:
+            yield f"imports {target}, which is not above it in docs/architecture.md"
+
+
+def _order() -> list[str]:
+    return listed_modules((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"))
+
+
+def test_the_package_keeps_the_order():
+    src = ROOT / "src" / PACKAGE
+    sources = {p.relative_to(src).as_posix(): p.read_text(encoding="utf-8") for p in src.rglob("*.py")}
+    assert {"__init__.py", "core/groups.py"} <= sources.keys()
+    assert "\n".join(violations(sources, _order())) == ""
+
+
+def test_the_list_has_no_line_twice():
+    order = _order()
+    assert len(order) == len(set(order)) > 20
+    assert order[-1] == "__init__.py"
+
+
+ORDER = ["core/low.py", "core/high.py", "models/", "batches.py", "cli/", "__init__.py"]
+CLEAN = {
+    "core/low.py": "import numpy as np",
+    "core/high.py": "from esvdfair.core import low\nfrom .low import f",
+    "core/__init__.py": "from esvdfair.core.high import g",
+    "models/__init__.py": "from esvdfair.models.torch import adapt",
+    "models/torch.py": "import torch\nfrom esvdfair.models import adapt\nfrom ..core.low import f",
+    "batches.py": "import esvdfair.models.torch\nfrom esvdfair import core",
+    "cli/audit.py": "print('a table')",
+    "__init__.py": "from esvdfair.batches import Batch",
+}
+
+
+def test_a_clean_package_has_no_violation():
+    assert violations(CLEAN, ORDER) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "said"),
+    [
+        ("core/low.py", "from esvdfair.core.high import g", "core/low.py:1 imports core/high.py"),
+        ("core/low.py", "from .high import g", "core/low.py:1 imports core/high.py"),
+        ("core/low.py", "from . import high", "core/low.py:1 imports core/high.py"),
+        ("core/low.py", "from esvdfair.core import g", "core/low.py:1 imports core/__init__.py"),
+        ("core/high.py", "def f():\n    import esvdfair.batches", "core/high.py:2 imports batches.py"),
+        (
+            "core/low.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..batches import Batch",
+            "core/low.py:3 imports batches.py",
+        ),
+        ("batches.py", "from esvdfair import Batch", "batches.py:1 imports __init__.py"),
+        ("batches.py", "import importlib\nimportlib.import_module('esvdfair.cli.audit')", "cli/audit.py"),
+        ("core/high.py", "def f():\n    import torch.nn", "core/high.py:2 imports torch"),
+        ("core/high.py", "from onnx import load", "core/high.py:1 imports onnx"),
+        ("batches.py", "from torch.utils.data import DataLoader", "batches.py:1 imports torch"),
+        ("batches.py", "def f():\n    print('loaded')", "batches.py:2 uses print"),
+        ("models/torch.py", "import sys\nsys.stdout.write('x')", "models/torch.py:2 uses sys.stdout"),
+        ("new.py", "", "new.py is not in the list"),
+        ("extra/__init__.py", "", "extra/__init__.py is not in the list"),
+    ],
+)
+def test_a_violation_is_found(path, text, said):
+    found = violations(CLEAN | {path: text}, ORDER)
+    assert len(found) == 1
+    assert said in found[0]
+
+
+def test_an_import_of_no_file_is_an_error():
+    sources = {"core/low.py": "import esvdfair.core.lost"}
+    with pytest.raises(AssertionError, match=r"esvdfair\.core\.lost names no file"):
+        violations(sources, ORDER)
