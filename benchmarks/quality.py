@@ -139,9 +139,7 @@ def speed() -> None:
     )
     one = fit() / base
     estimator.repair_by_transport = original
-    print(
-        f"one target, one ridge: {one:.0f} × (goal ≤ 30); everything: {everything:.0f} × (goal ≤ 150); unit {base:.3f} s"
-    )
+    print(f"one target, one ridge: {one:.0f} × (goal ≤ 30); everything: {everything:.0f} × (goal ≤ 150)")
 
 
 def main() -> None:

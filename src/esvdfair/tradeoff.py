@@ -65,10 +65,12 @@ class Judge:
             found[label] = float(np.average((prediction[mine] - self.y[mine]) ** 2, weights=self.weight[mine]))
         return found
 
-    def interval(self, prediction: Array, seed: int) -> tuple[float, float]:
+    def interval(self, prediction: Array, floor: float, seed: int) -> tuple[float, float]:
         """Confidence interval of the KS distance of one vector of predictions."""
         weight = None if self.unweighted else self.weight
-        return ks_distance_ci(prediction, sensitive_features=self.codes, sample_weight=weight, random_state=seed)
+        return ks_distance_ci(
+            prediction, sensitive_features=self.codes, sample_weight=weight, floor=floor, random_state=seed
+        )
 
     @property
     def unweighted(self) -> bool:
@@ -211,7 +213,7 @@ def make_curve(
     order = sorted(chosen, key=lambda i: (-judged_ks[i], mse[i]))
     points = []
     for position, i in enumerate(order):
-        low, high = judge.interval(judged.judging[:, i], seed)
+        low, high = judge.interval(judged.judging[:, i], floor, seed)
         points.append(
             CurvePoint(
                 mse=float(mse[i]),

@@ -445,3 +445,12 @@ def test_other_arguments_that_cannot_be_used_are_refused() -> None:
         ks_floor(sensitive_features=NAMES, y_pred=GOOD[:3])
     with pytest.raises(ValueError, match="one group"):
         ks_floor(sensitive_features=["a", "a"])
+
+
+def test_a_known_floor_is_not_computed_again():
+    rng = np.random.default_rng(0)
+    groups = np.repeat([0, 1], 200)
+    scores = rng.normal(size=400) + 0.5 * groups
+    distance = ks_distance(scores, sensitive_features=groups)
+    assert ks_distance_ci(scores, sensitive_features=groups, floor=distance / 2)[0] == 0.0
+    assert ks_distance_ci(scores, sensitive_features=groups, floor=distance / 4)[0] > 0.0

@@ -64,6 +64,7 @@ def ks_distance_ci(
     sample_weight: Any = None,
     confidence: float = 0.95,
     n_resamples: int = 1000,
+    floor: float | None = None,
     random_state: Seed = 0,
 ) -> tuple[float, float]:
     """Bootstrap interval of `ks_distance`, resampled within each group.
@@ -77,7 +78,7 @@ def ks_distance_ci(
       of the upward bias of a supremum: it covers 0.83 to 0.92 at a nominal 0.95, and c = 2 covers 0.93 to 0.98.
 
     The interval lies in [0, 1] and holds the estimate. Its lower end is 0 when the estimate is below three times
-    `ks_floor`, where no bootstrap can tell a gap from none.
+    `ks_floor`, where no bootstrap can tell a gap from none; pass ``floor`` when it is known already.
 
     Returns
     -------
@@ -104,7 +105,7 @@ def ks_distance_ci(
     tail = (1 - confidence) / 2
     low = distance - max(0.0, float(np.quantile(above, 1 - tail)))
     high = distance - min(0.0, float(np.quantile(basic, tail)))
-    if distance < _FLOORS_ABOVE_ZERO * _floor(codes, sizes, scores, weights, rng):
+    if distance < _FLOORS_ABOVE_ZERO * (_floor(codes, sizes, scores, weights, rng) if floor is None else floor):
         low = 0.0
     return max(low, 0.0), min(high, 1.0)
 

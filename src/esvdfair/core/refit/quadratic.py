@@ -7,8 +7,8 @@ A last layer predicts ``h·w + b`` from features h (p of them). With target t, o
 The best bias is ``b = t̄ − h̄·w`` whatever w is, so only w remains (a layer without bias is not centred). The pooled
 covariance of the features is ``C = QΛQᵀ`` with Q (p × r) over its r non-zero eigenvalues: many ReLU units are dead, so
 r is often far below p. Directions outside Q never move the outputs; there w keeps w₀. Along them
-``w = w_null + Q (Λ+ρ)^{-1/2} u`` and the objective is ``‖u − u_ridge‖² + constant``: in the whitened coordinates u it is
-a plain distance.
+``w = w_null + Q (Λ+ρ)^{-1/2} u`` and the objective is ``‖u − u_ridge‖² + constant``: in the whitened coordinates u it
+is a plain distance.
 """
 
 from dataclasses import dataclass

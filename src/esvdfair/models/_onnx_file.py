@@ -1,0 +1,226 @@
+"""Read and write ONNX files; nothing here looks at what a model computes.
+
+A model in memory is self-contained: tensors in external data are read in, by a reader that opens no file outside the
+model's folder, and neither onnx nor onnxruntime is ever given a file name.
+"""
+
+import math
+import os
+import stat
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+from uuid import uuid4
+
+import onnx
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]  # protobuf ships no types
+
+LARGEST = 2**31 - 1
+"""Bytes that a protobuf message can hold; onnxruntime takes no more from memory."""
+
+_ALIGNMENT = 4096  # a page, so that a runtime can map the tensors into memory, as ONNX asks
+
+_TYPE = onnx.TensorProto
+_ITEMSIZE: dict[int, int] = {
+    **dict.fromkeys([_TYPE.BOOL, _TYPE.INT8, _TYPE.UINT8], 1),
+    **dict.fromkeys([_TYPE.FLOAT16, _TYPE.BFLOAT16, _TYPE.INT16, _TYPE.UINT16], 2),
+    **dict.fromkeys([_TYPE.FLOAT, _TYPE.INT32, _TYPE.UINT32], 4),
+    **dict.fromkeys([_TYPE.DOUBLE, _TYPE.INT64, _TYPE.UINT64], 8),
+}
+
+
+def read_model(source: str | os.PathLike[str] | bytes) -> tuple[onnx.ModelProto, frozenset[int]]:
+    """Read a model and its external data.
+
+    Returns
+    -------
+    model : onnx.ModelProto
+        With all tensors inside.
+    external : set of int
+        Which of `all_tensors(model)` were in external data.
+
+    Raises
+    ------
+    FileNotFoundError, IsADirectoryError
+        The path leads to no file.
+    ValueError
+        The content is no valid ONNX model, or external data is missing, too short or outside the model's folder.
+    """
+    if isinstance(source, bytes):
+        data, folder, label = source, None, f"the model ({len(source)} bytes)"
+    else:
+        path = Path(source)
+        if path.is_dir():
+            raise IsADirectoryError(f"{str(path)!r} is a directory; an ONNX file is needed.")
+        if not path.exists():
+            raise FileNotFoundError(f"there is no file {str(path)!r}.")
+        data, folder, label = path.read_bytes(), path.parent, repr(str(path))
+    model = _parse(data, label)
+    external = frozenset(index for index, tensor in enumerate(all_tensors(model)) if _is_external(tensor))
+    budget = LARGEST - len(data)
+    for tensor in all_tensors(model):
+        if _is_external(tensor):
+            budget -= _load(tensor, folder, budget)
+    _check(model, label)
+    return model, external
+
+
+def all_tensors(message: Message) -> Iterator[onnx.TensorProto]:
+    """Every tensor of a model in a fixed order, wherever it stands: initialisers, attributes, subgraphs, functions."""
+    if isinstance(message, onnx.TensorProto):
+        yield message
+        return
+    for _, value in message.ListFields():
+        for item in value if hasattr(value, "add") else (value,):
+            if isinstance(item, Message):
+                yield from all_tensors(item)
+
+
+def write_model(model: onnx.ModelProto, path: str | os.PathLike[str], external: Collection[int] = ()) -> None:
+    """Write a self-contained model, with the tensors `external` in a file beside it, named `path` + ".data".
+
+    Both files are complete before either takes its name: a failure on the way (a full disk) leaves no file and what was
+    there before.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"cannot write a model to {str(path)!r}: it is a directory.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"cannot write a model to {str(path)!r}: there is no folder {str(path.parent)!r}.")
+    _check(model, "the model to write")
+    complete: list[tuple[Path, Path]] = []
+    try:
+        if external:
+            beside = path.with_name(path.name + ".data")
+            with _part(beside, complete) as file:
+                model = _move_out(model, external, beside.name, file)
+        with _part(path, complete) as file:
+            file.write(model.SerializeToString())
+        for part, final in complete:
+            os.replace(part, final)
+    finally:
+        for part, _ in complete:
+            part.unlink(missing_ok=True)
+
+
+def _parse(data: bytes, label: str) -> onnx.ModelProto:
+    if not data:
+        raise ValueError(f"{label} is empty; an ONNX model is needed.")
+    if len(data) > LARGEST:
+        raise ValueError(f"{label} is larger than 2 GB, the most that ONNX can hold in one piece.")
+    try:
+        model = onnx.ModelProto()
+        model.ParseFromString(data)
+    except DecodeError:
+        raise ValueError(f"{label} is not an ONNX model, or it is truncated.") from None
+    if not model.graph.output:
+        raise ValueError(f"{label} is not an ONNX model, or it is truncated: it has no graph with an output.")
+    return model
+
+
+def _check(model: onnx.ModelProto, label: str) -> None:
+    """Run `onnx.checker`; and look at tensors, whose type and size not every version of it does."""
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as error:
+        raise ValueError(f"{label} is not a valid ONNX model: {first_line(error)}") from None
+    for tensor in all_tensors(model):
+        if tensor.data_type not in _TYPE.DataType.values():
+            raise ValueError(
+                f"{label} is not a valid ONNX model: tensor {tensor.name!r} is of unknown type {tensor.data_type}."
+            )
+        size = _size(tensor)
+        if tensor.HasField("raw_data") and size is not None and len(tensor.raw_data) != size:
+            raise ValueError(
+                f"{label} is not a valid ONNX model: tensor {tensor.name!r} of shape {tuple(tensor.dims)} holds "
+                f"{len(tensor.raw_data)} bytes; it needs {size}."
+            )
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of onnx or onnxruntime says, without what it appends."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__
+
+
+def _size(tensor: onnx.TensorProto) -> int | None:
+    """Bytes of raw data that the shape asks for; None for types that are packed, or text."""
+    itemsize = _ITEMSIZE.get(tensor.data_type)
+    return None if itemsize is None else math.prod(tensor.dims) * itemsize
+
+
+def _is_external(tensor: onnx.TensorProto) -> bool:
+    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def _load(tensor: onnx.TensorProto, folder: Path | None, budget: int) -> int:
+    """Put the external data of a tensor inside; the number of bytes."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location, where = entries.get("location", ""), f"external data of tensor {tensor.name!r}"
+    if folder is None:
+        raise ValueError(
+            f"tensor {tensor.name!r} is in external data ({location!r}), which bytes cannot lead to: pass the path of "
+            "the model file."
+        )
+    file = _inside(folder, location, where)
+    available = file.stat().st_size
+    try:
+        offset = int(entries.get("offset", 0))
+        length = int(entries["length"]) if "length" in entries else (_size(tensor) or available - offset)
+    except ValueError:
+        raise ValueError(f"{where} has an offset or length that is not a number.") from None
+    if offset < 0 or length < 0 or offset + length > available:
+        raise ValueError(
+            f"{where} should be bytes {offset} to {offset + length} of {location!r}, which has {available}: the file "
+            "is truncated, or belongs to another model."
+        )
+    if length > budget:
+        raise ValueError("the model with its external data is larger than 2 GB, which is not supported.")
+    with file.open("rb") as data:
+        data.seek(offset)
+        tensor.raw_data = data.read(length)
+    tensor.ClearField("external_data")
+    tensor.ClearField("data_location")
+    return length
+
+
+def _inside(folder: Path, location: str, where: str) -> Path:
+    """The file at `location`, if links and dots followed it is a regular file in `folder`."""
+    file = Path(os.path.realpath(folder / location))
+    if not location or os.path.isabs(location) or not file.is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"{where} is at {location!r}, outside the model's folder; a model could so read any file. Put the data "
+            "beside the model."
+        )
+    if not file.exists():
+        raise FileNotFoundError(f"{where} is at {location!r}, and there is no such file beside the model.")
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise ValueError(f"{where} is at {location!r}, which is not a regular file.")
+    return file
+
+
+@contextmanager
+def _part(final: Path, complete: list[tuple[Path, Path]]) -> Iterator[IO[bytes]]:
+    """A new file in the folder of `final`, on disk when the block ends; noted in `complete` from the start."""
+    part = final.with_name(f".{uuid4().hex}.part")
+    complete.append((part, final))
+    with part.open("xb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _move_out(model: onnx.ModelProto, external: Collection[int], location: str, file: IO[bytes]) -> onnx.ModelProto:
+    """Write tensors to `file`; a copy of the model that refers to them."""
+    moved = onnx.ModelProto()
+    moved.CopyFrom(model)
+    for index, tensor in enumerate(all_tensors(moved)):
+        if index in external:
+            file.write(bytes(-file.tell() % _ALIGNMENT))
+            place = {"location": location, "offset": file.tell(), "length": len(tensor.raw_data)}
+            file.write(tensor.raw_data)
+            tensor.ClearField("raw_data")
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            tensor.external_data.extend(onnx.StringStringEntryProto(key=k, value=str(v)) for k, v in place.items())
+    return moved
