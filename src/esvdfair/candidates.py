@@ -29,6 +29,8 @@ RIDGES = (1e-6, 1e-4, 1e-2)
 STRENGTHS: tuple[float, ...] = (0.0, *(float(s) for s in np.geomspace(0.03, 1e3, 20)))
 OPTIMUM_LEVELS = (0.08, 0.2, 0.35, 0.55)
 """Levels α of the optimum, as parts of the untouched model's KS distance."""
+GROUP_REGULARISATION = (1e-3, 1e-2, 1e-1)
+"""Inverse regularisation strengths among which the estimate of P(group | features) is chosen."""
 TRANSPORT_ROWS = 5000
 """Rows of each group that transport couples; more of them would only be slower (the quadratic sees all rows)."""
 
@@ -220,12 +222,21 @@ class Refits:
 
     @cached_property
     def _group_probability(self) -> Array:
-        """(rows, G) P̂(group | features) for the training rows; used while fitting only."""
+        """(rows, G) P̂(group | features) for the training rows; used while fitting only.
+
+        A logistic regression on standardised features, regularised as the judging rows prefer.
+        """
         from sklearn.linear_model import LogisticRegression  # half of what importing esvdfair would cost
 
-        scale = 1.0 / np.sqrt(self.space.variances)
-        keep = self.space.variances > 1e-8 * self.space.variances[-1]
-        whitened = self.rotated[:, keep] * scale[keep]
-        classifier = LogisticRegression(max_iter=200)
-        classifier.fit(whitened, self.training.codes, sample_weight=self.training.weight)
-        return np.asarray(classifier.predict_proba(whitened))
+        training, judging = self.training, self.judging
+        mean, spread = training.features.mean(axis=0), training.features.std(axis=0)
+        live = spread > 1e-6 * spread.max()
+        known, unseen = ((rows.features[:, live] - mean[live]) / spread[live] for rows in (training, judging))
+        losses, found = [], []
+        for c in GROUP_REGULARISATION:
+            classifier = LogisticRegression(C=c, max_iter=200)
+            classifier.fit(known, training.codes, sample_weight=training.weight)
+            chance = classifier.predict_proba(unseen)[np.arange(len(judging)), judging.codes]
+            losses.append(-np.average(np.log(np.maximum(chance, 1e-6)), weights=judging.weight))
+            found.append(np.asarray(classifier.predict_proba(known)))
+        return found[int(np.argmin(losses))]

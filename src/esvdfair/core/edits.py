@@ -134,7 +134,7 @@ def edit_paper(
     """Algorithm 1: the covariance edit, then the mean edit of its result. A reduction of None leaves that step out."""
     checked = _Layer.check(weight, bias, layer, moments)
     _refuse_single_output(checked.weight)
-    factor = gaps.whitener(gaps.scatter_about(moments, centred=False))[0]
+    factor = gaps.scatter_factor(gaps.scatter_about(moments, centred=False))
     edits = []
     if covariance_reduction is not None:
         edits.append(_edit_covariance_paper(checked, moments, covariance_reduction, None, factor))
@@ -274,7 +274,7 @@ def _edit_mean_paper(
     factor: Array | None,
 ) -> LayerEdit:
     w = layer.weight
-    svd = gaps.explain_mean(w, moments, epsilon=epsilon, scatter_factor=factor)
+    svd = gaps.explain_mean(w, moments, epsilon=epsilon, second_moment_factor=factor)
     allowed = _budget(float(np.sum(svd.sigma**2)), reduction, budget)
     solution = solve_mean(svd.sigma, svd.cost, allowed)
     after = w + svd.change(solution.sigma)  # S_e is invertible, so this is (Σσ'uvᵀ)S_e⁻¹
@@ -288,7 +288,7 @@ def _edit_mean_paper(
 def _edit_covariance_paper(
     layer: _Layer, moments: GroupMoments, reduction: float | None, budget: float | None, factor: Array | None
 ) -> LayerEdit:
-    svd = gaps.explain_covariance(layer.weight, moments, scatter_factor=factor)
+    svd = gaps.explain_covariance(layer.weight, moments, second_moment_factor=factor)
     allowed = _budget(float(np.sum(svd.sigma**4)), reduction, budget)
     solution = solve_covariance(svd.sigma, svd.cost, allowed)
     untouched = np.array_equal(solution.sigma, svd.sigma)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.linalg
 from numpy.typing import ArrayLike, NDArray
+from scipy.linalg.lapack import dpstrf
 
 from esvdfair.core.moments import GroupMoments
 
@@ -125,8 +126,18 @@ def whitener(matrix: Array) -> tuple[Array, Array]:
     return scale[:, None] * vectors[:, live] * root, (vectors[:, live] / root).T / scale
 
 
+def scatter_factor(matrix: Array) -> Array:
+    """(n, r) F with ``matrix = F Fᵀ`` for a positive semi-definite matrix of rank r: pivoted Cholesky at unit scale."""
+    scale = np.sqrt(np.diag(matrix))
+    scale = np.where(scale > 0, scale, 1.0)
+    lower, pivots, rank, _ = dpstrf(matrix / np.outer(scale, scale), lower=1)
+    factor = np.empty((len(matrix), rank))
+    factor[pivots - 1] = np.tril(lower)[:, :rank]
+    return scale[:, None] * factor
+
+
 def explain_mean(
-    weight: ArrayLike, moments: GroupMoments, *, epsilon: float, scatter_factor: Array | None = None
+    weight: ArrayLike, moments: GroupMoments, *, epsilon: float, second_moment_factor: Array | None = None
 ) -> ExplainableSVD:
     """The paper's SVD for the mean gap: ``W S_e``, ``k_i = ‖v_iᵀ S_e⁻¹ F‖²`` with ``XᵀX = F Fᵀ``."""
     w = np.asarray(weight, dtype=np.float64)
@@ -134,11 +145,13 @@ def explain_mean(
     u, sigma, vt = _svd(w @ factor)
     # vᵀ S⁻¹ as the solution of Sᵀ p = v
     step = scipy.linalg.solve_triangular(factor, vt.T, lower=True, trans="T").T
-    return ExplainableSVD(factor, u, sigma, vt.T, step, _cost(step, _second_moment_factor(moments, scatter_factor)))
+    return ExplainableSVD(
+        factor, u, sigma, vt.T, step, _cost(step, _second_moment_factor(moments, second_moment_factor))
+    )
 
 
 def explain_covariance(
-    weight: ArrayLike, moments: GroupMoments, *, scatter_factor: Array | None = None
+    weight: ArrayLike, moments: GroupMoments, *, second_moment_factor: Array | None = None
 ) -> ExplainableSVD:
     """The paper's SVD for the covariance gap: ``W S_v``, ``k_i = ‖v_iᵀ S_v⁺ F‖²`` with ``XᵀX = F Fᵀ``."""
     w = np.asarray(weight, dtype=np.float64)
@@ -147,7 +160,9 @@ def explain_covariance(
     factor = axes * root
     u, sigma, vt = _svd(w @ factor)
     step = (vt / root) @ axes.T  # vᵀ S⁺
-    return ExplainableSVD(factor, u, sigma, vt.T, step, _cost(step, _second_moment_factor(moments, scatter_factor)))
+    return ExplainableSVD(
+        factor, u, sigma, vt.T, step, _cost(step, _second_moment_factor(moments, second_moment_factor))
+    )
 
 
 def explain_covariance_optimal(weight: ArrayLike, moments: GroupMoments, *, centred: bool) -> ExplainableSVD:
@@ -174,7 +189,7 @@ def _svd(matrix: Array) -> tuple[Array, Array, Array]:
 
 
 def _second_moment_factor(moments: GroupMoments, given: Array | None) -> Array:
-    return whitener(scatter_about(moments, centred=False))[0] if given is None else given
+    return scatter_factor(scatter_about(moments, centred=False)) if given is None else given
 
 
 def _cost(step: Array, factor: Array) -> Array:

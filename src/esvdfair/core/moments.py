@@ -76,6 +76,7 @@ class GroupMoments:
 
     def __init__(self) -> None:
         self._groups: dict[Label, _Moments] = {}
+        self._covariances: NDArray[np.float64] | None = None  # of what _groups holds now
 
     # --- gathering ---------------------------------------------------------------------------------------------
 
@@ -135,7 +136,9 @@ class GroupMoments:
         if not widths:
             return self
         labels = sorted({label for own, _ in described for label in own}, key=sort_key)
-        self._groups = {label: self._summed(label, widths.copy().pop()) for label in labels}
+        width = widths.pop()
+        self._groups = {label: self._summed(label, width) for label in labels}
+        self._covariances = None
         return self
 
     def _summed(self, label: Label, width: int) -> _Moments:
@@ -156,6 +159,7 @@ class GroupMoments:
         )
 
     def _add(self, groups: dict[Label, _Moments]) -> None:
+        self._covariances = None
         for label, moments in groups.items():
             mine = self._groups.get(label)
             self._groups[label] = moments if mine is None else mine + moments
@@ -201,9 +205,12 @@ class GroupMoments:
 
         Differs from the paper: its M divides both groups by N₁ − 1.
         """
-        self.require_groups(rows=2)
-        divisor = self.counts - self.weight_squares / self.counts
-        return self.scatters / divisor[:, None, None]
+        if self._covariances is None:
+            self.require_groups(rows=2)
+            divisor = self.counts - self.weight_squares / self.counts
+            self._covariances = self.scatters / divisor[:, None, None]
+            self._covariances.flags.writeable = False
+        return self._covariances
 
     def pooled_mean(self) -> NDArray[np.float64]:
         """(n,) mean over all rows of all groups."""
