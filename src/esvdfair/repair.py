@@ -265,9 +265,14 @@ def _parity_at(quadratic: Quadratic, name: str, mean_reduction: float, covarianc
                 gap = ParityProblem(quadratic, np.exp(log_penalty)).solve(budget).mean_gap
                 return float(np.log(max(gap / allowed, 1e-100)))
 
-            # ‖Dw‖ falls as 1/λ_e at the latest from 1/s² on, s the whitened gap; ±40 covers every scale.
+            # ‖Dw‖ falls as 1/λ_e at the latest from 1/s² on, s the whitened gap; ±40 covers every scale. A gap that
+            # no penalty in that range closes is rounding, and infinity closes it.
             middle = -2 * np.log(max(original, 1e-150))
-            fit = ParityProblem(quadratic, np.exp(brentq(excess, middle - 40, middle + 40, xtol=1e-6))).solve(budget)
+            if excess(middle + 40) < 0 < excess(middle - 40):
+                penalty = float(np.exp(brentq(excess, middle - 40, middle + 40, xtol=1e-6)))
+            else:
+                penalty = np.inf
+            fit = ParityProblem(quadratic, penalty).solve(budget)
     return Candidate(fit.weight, fit.bias, name, quadratic.ridge, mean_reduction, fit.converged)
 
 

@@ -256,6 +256,17 @@ def test_zero_gap_is_left_alone_by_the_exact_edit():
     assert np.linalg.norm(edit_mean_paper(w, moments, reduction=15).weight_after) < 0.3 * np.linalg.norm(w)
 
 
+def test_groups_alike_but_for_rounding_are_left_alone():
+    """A covariance gap of 1e-30 is no gap; a budget relative to it would shrink W for real."""
+    rng = np.random.default_rng(6)
+    half = rng.normal(size=(200, 4))
+    x = np.vstack([half, half[::-1] + 1e-17])
+    moments = GroupMoments().update(x, np.repeat([0, 1], 200))
+    w = rng.normal(size=(3, 4))
+    for edit in COVARIANCE:
+        np.testing.assert_array_equal(edit(w, moments, reduction=150, bias=np.zeros(3)).weight_after, w)
+
+
 def test_a_group_of_two_rows_and_a_constant_feature():
     rng = np.random.default_rng(5)
     x = rng.normal(size=(30, 4))

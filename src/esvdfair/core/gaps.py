@@ -87,13 +87,18 @@ def mean_factor(moments: GroupMoments, epsilon: float) -> Array:
 def covariance_axes(moments: GroupMoments) -> tuple[Array, Array]:
     """Q (n, q) and |λ| (q,) with ``S_v = Q|Λ|^½``, ``S_v S_vᵀ = Σ|M_gh|``, over the non-zero eigenvalues.
 
+    A difference of covariances that is nothing but their rounding counts as none, so that groups that are alike are
+    left alone.
+
     Differs from the paper: Algorithm 1 takes the spectrum of W and leaves out the square root.
     """
     differences = covariance_differences(moments)
     matrix = differences[0] if len(differences) == 1 else np.sum([_absolute(m) for m in differences], axis=0)
     values, vectors = scipy.linalg.eigh(matrix)
     magnitude = np.abs(values)
-    live = magnitude > len(values) * np.finfo(np.float64).eps * magnitude.max()
+    spread = max(np.diag(covariance).max() for covariance in moments.covariances())
+    rounding = max(len(values) * magnitude.max(), max(len(values), 64) * spread) * np.finfo(np.float64).eps
+    live = magnitude > rounding
     return vectors[:, live], magnitude[live]
 
 

@@ -1,0 +1,254 @@
+"""Along which directions of a layer's output the groups differ, and which input features these follow."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import scipy.linalg
+from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted
+
+from esvdfair.batches import Batches, is_stream, make_batches
+from esvdfair.core import gaps
+from esvdfair.core.edits import edit_exact
+from esvdfair.core.groups import Label
+from esvdfair.core.moments import GroupMoments
+from esvdfair.estimator import ESVDFair
+from esvdfair.explain.features import correlate, name_features
+from esvdfair.explain.layers import covariance_factor, layer_moments
+from esvdfair.models import adapt
+from esvdfair.models.arrays import take_rows
+from esvdfair.models.protocol import LinearLayer, ModelAdapter, find_layer
+
+Array = NDArray[np.float64]
+
+FEATURES = 3
+"""Features listed with every direction."""
+ROUNDING = 1e-12
+"""A gap below this part of the layer's spread is rounding."""
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction u of a layer's output z.
+
+    Attributes
+    ----------
+    kind : "mean" (the groups' means differ along it) or "covariance" (their spreads do)
+    rank : 1 has the largest share
+    sigma_before, sigma_after : the gap along it, ``‖uᵀWS‖`` with the factor S of the kind, before and after the repair
+    share : part of the gap: ``σ²/Σσ²`` (mean), ``σ⁴/Σσ⁴`` (covariance)
+    group_means, group_sds : mean and standard deviation of ``uᵀz`` in every group, ordered as ``Directions.groups``
+    features : (name, correlation) of the input columns that ``uᵀz`` correlates with most; u points to where the first
+        of them grows. Empty when no column varies.
+    """
+
+    kind: str
+    rank: int
+    sigma_before: float
+    sigma_after: float
+    share: float
+    group_means: tuple[float, ...]
+    group_sds: tuple[float, ...]
+    features: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class Directions:
+    """The explainable SVD of one layer.
+
+    Attributes
+    ----------
+    layer, index : of the layer
+    after : what "after" means: "repaired model", or "exact edit" of this layer with the default reductions
+    groups : labels of the groups
+    mean_gap_before, mean_gap_after : d_e²
+    covariance_gap_before, covariance_gap_after : d_v²
+    spectrum_before, spectrum_after : all singular values of ``W S_v``, largest first: ``d_v² ≤ Σσ⁴``
+    mean, covariance : tuples of Direction, the largest share first; empty when there is no such gap
+    """
+
+    layer: str
+    index: int
+    after: str
+    groups: tuple[Label, ...]
+    mean_gap_before: float
+    mean_gap_after: float
+    covariance_gap_before: float
+    covariance_gap_after: float
+    spectrum_before: tuple[float, ...]
+    spectrum_after: tuple[float, ...]
+    mean: tuple[Direction, ...]
+    covariance: tuple[Direction, ...]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row for each direction, those of the mean first."""
+        columns = ["kind", "rank", "sigma_before", "sigma_after", "share"]
+        columns += [f"{what}[{group}]" for what in ("mean", "sd") for group in self.groups]
+        columns += [f"{what}_{i + 1}" for i in range(FEATURES) for what in ("feature", "correlation")]
+        rows = []
+        for d in (*self.mean, *self.covariance):
+            features = [*d.features, *[(None, None)] * (FEATURES - len(d.features))]
+            flat = (value for pair in features for value in pair)
+            rows.append((d.kind, d.rank, d.sigma_before, d.sigma_after, d.share, *d.group_means, *d.group_sds, *flat))
+        return pd.DataFrame(rows, columns=columns)
+
+
+def explain_directions(
+    model: Any,
+    X: Any,
+    *,
+    sensitive_features: Any,
+    sample_weight: Any = None,
+    layer: int | str = -2,
+    top: int = 10,
+    feature_names: Sequence[str] | None = None,
+    output: Any = None,
+    missing: str = "error",
+    batch_size: int = 8192,
+) -> Directions:
+    """Split the gap after a layer into directions, and name the input features that each of them follows.
+
+    Mean: ``W Dᵀ = Σ σ_i u_i a_iᵀ``, the rows of D being the mean differences of all pairs of groups, so that
+    ``d_e² = Σσ_i²`` with at most G − 1 directions: the paper's ``W S_e`` for ε → 0. Covariance: the paper's
+    ``W S_v = Σ σ_i u_i v_iᵀ``.
+
+    Parameters
+    ----------
+    model : a model, or a fitted ESVDFair
+        Of an ESVDFair, "after" is its repaired model; of a model, the exact edit of this layer.
+    X : (rows, features) array, DataFrame, tensor or sparse matrix, in memory
+    sensitive_features, sample_weight : (rows,)
+    layer : index among the linear layers, or name
+    top : how many directions of each kind to describe, at most
+    feature_names : of the columns of X; default those of a DataFrame, else x0, x1, …
+    output, missing, batch_size : as in :class:`esvdfair.ESVDFair`; a fitted one has an ``output`` of its own
+
+    Raises
+    ------
+    ValueError
+        A stream of batches, one group only, a layer that is not there, names that do not match the columns.
+    """
+    if is_stream(X):
+        raise ValueError(
+            "X yields batches, but correlating with every input column needs the rows in memory. Pass a sample of them "
+            "as an array or DataFrame."
+        )
+    if not top >= 1:
+        raise ValueError(f"top={top!r}; it says how many directions to describe, so give 1 or more.")
+    X = X if hasattr(X, "shape") else np.asarray(X)
+    names = name_features(X, feature_names)
+    batches = make_batches(X, None, sensitive_features, sample_weight, missing=missing, batch_size=batch_size)
+    adapter, repaired = _adapters(model, output)
+    before = _State.gather(adapter, batches, layer)
+    after = before.edited() if repaired is None else _State.gather(repaired, batches, before.layer.index)
+    found = [direction for kind in ("mean", "covariance") for direction in before.directions(kind)[:top]]
+    u = np.column_stack([np.zeros((len(before.layer.weight), 0)), *(axis for _, _, _, axis, _ in found)])
+    columns, correlations = correlate(*_project(adapter, batches, before.layer, u), X, names)
+    described = []
+    for (kind, rank, sigma, axis, share), along in zip(found, correlations, strict=True):
+        strongest = np.argsort(-np.abs(along), kind="stable")[:FEATURES]
+        # A singular vector has no sign of its own: let the feature that it follows most grow along it.
+        sign = -1.0 if len(strongest) and along[strongest[0]] < 0 else 1.0
+        described.append(
+            Direction(
+                kind=kind,
+                rank=rank,
+                sigma_before=sigma,
+                sigma_after=float(np.linalg.norm(axis @ after.factored(kind))),
+                share=share,
+                group_means=before.means_along(sign * axis),
+                group_sds=before.sds_along(axis),
+                features=tuple((columns[i], float(sign * along[i])) for i in strongest),
+            )
+        )
+    return Directions(
+        layer=before.layer.name,
+        index=before.layer.index,
+        after="exact edit" if repaired is None else "repaired model",
+        groups=before.moments.labels,
+        mean_gap_before=gaps.mean_gap(before.layer.weight, before.moments),
+        mean_gap_after=gaps.mean_gap(after.layer.weight, after.moments),
+        covariance_gap_before=gaps.covariance_gap(before.layer.weight, before.moments),
+        covariance_gap_after=gaps.covariance_gap(after.layer.weight, after.moments),
+        spectrum_before=before.spectrum(),
+        spectrum_after=after.spectrum(),
+        mean=tuple(d for d in described if d.kind == "mean"),
+        covariance=tuple(d for d in described if d.kind == "covariance"),
+    )
+
+
+@dataclass(frozen=True)
+class _State:
+    """A layer and the moments of its inputs, before or after a repair."""
+
+    layer: LinearLayer
+    moments: GroupMoments
+
+    @classmethod
+    def gather(cls, adapter: ModelAdapter, batches: Batches, which: int | str) -> "_State":
+        first = next(iter(batches), None)
+        if first is None:
+            raise ValueError("X has no rows; there is nothing to explain.")
+        layer = find_layer(adapter.layers(first.x), which)
+        moments = layer_moments(adapter, batches, [layer])[layer.name]
+        moments.require_groups(rows=2)
+        return cls(layer, moments)
+
+    def edited(self) -> "_State":
+        """The layer after the exact edit with the default reductions."""
+        edit = edit_exact(self.layer.weight, self.moments, bias=self.layer.bias, layer=self.layer.name)[-1]
+        return _State(replace(self.layer, weight=edit.weight_after, bias=edit.bias_after), self.moments)
+
+    def factored(self, kind: str) -> Array:
+        """(m, q) ``W Dᵀ`` or ``W S_v``."""
+        factor = gaps.mean_differences(self.moments).T if kind == "mean" else covariance_factor(self.moments)
+        return self.layer.weight @ factor
+
+    def directions(self, kind: str) -> list[tuple[str, int, float, Array, float]]:
+        """Kind, rank, σ, u (m,) and share of the gap of every direction along which there is more than rounding."""
+        u, sigma, _ = scipy.linalg.svd(self.factored(kind), full_matrices=False)
+        scatter = self.moments.pooled_scatter() / self.moments.counts.sum()
+        spread = float(np.sum((self.layer.weight @ scatter) * self.layer.weight))
+        # σ² is a squared mean difference, or a difference of variances
+        gap = sigma**2 > (ROUNDING**2 if kind == "mean" else ROUNDING) * spread
+        power = sigma[gap] ** (2 if kind == "mean" else 4)
+        return [(kind, i + 1, float(sigma[i]), u[:, i], float(p / power.sum())) for i, p in enumerate(power)]
+
+    def spectrum(self) -> tuple[float, ...]:
+        return tuple(scipy.linalg.svdvals(self.factored("covariance")).tolist())
+
+    def means_along(self, u: Array) -> tuple[float, ...]:
+        """uᵀz̄ of every group."""
+        shift = 0.0 if self.layer.bias is None else float(u @ self.layer.bias)
+        return tuple((self.moments.means @ (u @ self.layer.weight) + shift).tolist())
+
+    def sds_along(self, u: Array) -> tuple[float, ...]:
+        """√(uᵀ W Cov_g Wᵀ u) of every group."""
+        p = u @ self.layer.weight
+        return tuple(float(np.sqrt(max(p @ covariance @ p, 0.0))) for covariance in self.moments.covariances())
+
+
+def _adapters(model: Any, output: Any) -> tuple[ModelAdapter, ModelAdapter | None]:
+    """The untouched model, and the repaired one of a fitted ESVDFair."""
+    if not isinstance(model, ESVDFair):
+        return adapt(model, output=output), None
+    check_is_fitted(model, "estimator_")
+    if output is not None:
+        raise ValueError(f"output={output!r} was given, but this ESVDFair has an output of its own: drop it.")
+    untouched = model.curve_.build({})  # also of a scikit-learn model that ESVDFair fitted itself
+    return adapt(untouched, output=model.output), adapt(model.estimator_, output=model.output)
+
+
+def _project(adapter: ModelAdapter, batches: Batches, layer: LinearLayer, u: Array) -> tuple[Array, Array]:
+    """(rows, k) ``Z u`` up to the bias, averaged over middle axes (a sequence); and the weight of every row."""
+    projected, weights = [], []
+    for batch in batches:
+        inputs = adapter.capture(batch.x, [layer.name])[0][layer.name]
+        rows = np.arange(len(batch.codes))
+        x = take_rows(inputs, rows).astype(np.float64).reshape(len(rows), -1, layer.weight.shape[1]).mean(axis=1)
+        projected.append(x @ (layer.weight.T @ u))
+        weights.append(np.ones(len(rows)) if batch.weight is None else batch.weight)
+    return np.concatenate(projected), np.concatenate(weights)
