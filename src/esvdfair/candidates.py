@@ -27,9 +27,9 @@ Array = NDArray[np.float64]
 TARGETS = ("labels", "predictions", "optimum")
 RIDGES = (1e-6, 1e-4, 1e-2)
 STRENGTHS: tuple[float, ...] = (0.0, *(float(s) for s in np.geomspace(0.03, 1e3, 20)))
-OPTIMUM_LEVELS = (0.08, 0.2, 0.35, 0.55)
+OPTIMUM_LEVELS = (0.02, 0.06, 0.1, 0.16, 0.24, 0.34, 0.5)
 """Levels α of the optimum, as parts of the untouched model's KS distance."""
-GROUP_REGULARISATION = (1e-3, 1e-2, 1e-1)
+GROUP_REGULARISATION = (1e-3, 1e-2, 1e-1, 1.0)
 """Inverse regularisation strengths among which the estimate of P(group | features) is chosen."""
 TRANSPORT_ROWS = 5000
 """Rows of each group that transport couples; more of them would only be slower (the quadratic sees all rows)."""
@@ -94,10 +94,13 @@ class Refits:
 
     def transport(self, targets: Sequence[str], ridges: Sequence[float], strengths: Sequence[float]) -> list[Candidate]:
         """The transport path of every target and ridge (DESIGN 2.4)."""
-        # The optimum's targets are almost fair already, and transport only cleans up: a few strengths will do. The
-        # model's own predictions win where labels over-fit; a coarser path finds that out.
-        steps = {"labels": 1, "predictions": 2 if "labels" in targets else 1, "optimum": 3}
-        path = {target: strengths[:: steps[target]] for target in targets}
+        # The optimum's targets are as fair as their level, and transport only cleans up: a few small strengths will do.
+        # The model's own predictions win where labels over-fit; a coarser path finds that out.
+        path = {
+            "labels": strengths,
+            "predictions": strengths[:: 2 if "labels" in targets else 1],
+            "optimum": strengths[: len(strengths) // 2 : 3],
+        }
         return [
             Candidate(fit.weight, fit.bias, name, quadratic.ridge, fit.strength, fit.converged)
             for target in targets

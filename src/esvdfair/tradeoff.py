@@ -112,7 +112,7 @@ class Judged:
             self.judge.labels,
         )
         fresh = np.sqrt(together.ks(np.vstack([self.judging, self.training])) ** 2 + floor**2)
-        return np.maximum(alone, (alone + fresh) / 2 + floor / 6)
+        return np.maximum(alone, (alone + fresh) / 2 + floor / 3)
 
 
 @dataclass(frozen=True)

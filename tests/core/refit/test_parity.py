@@ -389,3 +389,16 @@ def test_errors_say_what_is_wrong():
     for reduction in (0.9, 0.0, -1.0, np.nan):
         with pytest.raises(ValueError, match=r"reduction=.*must be 1 or more"):
             problem.budget(reduction)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_budget_missed_by_rounding_alone_is_met(seed):
+    """Budgets within a few units in the last place of the gap: the bound on γ from below comes out as 0 there."""
+    h, t, groups, original = make_rows(seed=seed, p=6)
+    problem = ParityProblem(make_quadratic(h, t, groups, original, ridge=1e-4), 0.0)
+    free = problem.solve(np.inf)
+    gap = abs(free.variance_gap)
+    for budget in (gap, np.nextafter(gap, 0), gap * (1 - 1e-15), gap * (1 - 1e-14)):
+        fit = problem.solve(budget)
+        assert fit.converged
+        np.testing.assert_allclose(fit.weight, free.weight, rtol=1e-6, atol=1e-9)

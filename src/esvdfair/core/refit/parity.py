@@ -246,6 +246,8 @@ def _solve_scaled(lam: Array, z: Array, c: float) -> tuple[Array, float, Branch]
 
     # h falls, and no faster than 16 Σλ²z² as long as every 1 + γλ_i ≥ 1/2: a bound on γ from below.
     lower = excess(0.0) / (16.0 * float(lam**2 @ z**2))
+    if lower <= 0.0:  # over the budget by rounding alone
+        return z, 0.0, "inactive"
     lowest = float(lam.min())
     if lowest >= 0:
         positive = lam > 0

@@ -1,0 +1,228 @@
+"""What is run: one frozen description for each experiment of the paper, and the numbers the paper prints."""
+
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
+from typing import Any, Literal
+
+Preparation = Literal["paper", "clean"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How the untouched network is trained; the defaults are the paper's."""
+
+    epochs: int = 20
+    width: int = 256
+    depth: int = 5
+    batch_size: int = 128
+    learning_rate: float = 1e-3
+    decay: float = 0.8
+
+
+@dataclass(frozen=True)
+class Finetune:
+    """How the paper fine-tunes the last layer after the edit."""
+
+    epochs: int = 50
+    batch_size: int = 128
+    learning_rate: float = 1e-3
+    decay: float = 0.8
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What tells one row of a table from another.
+
+    Attributes
+    ----------
+    method : "untouched", "barycenter", "private_histogram", "paper", "transport", …
+    fitted_on : "scores" or "targets" for baselines, whose distributions they estimate; "" for the others
+    group : what the method sees of the group at prediction: "none", "predicted" or "true"
+    level : the KS distance that was asked for (`parity`, `transport`, the optimum), else None
+    mean_reduction, covariance_reduction : c̃_e and c̃_v that were asked for (`paper`), else None
+    """
+
+    method: str
+    fitted_on: str = ""
+    group: str = "none"
+    level: float | None = None
+    mean_reduction: float | None = None
+    covariance_reduction: float | None = None
+
+    @classmethod
+    def reduced(cls, method: str, mean: float, covariance: float) -> "Variant":
+        """An edit with the reductions c̃_e and c̃_v."""
+        return cls(method, mean_reduction=float(mean), covariance_reduction=float(covariance))
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A printed result: mean and standard deviation over 50 splits.
+
+    ``mse_within`` and ``ks_within`` say how far a mean of ours may be: the printed standard deviation, or, where none
+    is printed, what the reading of a plot allows.
+    """
+
+    variant: Variant
+    mse: float
+    ks: float
+    mse_within: float
+    ks_within: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table of the paper.
+
+    Attributes
+    ----------
+    name : what the command line calls it
+    dataset : "law", "compas" or "wages"
+    evaluated_on : "test" (15 %), or "heldout" (validation and test rows, 30 %)
+    kind : "comparison" (all methods), "ablation" (the paper's method along ``reductions``) or "peers" (other libraries)
+    reductions : pairs (c̃_e, c̃_v)
+    peers : other libraries to run, some of ``PEERS``
+    group_classifier : what predicts the group for baselines that need it: logistic regression, or the network
+        itself with a head for each group
+    epsilon : ε of ``S_e``
+    bins : of the private histogram
+    target_ks : of `parity` and `transport`
+    transport_levels : KS distances at which `transport` is compared with methods that reach another one; 1 is no bound
+    optimum_levels : the points of the optimum's curve, from which regret is interpolated
+    shown_levels : those levels that the table shows
+    shown_range : range of predictions in the figures of densities
+    printed : the paper's numbers, for ``preparation="paper"``
+    """
+
+    name: str
+    dataset: Literal["law", "compas", "wages"]
+    evaluated_on: Literal["test", "heldout"] = "test"
+    kind: Literal["comparison", "ablation", "peers"] = "comparison"
+    reductions: tuple[tuple[float, float], ...] = ((15.0, 150.0),)
+    peers: tuple[str, ...] = ()
+    group_classifier: Literal["logistic", "network"] = "logistic"
+    epsilon: float = 1e-5
+    bins: int = 18
+    target_ks: float = 0.10
+    transport_levels: tuple[float, ...] = (0.10, 0.15, 0.20, 0.25, 0.30, 1.0)
+    optimum_levels: tuple[float, ...] = (0.0, 0.025, 0.05, 0.075, 0.10, 0.15, 0.20, 0.30)
+    shown_levels: tuple[float, ...] = (0.05, 0.10, 0.15)
+    training: Training = field(default_factory=Training)
+    finetune: Finetune = field(default_factory=Finetune)
+    shown_range: tuple[float, float] = (0.0, 1.0)
+    printed: tuple[Printed, ...] = ()
+
+    def protocol(self) -> dict[str, Any]:
+        """All that decides the rows, as plain values; saved beside them, so that rows of two protocols never mix."""
+        plain = asdict(self)
+        for name in ("printed", "shown_levels"):
+            del plain[name]
+        return _listed(plain)  # type: ignore[no-any-return]  # a dict gives a dict
+
+
+def _listed(value: Any) -> Any:
+    """Tuples as lists, the way JSON gives them back."""
+    if isinstance(value, dict):
+        return {key: _listed(item) for key, item in value.items()}
+    return [_listed(item) for item in value] if isinstance(value, tuple) else value
+
+
+_UNTOUCHED = Variant("untouched")
+_BARYCENTER = Variant("barycenter", "targets", "predicted")
+_HISTOGRAM = Variant("private_histogram", "targets", "predicted")
+
+_TABLE_LAW = "Table 1 (law)"
+_TABLE_COMPAS = "Table 2 (COMPAS)"
+_TABLE_COVARIANCE = "Table 3 (c̃_v)"
+_PLOT_MEAN = "Figure 3 (c̃_e), read from the authors' plotting code"
+
+LAW = Experiment(
+    name="law",
+    dataset="law",
+    shown_range=(2.4, 3.9),
+    printed=(
+        Printed(_UNTOUCHED, 0.055, 0.376, 0.006, 0.031, _TABLE_LAW),
+        Printed(_BARYCENTER, 0.061, 0.267, 0.007, 0.034, _TABLE_LAW),
+        Printed(_HISTOGRAM, 0.062, 0.258, 0.006, 0.042, _TABLE_LAW),
+        Printed(Variant.reduced("paper", 15, 150), 0.088, 0.235, 0.007, 0.042, _TABLE_LAW),
+    ),
+)
+
+COMPAS = Experiment(
+    name="compas",
+    dataset="compas",
+    group_classifier="network",
+    shown_range=(-0.1, 1.1),
+    printed=(
+        Printed(_UNTOUCHED, 0.185, 0.256, 0.006, 0.030, _TABLE_COMPAS),
+        Printed(_BARYCENTER, 0.403, 0.271, 0.147, 0.025, _TABLE_COMPAS),
+        Printed(_HISTOGRAM, 0.227, 0.156, 0.021, 0.053, _TABLE_COMPAS),
+        Printed(Variant.reduced("paper", 15, 150), 0.214, 0.130, 0.004, 0.035, _TABLE_COMPAS),
+    ),
+)
+
+ABLATION_MEAN = Experiment(
+    name="ablation-mean",
+    dataset="law",
+    evaluated_on="heldout",
+    kind="ablation",
+    reductions=tuple((c, 150.0) for c in (1.5, 2.0, 5.0, 15.0, 50.0)),
+    shown_range=LAW.shown_range,
+    printed=tuple(
+        Printed(Variant.reduced("paper", c, 150), mse, ks, 0.010, 0.030, _PLOT_MEAN)
+        for c, mse, ks in (
+            (1.5, 0.059, 0.360),
+            (2, 0.061, 0.350),
+            (5, 0.071, 0.311),
+            (15, 0.087, 0.237),
+            (50, 0.101, 0.171),
+        )
+    ),
+)
+
+ABLATION_COVARIANCE = Experiment(
+    name="ablation-covariance",
+    dataset="law",
+    evaluated_on="heldout",
+    kind="ablation",
+    reductions=tuple((15.0, c) for c in (5.0, 10.0, 50.0, 100.0, 150.0)),
+    shown_range=LAW.shown_range,
+    printed=tuple(
+        Printed(Variant.reduced("paper", 15, c), mse, ks, 0.007, 0.040, _TABLE_COVARIANCE)
+        for c, mse, ks in (
+            (5, 0.067, 0.277),
+            (10, 0.070, 0.267),
+            (50, 0.079, 0.246),
+            (100, 0.085, 0.241),
+            (150, 0.088, 0.237),
+        )
+    ),
+)
+
+# Not in the paper: the same comparison on a table that needs no download.
+WAGES = Experiment(name="wages", dataset="wages", shown_range=(1.2, 3.2))
+
+PEERS = {"equipy": "equipy", "fairlearn": "fairlearn", "leace": "concept_erasure"}
+
+EXPERIMENTS = {e.name: e for e in (LAW, COMPAS, ABLATION_MEAN, ABLATION_COVARIANCE, WAGES)}
+OF_THE_PAPER = (LAW.name, COMPAS.name, ABLATION_MEAN.name, ABLATION_COVARIANCE.name)
+
+
+def peers_of(experiment: Experiment) -> Experiment:
+    """The other libraries that are installed, on the same networks; saved apart, because not everyone has them.
+
+    Raises
+    ------
+    ImportError
+        When none is installed.
+    """
+    found = tuple(name for name, module in PEERS.items() if find_spec(module) is not None)
+    if not found:
+        raise ImportError(f"none of {', '.join(PEERS)} is installed: pip install 'esvdfair[peers]'.")
+    return replace(experiment, name=f"{experiment.name}-peers", kind="peers", peers=found, printed=())
+
+
+def preparations_of(experiment: Experiment) -> tuple[Preparation, ...]:
+    """The preparations that a data set has; wages is in no paper and has one."""
+    return ("clean",) if experiment.dataset == "wages" else ("paper", "clean")

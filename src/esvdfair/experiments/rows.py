@@ -1,0 +1,197 @@
+"""Named rows, saved one file a seed: atomic, resumable, and the same bytes however a run was interrupted."""
+
+import csv
+import io
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from esvdfair.experiments.config import Experiment, Preparation, Variant
+
+_FORMAT = "esvdfair-seed-1"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one method reached on one seed. No timings: equal runs give equal rows.
+
+    Attributes
+    ----------
+    experiment, preparation, seed, evaluated_on : where
+    method, fitted_on, group, level, mean_reduction, covariance_reduction : what, as in :class:`Variant`
+    mse, ks : on the rows of ``evaluated_on``
+    ks_floor : what two samples of one distribution would show at these group sizes
+    mean_gap, variance_gap : largest differences of the groups' means and variances
+    met : whether ``level`` was met on the validation rows
+    mean_reached, covariance_reached : by how much Σσ² and Σσ⁴ really fell
+    regret : (mse − the optimum's at the same KS) / (mse of the best constant − mse of the untouched network)
+    """
+
+    experiment: str
+    preparation: str
+    seed: int
+    evaluated_on: str
+    method: str
+    fitted_on: str
+    group: str
+    level: float | None
+    mean_reduction: float | None
+    covariance_reduction: float | None
+    mse: float
+    ks: float
+    ks_floor: float
+    mean_gap: float
+    variance_gap: float
+    met: bool | None = None
+    mean_reached: float | None = None
+    covariance_reached: float | None = None
+    regret: float | None = None
+
+    @property
+    def variant(self) -> Variant:
+        return Variant(
+            self.method, self.fitted_on, self.group, self.level, self.mean_reduction, self.covariance_reduction
+        )
+
+
+@dataclass(frozen=True)
+class Density:
+    """How many predictions of one group fall in each bin of ``Experiment.shown_range``; outer bins hold the rest."""
+
+    variant: Variant
+    label: str
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """Everything that is kept of one seed of one experiment."""
+
+    rows: tuple[Row, ...]
+    densities: tuple[Density, ...]
+
+
+class Folder:
+    """The saved seeds of one experiment under one preparation: ``out/law-paper/seed-33.json``, …
+
+    A file appears whole or not at all, and nothing is ever changed after it appeared, so that runs that share the
+    folder can only do the same work twice.
+    """
+
+    def __init__(self, out: Path, experiment: Experiment, preparation: Preparation) -> None:
+        self.experiment, self.preparation = experiment, preparation
+        self.name = f"{experiment.name}-{preparation}"
+        self._out, self._seeds = out, out / self.name
+
+    def path(self, seed: int) -> Path:
+        return self._seeds / f"seed-{seed}.json"
+
+    def finished(self) -> list[int]:
+        """Seeds that are saved, in order."""
+        names = (re.fullmatch(r"seed-(\d+)\.json", path.name) for path in self._seeds.glob("seed-*.json"))
+        return sorted(int(name[1]) for name in names if name)
+
+    def write(self, seed: int, result: SeedResult) -> None:
+        head = {"format": _FORMAT, "preparation": self.preparation, "seed": seed}
+        document = {**head, "protocol": self.experiment.protocol(), **asdict(result)}
+        write_atomically(self.path(seed), json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+    def read(self, seed: int) -> SeedResult:
+        """The saved result of a seed.
+
+        Raises
+        ------
+        ValueError
+            When the file holds something else, or rows of another protocol.
+        """
+        path = self.path(seed)
+        document = _parse(path)
+        if document["protocol"] != self.experiment.protocol():
+            changed = _difference(document["protocol"], self.experiment.protocol())
+            raise ValueError(
+                f"{path} was made by another protocol ({changed}); rows of two protocols must not be averaged. "
+                "Choose another --out, or delete the folder."
+            )
+        rows = tuple(Row(**row) for row in document["rows"])
+        densities = tuple(
+            Density(Variant(**d["variant"]), d["label"], tuple(d["counts"])) for d in document["densities"]
+        )
+        return SeedResult(rows, densities)
+
+    def combine(self) -> Path:
+        """Write the rows of all saved seeds as one CSV file, ``out/law-paper.csv``; returns its path."""
+        path = self._out / f"{self.name}.csv"
+        while True:
+            seeds = self.finished()
+            write_atomically(path, to_csv(row for seed in seeds for row in self.read(seed).rows))
+            if self.finished() == seeds:  # else another run has finished a seed, and may have written the file before
+                return path
+
+
+def to_csv(rows: Iterable[Row]) -> str:
+    """One line a row; floats as the shortest decimals that give them back."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([field.name for field in fields(Row)])
+    table.writerows(["" if value is None else value for value in astuple(row)] for row in rows)
+    return text.getvalue()
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write beside ``path`` and rename: readers see the old file or the new one, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with beside.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Seeds from text such as ``33-82`` or ``33,35,40-42``: in order, each once.
+
+    Raises
+    ------
+    ValueError
+        When the text is anything else.
+    """
+    seeds: set[int] = set()
+    for part in text.split(","):
+        ends = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
+        if not ends:
+            raise ValueError(f"seeds {text!r} cannot be read; write a range such as 33-82, or a list such as 33,35,40.")
+        first, last = int(ends[1]), int(ends[2] or ends[1])
+        if last < first:
+            raise ValueError(f"seeds {part.strip()!r} run backwards; write {last}-{first}.")
+        seeds.update(range(first, last + 1))
+    return tuple(sorted(seeds))
+
+
+def variants_in_order(rows: Sequence[Row]) -> list[Variant]:
+    """Distinct variants, in the order in which they first occur."""
+    return list(dict.fromkeys(row.variant for row in rows))
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["format"] != _FORMAT:
+            raise KeyError(document["format"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a saved seed ({error!r}); delete it to have it made again.") from error
+    return dict(document)
+
+
+def _difference(saved: dict[str, Any], wanted: dict[str, Any]) -> str:
+    names = [name for name in {**saved, **wanted} if saved.get(name) != wanted.get(name)]
+    return ", ".join(f"{name}: {saved.get(name)} there, {wanted.get(name)} here" for name in names)

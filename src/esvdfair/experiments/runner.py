@@ -1,0 +1,141 @@
+"""Many seeds: what is saved is not made again, what is not is made by processes of one thread each."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from esvdfair.experiments.config import Experiment, Preparation, preparations_of
+from esvdfair.experiments.rows import Folder, Row
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Task:
+    """Experiments that share the network of one seed: same data set, preparation and training."""
+
+    experiments: tuple[Experiment, ...]
+    preparation: Preparation
+    seed: int
+    out: Path
+
+
+def plan(
+    runs: Sequence[tuple[Experiment, Preparation]], seeds: Sequence[int], out: Path
+) -> tuple[list[Task], list[Task]]:
+    """Tasks that are saved already and tasks to do; experiments on the same networks share a task.
+
+    Raises
+    ------
+    ValueError
+        When a data set has no such preparation, or a saved seed was made by another protocol.
+    """
+    shared: dict[tuple[object, ...], list[Experiment]] = {}
+    for experiment, preparation in runs:
+        if preparation not in preparations_of(experiment):
+            there = ", ".join(preparations_of(experiment))
+            raise ValueError(f"{experiment.name} has no preparation {preparation!r}; choose {there}.")
+        shared.setdefault((experiment.dataset, experiment.training, preparation), []).append(experiment)
+    tasks = [
+        Task(tuple(experiments), key[-1], seed, out)  # type: ignore[arg-type]  # the last item is the preparation
+        for seed in seeds
+        for key, experiments in shared.items()
+    ]
+    done = [task for task in tasks if _is_saved(task)]
+    return done, [task for task in tasks if task not in done]
+
+
+def run(tasks: Sequence[Task], *, jobs: int, on_done: Callable[[], object] = lambda: None) -> None:
+    """Run the tasks in ``jobs`` processes; ``on_done`` is called after each.
+
+    Also one job is another process: sums of floats depend on the number of threads, and so every row is made with one
+    thread, whatever the caller's settings are and whatever ``jobs`` is. An interrupt or an error lets no further task
+    start; what is saved stays.
+    """
+    if not tasks:
+        return
+    if find_spec("torch") is None:
+        raise ImportError("the experiments train networks with PyTorch: pip install 'esvdfair[torch]'.")
+    context = multiprocessing.get_context("spawn")  # a forked torch may hang; and threads are set before it loads
+    others = set(multiprocessing.active_children())
+    with _one_thread_each():
+        pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_start_worker)
+        try:
+            for future in as_completed([pool.submit(_work, task) for task in tasks]):
+                future.result()
+                on_done()
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "a worker process died, perhaps for want of memory; run again with fewer jobs."
+            ) from error
+        except KeyboardInterrupt:
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()  # a seed is saved whole or not at all
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def collect(experiment: Experiment, preparation: Preparation, seeds: Sequence[int], out: Path) -> list[Row]:
+    """The saved rows of these seeds, in order; a seed that is not saved is left out."""
+    folder = Folder(out, experiment, preparation)
+    wanted = set(seeds)
+    return [row for seed in folder.finished() if seed in wanted for row in folder.read(seed).rows]
+
+
+def _is_saved(task: Task) -> bool:
+    saved = [Folder(task.out, experiment, task.preparation) for experiment in task.experiments]
+    found = [folder for folder in saved if folder.path(task.seed).exists()]
+    for folder in found:
+        folder.read(task.seed)  # raises when it was made by another protocol
+    return len(found) == len(saved)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Environment of the workers: thread pools read it once, when NumPy and torch are loaded."""
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _work(task: Task) -> None:
+    from esvdfair.experiments.run_seed import run_seed  # torch: in the workers only
+
+    try:
+        run_seed(task.experiments, task.preparation, task.seed, task.out)
+    except (ValueError, ArithmeticError) as error:  # no input of the user reaches a seed: this is a fault of ours
+        names = ", ".join(experiment.name for experiment in task.experiments)
+        raise RuntimeError(f"seed {task.seed} of {names}, preparation {task.preparation}, failed: {error}") from error
+
+
+def _start_worker() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the parent, which ends its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

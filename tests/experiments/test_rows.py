@@ -1,0 +1,135 @@
+"""Saved seeds: whole or absent, never of two protocols, the same bytes in whatever order they were made."""
+
+import csv
+import io
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from esvdfair.experiments.config import LAW, Training, Variant
+from esvdfair.experiments.rows import Density, Folder, Row, SeedResult, parse_seeds, to_csv, write_atomically
+
+
+def make_result(seed: int, mse: float = 0.1) -> SeedResult:
+    shared = {"experiment": "law", "preparation": "paper", "seed": seed, "evaluated_on": "test"}
+    row = Row(
+        **shared, method="transport", fitted_on="", group="none", level=0.1, mean_reduction=None,
+        covariance_reduction=None, mse=mse + seed / 7, ks=1 / 3, ks_floor=0.05, mean_gap=0.2, variance_gap=0.01,
+        met=True,
+    )  # fmt: skip
+    return SeedResult(
+        (row, replace(row, method="parity", level=None)), (Density(Variant("parity"), "black", (1, 2, 3)),)
+    )
+
+
+def test_a_saved_seed_comes_back(tmp_path):
+    folder = Folder(tmp_path, LAW, "paper")
+    folder.write(33, make_result(33))
+    assert folder.read(33) == make_result(33)
+    assert folder.finished() == [33]
+
+
+def test_rows_of_another_protocol_are_refused(tmp_path):
+    Folder(tmp_path, LAW, "paper").write(33, make_result(33))
+    quick = Folder(tmp_path, replace(LAW, training=Training(epochs=1)), "paper")
+    with pytest.raises(ValueError, match=r"another protocol \(training: .*'epochs': 20.*'epochs': 1"):
+        quick.read(33)
+
+
+def test_printed_numbers_and_shown_levels_are_no_part_of_the_protocol(tmp_path):
+    Folder(tmp_path, LAW, "paper").write(33, make_result(33))
+    assert Folder(tmp_path, replace(LAW, printed=(), shown_levels=()), "paper").read(33) == make_result(33)
+
+
+def test_the_protocol_survives_json():
+    assert json.loads(json.dumps(LAW.protocol())) == LAW.protocol()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": "something else"}', "null"])
+def test_a_file_that_is_no_saved_seed_is_named(tmp_path, content):
+    folder = Folder(tmp_path, LAW, "paper")
+    write_atomically(folder.path(33), content)
+    with pytest.raises(ValueError, match=r"seed-33\.json is not a saved seed.*delete it"):
+        folder.read(33)
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
+    def broken(*_):
+        raise OSError("no space left")
+
+    folder = Folder(tmp_path, LAW, "paper")
+    folder.write(33, make_result(33))
+    monkeypatch.setattr(os, "replace", broken)
+    with pytest.raises(OSError, match="no space"):
+        folder.write(33, make_result(33, mse=9.0))
+    assert [path.name for path in folder.path(33).parent.iterdir()] == ["seed-33.json"]
+    assert folder.read(33) == make_result(33)
+
+
+def test_what_a_killed_writer_left_is_not_taken_for_a_seed(tmp_path):
+    folder = Folder(tmp_path, LAW, "paper")
+    folder.write(33, make_result(33))
+    folder.path(33).with_name(".seed-34.json.0123abcd").write_text("{")
+    folder.path(33).with_name("seed-x.json").write_text("{")
+    assert folder.finished() == [33]
+
+
+def test_the_combined_file_does_not_depend_on_the_order_of_seeds(tmp_path):
+    texts = []
+    for name, seeds in (("a", (33, 34, 40)), ("b", (40, 33, 34))):
+        folder = Folder(tmp_path / name, LAW, "paper")
+        for seed in seeds:
+            folder.write(seed, make_result(seed))
+        texts.append(folder.combine().read_bytes())
+    assert texts[0] == texts[1]
+    assert texts[0].count(b"\n") == 1 + 3 * 2
+
+
+def test_runs_that_share_a_folder_end_with_all_rows(tmp_path):
+    def one_run(seeds):
+        folder = Folder(tmp_path / "shared", LAW, "paper")
+        for seed in seeds:
+            folder.write(seed, make_result(seed))
+        folder.combine()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(one_run, [range(33, 48), range(40, 55), range(33, 40), range(50, 60)]))
+    alone = Folder(tmp_path / "alone", LAW, "paper")
+    for seed in range(33, 60):
+        alone.write(seed, make_result(seed))
+    assert (tmp_path / "shared" / "law-paper.csv").read_bytes() == alone.combine().read_bytes()
+
+
+def test_combining_again_when_another_run_finished_a_seed_meanwhile(tmp_path, monkeypatch):
+    folder = Folder(tmp_path, LAW, "paper")
+    folder.write(33, make_result(33))
+    answers = iter([[33], [33, 34], [33, 34], [33, 34]])
+    folder.write(34, make_result(34))
+    monkeypatch.setattr(folder, "finished", lambda: next(answers))
+    assert folder.combine().read_text().count("\n") == 1 + 2 * 2
+
+
+def test_csv_gives_every_float_back():
+    row = replace(make_result(33).rows[0], mse=0.1 + 0.2)
+    (read,) = csv.DictReader(io.StringIO(to_csv([row])))
+    assert float(read["mse"]) == row.mse
+    assert float(read["ks"]) == row.ks
+    assert read["covariance_reduction"] == ""
+    assert read["met"] == "True"
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("33-35", (33, 34, 35)), ("33", (33,)), ("40, 33-34,33", (33, 34, 40)), ("33-33", (33,))],
+)
+def test_seeds(text, seeds):
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "a", "33-", "33--35", "-3", "3.5", "35-33", "33;34"])
+def test_seeds_that_cannot_be_read(text):
+    with pytest.raises(ValueError, match=r"seeds .*(write a range|backwards)"):
+        parse_seeds(text)
