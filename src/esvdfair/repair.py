@@ -30,6 +30,9 @@ MIN_GROUP_ROWS = 5
 FACTORS = tuple(float(f) for f in np.geomspace(0.03, 100.0, 12))
 """Common factors on both reductions that `paper` and `exact` scan for a target."""
 
+EXACT_RIDGE = 1e-4
+"""Ridge of the parity-keeping refit of `exact`; without one, features of condition 1e11 let the error explode."""
+
 MEAN_PENALTIES = (0.0, 0.1, 0.5, 2.0, 8.0, 32.0, 128.0, float("inf"))
 VARIANCE_REDUCTIONS = (1.0, 4.0, float("inf"))
 
@@ -230,7 +233,7 @@ def _last_layer_repair(setting: Setting, rows: Gathered, candidates: list[Candid
 def _refit_last(setting: Setting, rows: Gathered, refit: str, mean: float, covariance: float) -> Candidate:
     """The output layer after a hidden layer was edited."""
     refits = _refits(setting, rows)
-    name, quadratic = next(refits.quadratics("labels", [1e-4 if refit == "parity" else 0.0]))
+    name, quadratic = next(refits.quadratics("labels", [EXACT_RIDGE if refit == "parity" else 0.0]))
     if refit == "parity":
         return _parity_at(quadratic, name, mean, covariance)
     if refit == "ols":

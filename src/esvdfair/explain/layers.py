@@ -18,11 +18,9 @@ from esvdfair.estimator import PAPER_REDUCTIONS, ESVDFair
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.models import adapt
 from esvdfair.models.protocol import LinearLayer, ModelAdapter
+from esvdfair.repair import EXACT_RIDGE
 
 Array = NDArray[np.float64]
-
-EXACT_RIDGE = 1e-4
-"""Ridge of the refit that ``method="exact"`` makes after its edit."""
 
 
 @dataclass(frozen=True)
