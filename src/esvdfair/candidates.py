@@ -5,6 +5,7 @@ attribute-unaware predictor could do), how close to stay to the original weights
 None of them can be known beforehand, so all combinations are solved and rows that did not fit them choose.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
+from sklearn.exceptions import ConvergenceWarning
 
 from esvdfair.core.metrics import ks_from_codes
 from esvdfair.core.moments import GroupMoments
@@ -238,7 +240,9 @@ class Refits:
         losses, found = [], []
         for c in GROUP_REGULARISATION:
             classifier = LogisticRegression(C=c, max_iter=200)
-            classifier.fit(known, training.codes, sample_weight=training.weight)
+            with warnings.catch_warnings():  # an estimate that stopped early is judged like the others
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                classifier.fit(known, training.codes, sample_weight=training.weight)
             chance = classifier.predict_proba(unseen)[np.arange(len(judging)), judging.codes]
             losses.append(-np.average(np.log(np.maximum(chance, 1e-6)), weights=judging.weight))
             found.append(np.asarray(classifier.predict_proba(known)))
