@@ -1,0 +1,152 @@
+"""`esvdfair curve`: what each degree of parity costs."""
+
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from esvdfair.cli._files import staged
+from esvdfair.cli._inputs import (
+    FILE,
+    Reading,
+    check_free,
+    force_option,
+    json_option,
+    layer_of,
+    layer_option,
+    load_model,
+    method_option,
+    model_and_data,
+    seed_option,
+    table_options,
+    target_ks_option,
+    validation_option,
+)
+from esvdfair.cli._output import JUDGED_ON, interval, notes, number, print_json, progress, scatter, share, table
+
+if TYPE_CHECKING:
+    from esvdfair.tradeoff import Curve, CurvePoint
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+@click.command()
+@model_and_data
+@table_options(target="Column with the true value; without it, error means distance to the model's own predictions.")
+@validation_option
+@method_option
+@layer_option
+@target_ks_option
+@click.option("--plot", metavar="FILE", type=FILE, help="Also draw the curve: .png, .svg or .pdf.")
+@force_option
+@seed_option
+@json_option
+def curve(
+    model: Path,
+    data: Path,
+    output: str | None,
+    reading: Reading,
+    validation: Path | None,
+    method: str,
+    layer: str | None,
+    target_ks: float | None,
+    plot: Path | None,
+    force: bool,
+    seed: int,
+    as_json: bool,
+) -> int:
+    """Show the trade-off between error and parity.
+
+    One line a repaired model, from the most accurate to the fairest, judged on rows that did not fit it. With
+    --target-ks the point that `esvdfair repair` would take is marked; the exit code is 1 when none meets it.
+
+    \b
+    Example:
+      esvdfair curve model.onnx people.csv --sensitive sex --target income --target-ks 0.1 --plot curve.png
+    """
+    from esvdfair.estimator import fit_curve
+
+    inputs = [path for path in (model, data, validation) if path is not None]
+    if plot is not None:
+        _check_plot(plot)
+        check_free([plot], force=force, inputs=inputs)
+    with notes(), progress(2) as bar:
+        bar.set_description("reading")
+        rows = reading.rows(data)
+        load_model(model, output, rows)
+        judging = None if validation is None else reading.rows(validation, like=rows)
+        bar.update()
+        bar.set_description("refitting")
+        found = fit_curve(
+            str(model),
+            rows.X,
+            rows.y,
+            sensitive_features=rows.groups,
+            validation=None if judging is None else judging.parts,
+            method=method,
+            layer=None if layer is None else layer_of(layer),
+            output=output,
+            random_state=seed,
+        )
+        if plot:
+            _draw(found, target_ks, plot)
+    chosen = None if target_ks is None else found.select(target_ks=target_ks)
+    met = None if chosen is None else chosen.ks <= (target_ks or 0.0)
+    if as_json:
+        print_json({
+            "model": model, "data": data, "method": method, "evaluated_on": found.evaluated_on,
+            "ks_floor": found.ks_floor,
+            "target_ks": target_ks, "met": met, "chosen": None if chosen is None else chosen.index,
+            "points": [asdict(point) for point in found.points],
+        })  # fmt: skip
+    else:
+        _show(found, chosen, target_ks)
+        if plot:
+            click.echo(f"wrote {plot}")
+    return 1 if met is False else 0
+
+
+def _show(found: "Curve", chosen: "CurvePoint | None", target_ks: float | None) -> None:
+    click.echo(f"{len(found)} repaired models, judged on {JUDGED_ON[found.evaluated_on]}\n")
+    lines = [
+        [
+            "→" if chosen is not None and point.index == chosen.index else "",
+            share(point.ks),
+            interval((point.ks_low, point.ks_high), share),
+            number(point.mse),
+            number(point.mean_gap),
+            number(point.variance_gap),
+            point.target,
+            number(point.strength),
+        ]
+        for point in found.points
+    ]
+    click.echo(table(["", "KS", "95 % interval", "MSE", "mean gap", "variance gap", "aims at", "strength"], lines))
+    click.echo("\nmean squared error over KS distance\n")
+    order = [*found.points, *([chosen] if chosen is not None else [])]
+    marks = ["•"] * len(found) + ["◉"] * (len(order) - len(found))
+    click.echo(scatter([p.ks for p in order], [p.mse for p in order], marks))
+    click.echo(f"\nKS floor {share(found.ks_floor)}: what parity itself would show on so many rows.")
+    if chosen is not None:
+        reached = "met by →" if chosen.ks <= (target_ks or 0.0) else "not met; → comes closest"
+        click.echo(f"Target KS ≤ {target_ks:g}: {reached}.")
+
+
+def _check_plot(path: Path) -> None:
+    if path.suffix.lower() not in PICTURES:
+        raise ValueError(f"--plot {str(path)!r}: the name must end in one of {', '.join(PICTURES)}.")
+    if find_spec("matplotlib") is None:
+        raise ImportError("--plot needs matplotlib: pip install 'esvdfair[plots]'.")
+
+
+def _draw(found: "Curve", target_ks: float | None, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    from esvdfair.plots import plot_curve
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    plot_curve(found, target_ks=target_ks, ax=figure.subplots())
+    with staged(path) as places:
+        figure.savefig(places[path], dpi=160)

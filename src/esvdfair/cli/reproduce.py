@@ -1,0 +1,100 @@
+"""`esvdfair reproduce`: the paper's tables and figures beside ours."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+from tqdm import tqdm
+
+from esvdfair.experiments.config import EXPERIMENTS, OF_THE_PAPER, Experiment, Preparation, peers_of, preparations_of
+from esvdfair.experiments.figures import draw
+from esvdfair.experiments.report import write_report
+from esvdfair.experiments.rows import Folder, parse_seeds
+from esvdfair.experiments.runner import collect, plan, run
+from esvdfair.experiments.tables import Table
+
+WHAT = [*EXPERIMENTS, "figures", "all", "report"]
+Runs = list[tuple[Experiment, Preparation]]
+
+
+@click.command()
+@click.argument("what", type=click.Choice(WHAT))
+@click.option("--seeds", default="33-82", show_default=True, help="Splits to run: a range or a list.")
+@click.option("--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Processes of one thread each.")
+@click.option("--out", default="reproduction", show_default=True, type=click.Path(file_okay=False, path_type=Path))
+@click.option("--preparation", type=click.Choice(["paper", "clean"]), help="How the data is prepared; see below.")
+@click.option("--epochs", type=click.IntRange(min=1), help="Fewer epochs of training, for a quick look only.")
+@click.option("--peers", is_flag=True, help="Run other libraries too; needs the extra `peers`.")
+@click.option("--json", "as_json", is_flag=True, help="Print the tables as JSON.")
+def reproduce(
+    what: str,
+    seeds: str,
+    jobs: int,
+    out: Path,
+    preparation: Preparation | None,
+    epochs: int | None,
+    peers: bool,
+    as_json: bool,
+) -> None:
+    """Run the experiments of the paper and print our numbers beside its own.
+
+    \b
+    law, compas            every method on the test split
+    ablation-mean          c̃_e from 1.5 to 50 at c̃_v = 150, on law
+    ablation-covariance    c̃_v from 5 to 150 at c̃_e = 15, on law
+    wages                  as law, on a table that needs no download (not in the paper)
+    all                    the four experiments of the paper
+    figures                as all, but without the tables
+    report                 the text of docs/reproduction.md, from what `all` has saved
+
+    Each finished seed is saved in the folder --out at once; a run that was stopped goes on where it was.
+
+    --preparation paper (default) does as the authors did; clean leaves out a feature that is the target in disguise
+    and fits scalers on the training rows. `all` and `figures` take both, except for the ablations.
+    """
+    wanted = parse_seeds(seeds)
+    if what == "report":
+        click.echo(write_report(out, wanted), nl=False)
+        return
+    runs = _runs(what, preparation, epochs, peers)
+    _complete(runs, wanted, out, jobs)
+    tables = [Table.of(collect(*run_of, wanted, out), *run_of) for run_of in runs]
+    if as_json:
+        click.echo(json.dumps([table.to_dict() for table in tables], indent=1))
+    elif what != "figures":
+        click.echo("\n\n".join(map(str, tables)) + "\n")
+    if what != "figures" and find_spec("matplotlib") is None:
+        click.echo("no figures: they need matplotlib, pip install 'esvdfair[plots]'", err=True)
+        return
+    for path in (path for run_of in runs for path in draw(*run_of, wanted, out)):
+        click.echo(path, err=as_json)
+
+
+def _runs(what: str, preparation: Preparation | None, epochs: int | None, peers: bool) -> Runs:
+    several = what not in EXPERIMENTS
+    experiments = [EXPERIMENTS[name] for name in (OF_THE_PAPER if several else (what,))]
+    if epochs is not None:
+        experiments = [replace(e, training=replace(e.training, epochs=epochs)) for e in experiments]
+    if peers:
+        experiments = [*experiments, *(peers_of(e) for e in experiments if e.kind == "comparison")]
+    return [(e, chosen) for e in experiments for chosen in _preparations(e, preparation, several)]
+
+
+def _preparations(experiment: Experiment, asked: Preparation | None, several: bool) -> tuple[Preparation, ...]:
+    if asked:
+        return (asked,)
+    there = preparations_of(experiment)
+    return there if several and experiment.kind != "ablation" else there[:1]
+
+
+def _complete(runs: Runs, seeds: Sequence[int], out: Path, jobs: int) -> None:
+    done, todo = plan(runs, seeds, out)
+    total = len(done) + len(todo)
+    with tqdm(total=total, initial=len(done), unit="seed", disable=not sys.stderr.isatty()) as bar:
+        run(todo, jobs=jobs, on_done=bar.update)
+    for experiment, preparation in runs:
+        Folder(out, experiment, preparation).combine()

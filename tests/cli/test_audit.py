@@ -1,0 +1,167 @@
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from esvdfair import group_mse, ks_distance, ks_distance_ci, ks_floor
+from esvdfair.cli._audit import _mean_interval, audit_predictions
+from esvdfair.models.onnx import OnnxAdapter
+
+SEX = ["--sensitive", "sex"]
+
+
+def flat(text):
+    return " ".join(text.split())
+
+
+def test_the_numbers_are_those_of_the_library(files, invoke):
+    result = invoke("audit", files.model, files.data, *SEX, "--target", "income", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    found = json.loads(result.stdout)
+    data = pd.read_csv(files.data)
+    predicted = OnnxAdapter(files.model).predict(data[["age", "hours", "school"]])
+    groups = {"sensitive_features": data["sex"]}
+    assert found["ks"] == ks_distance(predicted, **groups) > 0.25
+    assert tuple(found["ks_interval"]) == ks_distance_ci(predicted, **groups)
+    assert found["ks_floor"] == ks_floor(**groups)
+    assert {g["group"]: g["mse"] for g in found["groups"]} == pytest.approx(
+        group_mse(data["income"], predicted, **groups)
+    )
+    assert found["rows"] == 600
+    assert found["dropped"] == 0
+    assert found["target_ks"] is found["met"] is None
+
+
+def test_a_table_for_people(files, invoke):
+    text = invoke("audit", files.model, files.data, *SEX, "--target", "income").stdout
+    assert f"{files.model} on 600 rows of {files.data}\n" in text
+    for words in ("mean prediction", "95 % interval", "MSE", "KS distance", "its floor", "Wasserstein distance"):
+        assert words in text
+    lines = [line for line in text.splitlines() if line.startswith(("female", "male"))]
+    assert len(lines) == 2
+    assert len({len(line) for line in lines}) == 1  # columns stand under each other
+    assert "The groups are predicted differently: KS" in flat(text)
+    assert "The model errs about as much in every group." in flat(text)
+
+
+def test_predictions_from_a_column_and_two_attributes(files, invoke):
+    words = ["audit", files.scores, "--predictions", "score", *SEX, "--sensitive", "region"]
+    found = json.loads(invoke(*words, "--json").stdout)
+    assert [g["group"] for g in found["groups"]] == ["female, north", "female, south", "male, north", "male, south"]
+    assert found["mse"] is None
+    assert "KS to the rest" in invoke(*words).stdout
+
+
+@pytest.mark.parametrize(("target", "code", "word"), [("0.9", 0, "met"), ("0.05", 1, "not met")])
+def test_a_target_decides_the_exit_code(files, invoke, target, code, word):
+    result = invoke("audit", files.model, files.data, *SEX, "--features", "age,hours,school", "--target-ks", target)
+    assert result.exit_code == code
+    assert result.stdout.endswith(f"Target KS ≤ {target}: {word}.\n")
+
+
+def test_features_choose_and_order_the_inputs(files, invoke):
+    names = ["age", "hours", "school"]
+    found = json.loads(
+        invoke("audit", files.model, files.data, *SEX, "--features", ",".join(names[::-1]), "--json").stdout
+    )
+    data = pd.read_csv(files.data)
+    swapped = OnnxAdapter(files.model).predict(data[names[::-1]].to_numpy())
+    assert found["ks"] == ks_distance(swapped, sensitive_features=data["sex"])
+
+
+def test_the_verdict_of_equal_groups():
+    scores = np.random.default_rng(0).normal(size=400)
+    found = audit_predictions(scores, pd.DataFrame({"sex": np.resize(["f", "m"], 400)}))
+    assert found.verdict().startswith("No difference beyond chance")
+    assert "Where they differ" not in found.verdict()
+
+
+def test_the_verdict_of_groups_that_differ_on_few_rows():
+    sex = np.resize(["f", "m"], 80)
+    scores = np.random.default_rng(0).normal(size=80) + 0.9 * (sex == "m")
+    found = audit_predictions(scores, pd.DataFrame({"sex": sex}))
+    assert found.ks_interval[0] == 0
+    assert "but how much is uncertain" in found.verdict()
+
+
+def test_the_verdict_says_who_pays_and_where_the_groups_part():
+    sex = np.resize(["f", "m"], 1000)
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=1000) + 2.0 * (sex == "m")
+    y = scores + rng.normal(size=1000) * np.where(sex == "f", 3.0, 1.0)
+    found = audit_predictions(scores, pd.DataFrame({"sex": sex}), y)
+    widest = found.widest
+    assert widest.more_share - widest.fewer_share == pytest.approx(found.ks)
+    assert widest.more_share == np.mean(scores[sex == "f"] <= widest.threshold)
+    assert f"{widest.more_share:.0%} of f but {widest.fewer_share:.0%} of m" in found.verdict()
+    assert "The model errs most on f" in found.verdict()
+
+
+def test_intervals_of_group_figures_cover():
+    """The interval of a group's mean holds the true mean in 95 of 100 tables, even of eight rows."""
+    draws = np.random.default_rng(0).normal(size=(1000, 8))
+    held = sum(low <= 0 <= high for low, high in map(_mean_interval, draws))
+    assert 935 <= held <= 965
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--sensitive", "Sexx", "--target", "income"], "has no column 'Sexx'. Did you mean 'sex'?"),
+        (["--sensitive", "sex", "--target", "incme"], "Did you mean 'income'?"),
+        (["--sensitive", "sex"], "the model takes 3 columns and"),
+        (["--sensitive", "sex"], "gives it 4: age, hours, school, income. Not given to it: sex (sensitive)"),
+        (["--sensitive", "age", "--target", "sex"], "'sex' of"),
+        (["--sensitive", "sex", "--features", "age,hours,sex"], "column 'sex' is not numeric"),
+        (["--sensitive", "income", "--features", "age,hours,school"], "looks continuous"),
+        (["--target", "income"], "Missing option '--sensitive'"),
+        (["--sensitive", "sex", "--predictions", "income"], "got 2 file(s) and --predictions"),
+        (["--sensitive", "sex", "--target", "income", "--output", "z"], "no output 'z'"),
+    ],
+)
+def test_bad_columns(files, refused, words, said):
+    assert said in refused("audit", files.model, files.data, *words)
+
+
+def test_one_file_without_predictions(files, refused):
+    assert "give a model and a table" in refused("audit", files.data, *SEX)
+
+
+def test_bad_model_files(files, refused, tmp_path):
+    whole = files.model.read_bytes()
+    words = [files.data, *SEX, "--target", "income"]
+    for size in (0, 1, 7, 50, len(whole) // 3, len(whole) // 2, len(whole) - 60, len(whole) - 1):
+        (tmp_path / "cut.onnx").write_bytes(whole[:size])
+        assert "cut.onnx" in refused("audit", tmp_path / "cut.onnx", *words)
+    assert "there is no file" in refused("audit", tmp_path / "none.onnx", *words)
+    assert "is a directory" in refused("audit", tmp_path, *words)
+    assert "not an ONNX model" in refused("audit", files.data, *words)
+
+
+def test_missing_values_are_counted_and_can_be_dropped(files, invoke, refused, tmp_path):
+    data = pd.read_csv(files.data)
+    data.loc[[3, 7], "age"] = np.nan
+    data.loc[[7, 8, 9, 10], "sex"] = None
+    path = tmp_path / "holes.csv"
+    data.to_csv(path, index=False)
+    words = ["audit", files.model, path, *SEX, "--target", "income"]
+    said = refused(*words)
+    assert "missing values in 5 of 600 rows ('sex' 4, 'age' 2)" in said
+    assert "--drop-missing" in said
+    assert "--missing-group" in said
+    dropped = json.loads(invoke(*words, "--drop-missing", "--json").stdout)
+    assert (dropped["rows"], dropped["dropped"]) == (595, 5)
+    assert "(5 with missing values left out)" in invoke(*words, "--drop-missing").stdout
+    grouped = json.loads(invoke(*words, "--drop-missing", "--missing-group", "--json").stdout)
+    assert [(g["group"], g["rows"]) for g in grouped["groups"]][-1] == ("missing", 3)
+    assert "'age' 2" in refused(*words, "--missing-group")
+
+
+def test_labels_cannot_steer_the_terminal(files, invoke, tmp_path):
+    data = pd.read_csv(files.scores)
+    data["sex"] = data["sex"].replace("male", "\x1b[31mmale\n")
+    data.to_csv(tmp_path / "odd.csv", index=False)
+    text = invoke("audit", tmp_path / "odd.csv", "--predictions", "score", *SEX).stdout
+    assert "\x1b" not in text
+    assert "\\x1b[31mmale\\n" in text

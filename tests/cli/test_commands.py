@@ -1,0 +1,100 @@
+"""What holds for every command."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import click
+import pytest
+
+from esvdfair.cli import main
+
+CONTEXT = click.Context(main, info_name="esvdfair")
+COMMANDS = main.list_commands(CONTEXT)
+EXAMPLES = {"reproduce": False}  # its own file, tests/cli/test_reproduce.py, looks at it
+
+
+def command(name):
+    found = main.get_command(CONTEXT, name)
+    assert found is not None
+    return found
+
+
+def examples(text):
+    return re.findall(r"^ +esvdfair (\S+) ?(.*)$", text, re.MULTILINE)
+
+
+def test_the_commands_of_the_contract_are_there():
+    assert {"audit", "explain", "repair", "curve", "compare", "reproduce", "demo"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_and_json(name, invoke):
+    result = invoke(name, "--help")
+    assert result.exit_code == 0
+    assert command(name).help
+    assert "--json" in result.stdout
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if EXAMPLES.get(name, True)])
+def test_every_command_has_examples_and_they_can_be_parsed(name):
+    shown = [words for called, words in examples(command(name).help) if called == name]
+    assert shown, f"{name} --help has no example"
+    for words in shown:
+        command(name).make_context(name, shlex.split(words))
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if EXAMPLES.get(name, True)])
+def test_every_option_has_help(name):
+    bare = [p.name for p in command(name).params if isinstance(p, click.Option) and not p.help]
+    assert bare == []
+
+
+def test_without_a_command_the_help_is_shown(invoke):
+    result = invoke()
+    assert result.exit_code == 0
+    assert "_ESVDFAIR_COMPLETE=bash_source" in result.stdout
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} ", result.stdout, re.MULTILINE)
+
+
+def test_a_command_that_is_not_there(refused):
+    assert "No such command 'repare'" in refused("repare")
+
+
+def run(*words, **env):
+    return subprocess.run(
+        [sys.executable, "-m", "esvdfair", *map(str, words)],
+        capture_output=True,
+        text=True,
+        env=os.environ | env,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_python_dash_m_and_its_exit_codes(files):
+    far = run("audit", files.scores, "--predictions", "score", "--sensitive", "sex", "--target-ks", 0.01)
+    assert (far.returncode, far.stderr) == (1, "")
+    assert "The groups are predicted differently" in far.stdout
+    bad = run("audit", files.scores, "--predictions", "scor", "--sensitive", "sex")
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert "Did you mean 'score'?" in bad.stderr
+    assert bad.stderr.count("\n") == 1
+
+
+def test_a_terminal_without_the_letters(files):
+    words = ["audit", files.scores, "--predictions", "score", "--sensitive", "sex", "--target-ks", 1]
+    done = run(*words, PYTHONIOENCODING="latin-1")
+    assert done.returncode == 0
+    assert "Target KS ? 1: met." in done.stdout
+
+
+@pytest.mark.parametrize(("words", "offered"), [("esvdfair rep", "repair"), ("esvdfair repair --tar", "--target-ks")])
+def test_shell_completion(words, offered):
+    done = run(
+        _ESVDFAIR_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(words.count(" ")), PYTHONWARNINGS="ignore"
+    )
+    assert offered in done.stdout

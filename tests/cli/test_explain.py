@@ -1,0 +1,64 @@
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from esvdfair.models.onnx import OnnxAdapter, save_model
+
+ROLES = ["--sensitive", "sex", "--target", "income"]
+
+
+@pytest.fixture(scope="module")
+def repaired(files):
+    """The model with half of its last layer."""
+    adapter = OnnxAdapter(files.model)
+    last = adapter.layers()[-1]
+    path = files.folder / "half.onnx"
+    save_model(adapter.replace({last.name: (last.weight / 2, last.bias)}).model, path)
+    return path
+
+
+def test_layers_and_directions_for_people(files, invoke):
+    result = invoke("explain", files.model, files.data, *ROLES)
+    assert (result.exit_code, result.stderr) == (0, "")
+    for said in ("hidden", "3 → 8", "8 → 1", "KS if edited", "Directions of layer hidden along which sex differs"):
+        assert said in result.stdout
+    assert "Who is moved" not in result.stdout
+
+
+def test_json_holds_all_parts(files, invoke, repaired):
+    result = invoke("explain", files.model, files.data, *ROLES, "--layer", "-1", "--repaired", repaired, "--json")
+    found = json.loads(result.stdout)
+    assert [layer["name"] for layer in found["layers"]["layers"]] == ["hidden", "last"]
+    assert found["directions"]["layer"] == "last"
+    assert found["directions"]["mean"][0]["share"] == pytest.approx(1)
+    assert [group["group"] for group in found["people"]["groups"]] == ["female", "male"]
+    assert len(found["people"]["movers"]) == 5
+
+
+def test_movers_are_rows_of_the_file(files, invoke, repaired, tmp_path):
+    data = pd.read_csv(files.data)
+    data.loc[:99, "age"] = np.nan
+    data.to_csv(tmp_path / "holes.csv", index=False)
+    words = [
+        "explain",
+        files.model,
+        tmp_path / "holes.csv",
+        *ROLES,
+        "--drop-missing",
+        "--repaired",
+        repaired,
+        "--top",
+        1,
+    ]
+    (mover,) = json.loads(invoke(*words, "--json").stdout)["people"]["movers"]
+    person = data.loc[[mover["row"]], ["age", "hours", "school"]]
+    assert OnnxAdapter(files.model).predict(person)[0] == pytest.approx(mover["before"], rel=1e-5)
+    text = invoke(*words).stdout
+    assert "Who is moved by the repair" in text
+    assert f"\n{mover['row'] + 1} " in text
+
+
+def test_a_layer_that_is_not_there(files, refused):
+    assert "'lost'" in refused("explain", files.model, files.data, *ROLES, "--layer", "lost")

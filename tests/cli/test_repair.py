@@ -1,0 +1,219 @@
+import errno
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pandas as pd
+import pytest
+
+from esvdfair.models.onnx import OnnxAdapter
+
+ROLES = ["--sensitive", "sex", "--target", "income"]
+TARGET = ["--method", "parity", "--target-ks", "0.2"]
+QUICK = ["--method", "exact"]  # one candidate
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_repaired_file_and_its_record(files, invoke, tmp_path, written):
+    out = tmp_path / "fair.onnx"
+    words = ["repair", files.model, files.data, *ROLES, *TARGET, "--validation", files.new, "-o", out]
+    result = invoke(*words)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert written() == ["fair.onnx", "fair.onnx.json"]
+    for said in ("KS distance", "mean squared error", "of female", "Target KS ≤ 0.2: met", "the rows of --validation"):
+        assert said in result.stdout
+    record = json.loads((tmp_path / "fair.onnx.json").read_text())
+    assert record["command"] == ["esvdfair", *map(str, words)]
+    assert record["versions"]["numpy"] == np.__version__
+    assert record["data"] == {
+        "path": str(files.data), "sha256": sha256(files.data), "rows": 600, "dropped": 0,
+        "features": ["age", "hours", "school"], "target": "income", "sensitive": ["sex"],
+    }  # fmt: skip
+    assert record["validation"]["sha256"] == sha256(files.new)
+    assert record["model_before"]["sha256"] == {"model.onnx": sha256(files.model)}
+    assert record["model_after"]["sha256"] == {"fair.onnx": sha256(out)}
+    assert (record["parameters"]["method"], record["parameters"]["target_ks"]) == ("parity", 0.2)
+    assert [edit["layer"] for edit in record["edits"]] == ["last"]
+
+    # What the record says was reached is what the written file does.
+    onnx.checker.check_model(onnx.load(out))
+    audited = json.loads(invoke("audit", out, files.new, *ROLES, "--json").stdout)
+    reached = record["reached"]
+    assert reached["evaluated_on"] == "validation"
+    assert reached["ks_after"] == pytest.approx(audited["ks"], abs=0.006)  # one person of a group more or less
+    assert reached["mse_after"] == pytest.approx(audited["mse"], rel=1e-4)
+    assert reached["ks_after"] < 0.2 < reached["ks_before"]
+
+
+def test_json_is_the_record(files, invoke, tmp_path):
+    out = tmp_path / "fair.onnx"
+    result = invoke("repair", files.model, files.data, *ROLES, *QUICK, "-o", out, "--json")
+    assert json.loads(result.stdout) == json.loads((tmp_path / "fair.onnx.json").read_text())
+
+
+def test_a_target_out_of_reach_gives_exit_code_1_and_a_file(files, invoke, tmp_path, written):
+    out = tmp_path / "fair.onnx"
+    result = invoke("repair", files.model, files.data, *ROLES, "--method", "parity", "--target-ks", 0, "-o", out)
+    assert result.exit_code == 1
+    assert written() == ["fair.onnx", "fair.onnx.json"]
+    assert "not met; this is the fairest candidate, and it is written" in " ".join(result.stdout.split())
+    assert result.stderr.startswith("note: --target-ks 0 is below")
+    assert result.stderr.count("\n") == 1
+
+
+def test_without_a_target_column_it_keeps_to_the_models_own_predictions(files, invoke, tmp_path):
+    data = pd.read_csv(files.data).drop(columns="income")
+    data.to_csv(tmp_path / "bare.csv", index=False)
+    out = tmp_path / "fair.onnx"
+    result = invoke("repair", files.model, tmp_path / "bare.csv", "--sensitive", "sex", *QUICK, "-o", out)
+    assert result.exit_code == 0
+    assert "mean squared change" in result.stdout
+    assert json.loads((tmp_path / "fair.onnx.json").read_text())["reached"]["mse_before"] == 0
+
+
+@pytest.mark.parametrize("layer", ["0", "-2", "hidden"])
+def test_a_layer_by_index_or_name(files, invoke, tmp_path, layer):
+    out = tmp_path / "fair.onnx"
+    result = invoke("repair", files.model, files.data, *ROLES, "--method", "exact", "--layer", layer, "-o", out)
+    assert result.exit_code == 0
+    edits = json.loads((tmp_path / "fair.onnx.json").read_text())["edits"]
+    assert "hidden" in {edit["layer"] for edit in edits}
+
+
+def test_files_are_replaced_only_by_force(files, invoke, refused, tmp_path, written):
+    out, record = tmp_path / "fair.onnx", tmp_path / "fair.onnx.json"
+    words = ["repair", files.model, files.data, *ROLES, *QUICK, "-o", out]
+    record.write_text("kept")
+    assert "fair.onnx.json' is there already; --force replaces it" in refused(*words)
+    assert (record.read_text(), written()) == ("kept", ["fair.onnx.json"])
+    out.write_text("old")
+    assert "fair.onnx' is there already" in refused(*words)
+    assert invoke(*words, "--force").exit_code == 0
+    assert json.loads(record.read_text())["model_after"]["sha256"] == {"fair.onnx": sha256(out)}
+
+
+def test_what_is_read_is_never_written(files, refused, tmp_path):
+    before = sha256(files.model)
+    said = refused("repair", files.model, files.data, *ROLES, "-o", files.model, "--force")
+    assert "is a file that is read" in said
+    link = tmp_path / "link.onnx"
+    link.symlink_to(files.model)
+    assert "is a file that is read" in refused("repair", files.model, files.data, *ROLES, "-o", link, "--force")
+    assert sha256(files.model) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--layer", "0"], "which edits the last layer alone"),
+        (["--method", "exact", "--layer", "lost"], "lost"),
+        (["--method", "best"], "'best' is not one of"),
+        (["--target-ks", "2"], "2.0 is not in the range"),
+        (["--features", "age,hours"], "the model takes 3 columns"),
+        (["--validation", "nowhere.csv"], "there is no file 'nowhere.csv'"),
+    ],
+)
+def test_bad_options_write_nothing(files, refused, tmp_path, written, words, said):
+    assert said in refused("repair", files.model, files.data, *ROLES, *words, "-o", tmp_path / "fair.onnx")
+    assert written() == []
+
+
+def test_bad_places(files, refused, tmp_path):
+    words = ["repair", files.model, files.data, *ROLES, *QUICK, "-o"]
+    assert "it is a directory" in refused(*words, tmp_path)
+    assert "there is no folder" in refused(*words, tmp_path / "lost" / "fair.onnx")
+    assert "Missing option '-o'" in refused(*words[:-1])
+
+
+def test_validation_is_read_by_the_names_of_the_inputs(files, invoke, refused, tmp_path):
+    new = pd.read_parquet(files.new)
+    new[new.columns[::-1]].assign(extra=1).to_csv(tmp_path / "new.csv", index=False)
+    words = ["repair", files.model, files.data, *ROLES, *QUICK, "-o", tmp_path / "fair.onnx", "--validation"]
+    assert invoke(*words, tmp_path / "new.csv").exit_code == 0
+    one = json.loads((tmp_path / "fair.onnx.json").read_text())["reached"]
+    assert invoke(*words, files.new, "--force").exit_code == 0
+    assert json.loads((tmp_path / "fair.onnx.json").read_text())["reached"] == one
+    new.drop(columns="hours").to_csv(tmp_path / "short.csv", index=False)
+    assert "has no column 'hours'" in refused(*words, tmp_path / "short.csv", "--force")
+
+
+def test_external_data_stays_external(files, invoke, refused, tmp_path, written):
+    model, out = tmp_path / "in" / "model.onnx", tmp_path / "out" / "fair.onnx"
+    model.parent.mkdir()
+    out.parent.mkdir()
+    onnx.save(onnx.load(files.model), model, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    words = ["repair", model, files.data, *ROLES, *QUICK, "-o", out]
+    (out.parent / "fair.onnx.data").write_text("of another model")
+    assert "fair.onnx.data' is there already" in refused(*words)
+    (out.parent / "fair.onnx.data").unlink()
+    assert invoke(*words).exit_code == 0
+    assert written(out.parent) == ["fair.onnx", "fair.onnx.data", "fair.onnx.json"]
+    record = json.loads((out.parent / "fair.onnx.json").read_text())
+    assert record["model_before"]["sha256"].keys() == {"model.onnx", "weights.bin"}
+    assert record["model_after"]["sha256"]["fair.onnx.data"] == sha256(out.parent / "fair.onnx.data")
+    assert np.isfinite(OnnxAdapter(out).predict(np.zeros((2, 3)))).all()
+
+
+def test_a_full_disk_leaves_what_was_there(files, refused, tmp_path, written, monkeypatch):
+    (tmp_path / "fair.onnx").write_text("old")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    said = refused("repair", files.model, files.data, *ROLES, *QUICK, "-o", tmp_path / "fair.onnx", "--force")
+    assert "cannot write" in said
+    assert "No space left on device" in said
+    assert written() == ["fair.onnx"]
+    assert (tmp_path / "fair.onnx").read_text() == "old"
+
+
+def test_a_file_that_may_not_grow_leaves_nothing(files, tmp_path, written):
+    """As a full disk, but by the system: no file of this process may hold more than 200 bytes."""
+    words = ["repair", files.model, files.data, *ROLES, *QUICK, "-o", tmp_path / "fair.onnx"]
+    done = subprocess.run(
+        [sys.executable, "-m", "esvdfair", *map(str, words)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200)),
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "esvdfair: cannot write" in done.stderr
+    assert "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert written() == []
+
+
+def test_a_report_is_written_with_the_model(files, invoke, tmp_path):
+    (tmp_path / "pages").mkdir()
+    page = tmp_path / "pages" / "report.html"
+    words = ["repair", files.model, files.data, *ROLES, *QUICK, "-o", tmp_path / "fair.onnx", "--report", page]
+    result = invoke(*words)
+    assert result.exit_code == 0
+    assert "report.html" in result.stdout
+    assert page.read_text().rstrip().endswith("</html>")
+    assert "--report" in page.read_text()  # the command that made it
+
+
+def test_without_its_report_no_model_is_written(files, refused, tmp_path, written, monkeypatch):
+    def full(path, *args, **options):
+        path.write_text("half of a")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("esvdfair.report.write_report", full)
+    (tmp_path / "pages").mkdir()
+    words = ["repair", files.model, files.data, *ROLES, *QUICK, "-o", tmp_path / "fair.onnx"]
+    assert "No space left on device" in refused(*words, "--report", tmp_path / "pages" / "report.html")
+    assert written() == ["pages"]
+    assert written(tmp_path / "pages") == []

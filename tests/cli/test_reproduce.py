@@ -1,0 +1,107 @@
+"""`esvdfair reproduce`: the reduced protocol from end to end, and errors in one line."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from esvdfair.cli import main
+from esvdfair.experiments.config import EXPERIMENTS, Finetune, Training
+
+REDUCED = {"training": Training(epochs=6, width=16), "finetune": Finetune(epochs=3), "optimum_levels": (0.05, 0.10)}
+
+
+@pytest.fixture
+def reduced(monkeypatch):
+    for name, experiment in EXPERIMENTS.items():
+        monkeypatch.setitem(EXPERIMENTS, name, replace(experiment, **REDUCED))
+
+
+def invoke(*args):
+    return CliRunner().invoke(main, ["reproduce", *map(str, args)])
+
+
+def check(result, out, names, preparation="paper"):
+    """The tables that a command printed as JSON, after a look at what it wrote."""
+    assert result.exit_code == 0, (result.output, result.exception)
+    tables = json.loads(result.stdout)
+    assert [table["experiment"] for table in tables] == names
+    for table in tables:
+        assert table["seeds"] == [33, 34]
+        assert all(line["seeds"] == 2 for line in table["lines"])
+        name = f"{table['experiment']}-{preparation}"
+        assert (out / f"{name}.csv").read_text().count("\n") == 1 + 2 * len(table["lines"])
+        for figure in ("densities", "tradeoff"):
+            assert (out / "figures" / f"{name}-{figure}.png").read_bytes().startswith(b"\x89PNG")
+    return tables
+
+
+def check_comparison(table):
+    lines = {(line["method"], line["fitted_on"], line["group"], line["level"]): line for line in table["lines"]}
+    assert {key[0] for key in lines} == {
+        "untouched", "constant", "barycenter", "private_histogram", "paper", "paper_printed_cubic",
+        "paper_unguarded_solve", "algorithm_2", "parity", "transport", "optimum",
+    }  # fmt: skip
+    assert lines["transport", "", "none", 0.1]["ks"]["mean"] < lines["untouched", "", "none", None]["ks"]["mean"]
+
+
+def test_wages_from_end_to_end(reduced, tmp_path):
+    result = invoke("wages", "--seeds", "33-34", "--out", tmp_path, "--json")
+    check_comparison(*check(result, tmp_path, ["wages"], "clean"))
+    again = invoke("wages", "--seeds", "33-34", "--out", tmp_path)
+    assert again.exit_code == 0
+    assert again.stdout.startswith("wages, preparation clean, 2 seeds, test rows\n")
+    assert "transport, KS ≤ 0.1" in again.stdout
+    assert again.stdout.rstrip().endswith("wages-clean-tradeoff.png")
+
+
+@pytest.mark.skipif("ESVDFAIR_DATA" not in os.environ, reason="needs the files of law and COMPAS in ESVDFAIR_DATA")
+def test_the_papers_data_from_end_to_end(reduced, tmp_path):
+    result = invoke("all", "--preparation", "paper", "--seeds", "33-34", "--out", tmp_path, "--json")
+    law, compas, mean, covariance = check(result, tmp_path, ["law", "compas", "ablation-mean", "ablation-covariance"])
+    for table in (law, compas):
+        check_comparison(table)
+    for table in (mean, covariance):
+        assert table["evaluated_on"] == "heldout"
+        assert [line["method"] for line in table["lines"]] == ["paper"] * 5
+    for table in (law, compas, mean, covariance):
+        assert sum(line["printed"] is not None for line in table["lines"]) >= 4
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["nothing"], "'nothing' is not one of"),
+        (["law", "--seeds", "many"], "seeds 'many' cannot be read"),
+        (["law", "--jobs", "0"], "--jobs"),
+        (["wages", "--preparation", "paper"], "wages has no preparation 'paper'"),
+        (["report"], "holds no finished seed of law and compas"),
+        ([], "Missing argument"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_2(args, said, tmp_path):
+    result = invoke(*args, "--out", tmp_path / "none")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert said in result.stderr
+    assert result.stderr.startswith("esvdfair: ")
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "none").exists()
+
+
+def test_rows_of_another_protocol_are_refused(reduced, tmp_path):
+    folder = tmp_path / "wages-clean"
+    folder.mkdir()
+    (folder / "seed-33.json").write_text(json.dumps({"format": "esvdfair-seed-1", "protocol": {}}))
+    result = invoke("wages", "--seeds", "33", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "another protocol" in result.stderr
+
+
+def test_help_names_every_experiment():
+    result = invoke("--help")
+    assert result.exit_code == 0
+    for name in [*EXPERIMENTS, "figures", "all", "report"]:
+        assert name in result.stdout
