@@ -1,0 +1,419 @@
+"""Transport refit: exact W₂² against a linear program, the solver against L-BFGS on the same exact loss."""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import pytest
+from scipy.optimize import approx_fprime, linprog, minimize
+
+from esvdfair.core.moments import GroupMoments
+from esvdfair.core.refit.quadratic import FeatureSpace, Quadratic
+from esvdfair.core.refit.transport import DEFAULT_STRENGTHS, TransportProblem, transport_path
+
+STRENGTHS = (0.1, 1.0, 10.0)
+
+
+@dataclass
+class Case:
+    """Rows with a gap between groups, and the quadratic of a refit towards y."""
+
+    features: np.ndarray
+    y: np.ndarray
+    codes: np.ndarray
+    weight: np.ndarray | None
+    ridge: float
+
+    def __post_init__(self):
+        p, self.n_groups = self.features.shape[1], int(self.codes.max()) + 1
+        moments = GroupMoments().update(np.column_stack([self.features, self.y]), self.codes, self.weight)
+        self.space = FeatureSpace.from_moments(moments, p)
+        self.rotated = self.space.rotate(self.features)
+        self.quadratic = Quadratic.from_moments(
+            moments, space=self.space, target=p, original=np.linspace(-0.3, 0.3, p), ridge=self.ridge
+        )
+
+    def problem(self, **options):
+        return TransportProblem(self.rotated, self.codes, self.n_groups, sample_weight=self.weight, **options)
+
+    def path(self, strengths=STRENGTHS, **options):
+        return transport_path(self.problem(), self.quadratic, strengths=strengths, **options)
+
+    def loss(self, u, strength):
+        """Objective and gradient, written independently: every pair of groups, quantile against quantile."""
+        q = self.quadratic
+        weight = np.ones(len(self.y)) if self.weight is None else self.weight
+        value, slopes = pairwise_w2(self.rotated @ (q.scale * u), self.codes, weight)
+        return (
+            q.objective(u) + strength * value,
+            2 * (u - q.minimiser) + strength * q.scale * (slopes @ self.rotated),
+        )
+
+    def lbfgs(self, strength):
+        options = {"maxiter": 1000, "maxcor": 20, "ftol": 1e-12, "gtol": 1e-10}
+        return minimize(
+            self.loss, self.quadratic.minimiser, args=(strength,), jac=True, method="L-BFGS-B", options=options
+        ).fun
+
+
+def make_case(seed, sizes, p, *, weighted=False, ridge=1e-3, discrete=False):
+    rng = np.random.default_rng(seed)
+    codes = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    hidden = rng.normal(size=(len(codes), p)) * np.exp(0.3 * rng.normal(size=(len(sizes), p)))[codes]
+    hidden += 0.6 * rng.normal(size=(len(sizes), p))[codes]
+    features = np.maximum(hidden @ rng.normal(size=(p, p)) + 1.0, 0) if p > 1 else hidden
+    if discrete:
+        features = np.round(features)
+    y = features @ rng.normal(size=p) / np.sqrt(p) + codes + 0.5 * rng.normal(size=len(codes))
+    weight = rng.exponential(size=len(codes)) if weighted else None
+    return Case(features, y, codes, weight, ridge)
+
+
+def dead_units():
+    case = make_case(4, (150, 250), 8)
+    dead = np.zeros((400, 5))
+    doubled = np.column_stack([case.features[:, :3], dead, case.features])  # repeated columns and constant ones
+    return Case(doubled, case.y, case.codes, None, 1e-3)
+
+
+CASES = {
+    "two groups": make_case(0, (300, 300), 10),
+    "unequal sizes": make_case(1, (120, 900), 8),
+    "three groups": make_case(2, (200, 100, 300), 8),
+    "four weighted groups": make_case(3, (150, 100, 120, 90), 6, weighted=True),
+    "dead units": dead_units(),
+    "weights": make_case(5, (250, 200), 9, weighted=True),
+    "group of 20": make_case(6, (20, 400), 6),
+    "one column": make_case(7, (120, 180), 1),
+    "ties": make_case(8, (200, 300), 5, discrete=True),
+    "more features than bins": make_case(9, (120, 500), 18, ridge=0.1),
+}
+
+
+@pytest.fixture(params=CASES, ids=lambda name: name.replace(" ", "-"))
+def case(request):
+    return CASES[request.param]
+
+
+def pairwise_w2(outputs, codes, weight):
+    """Σ_{g<h} p_g p_h W₂²(g, h) / Σ_{g<h} p_g p_h and its gradient with respect to the outputs."""
+    share = np.bincount(codes, weights=weight) / weight.sum()
+    value, slopes, norm = 0.0, np.zeros(len(outputs)), 0.0
+    for g, h in combinations(range(len(share)), 2):
+        rows = [np.flatnonzero(codes == k) for k in (g, h)]
+        rows = [i[np.argsort(outputs[i], kind="stable")] for i in rows]
+        levels = [np.cumsum(weight[i]) / weight[i].sum() for i in rows]
+        ends = np.unique(np.concatenate([[0.0], levels[0][:-1], levels[1][:-1], [1.0]]))
+        length, middle = np.diff(ends), (ends[1:] + ends[:-1]) / 2
+        i, j = (
+            r[np.minimum(np.searchsorted(level, middle), len(r) - 1)] for r, level in zip(rows, levels, strict=True)
+        )
+        gap, pair = outputs[i] - outputs[j], share[g] * share[h]
+        value, norm = value + pair * (gap**2 @ length), norm + pair
+        np.add.at(slopes, i, 2 * pair * gap * length)
+        np.add.at(slopes, j, -2 * pair * gap * length)
+    return value / norm, slopes / norm
+
+
+def w2_by_linear_program(a, b, weight_a, weight_b):
+    """min Σ π_ij (a_i − b_j)² over couplings π."""
+    n, m = len(a), len(b)
+    marginals = np.vstack([np.kron(np.eye(n), np.ones(m)), np.kron(np.ones(n), np.eye(m))])
+    masses = np.concatenate([weight_a / weight_a.sum(), weight_b / weight_b.sum()])
+    result = linprog(((a[:, None] - b) ** 2).ravel(), A_eq=marginals[:-1], b_eq=masses[:-1], method="highs")
+    assert result.success
+    return result.fun
+
+
+# --- the distance ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_two_group_distance_is_optimal_transport(weighted):
+    rng = np.random.default_rng(0)
+    codes, rotated, v = np.repeat([0, 1], [9, 14]), rng.normal(size=(23, 3)), rng.normal(size=3)
+    weight = rng.exponential(size=23) if weighted else np.ones(23)
+    problem = TransportProblem(rotated, codes, 2, sample_weight=weight)
+    f = rotated @ v
+    expected = w2_by_linear_program(f[codes == 0], f[codes == 1], weight[codes == 0], weight[codes == 1])
+    assert problem.couple(problem.outputs(v)).value == pytest.approx(expected, rel=1e-9)
+
+
+def test_distance_of_more_groups_is_the_weighted_mean_over_pairs():
+    rng = np.random.default_rng(1)
+    codes, rotated, v = np.repeat([0, 1, 2], [7, 12, 5]), rng.normal(size=(24, 2)), rng.normal(size=2)
+    weight, f = rng.exponential(size=24), rotated @ v
+    totals = np.bincount(codes, weights=weight)
+    pairs = list(combinations(range(3), 2))
+    masses = np.array([totals[g] * totals[h] for g, h in pairs])
+    distances = [
+        w2_by_linear_program(f[codes == g], f[codes == h], weight[codes == g], weight[codes == h]) for g, h in pairs
+    ]
+    problem = TransportProblem(rotated, codes, 3, sample_weight=weight)
+    assert problem.couple(problem.outputs(v)).value == pytest.approx(masses @ distances / masses.sum(), rel=1e-9)
+
+
+def test_gradient_is_that_of_finite_differences(case):
+    problem, rng = case.problem(), np.random.default_rng(2)
+    v = case.quadratic.scale * (case.quadratic.minimiser + 0.1 * rng.normal(size=problem.rank))
+    gradient = 2 * problem.half_gradient(problem.couple(problem.outputs(v)))
+    numeric = approx_fprime(v, lambda x: problem.couple(problem.outputs(x)).value, 1e-7 * case.quadratic.scale)
+    scale = np.abs(gradient * case.quadratic.scale).max()
+    assert np.abs((gradient - numeric) * case.quadratic.scale).max() < 1e-4 * scale
+
+
+def test_bins_see_most_of_the_distance_and_never_more(case):
+    problem = case.problem()
+    v = case.quadratic.scale * case.quadratic.minimiser
+    coupling = problem.couple(problem.outputs(v))
+    binned = np.sum((problem.bin_contrasts(coupling) @ v) ** 2)
+    assert 0.6 * coupling.value < binned < (1 + 1e-6) * coupling.value  # below by Jensen's inequality
+
+
+def test_fewer_bins_for_a_small_group():
+    assert CASES["group of 20"].problem().n_bins == 2
+    assert CASES["two groups"].problem().n_bins == 37
+    assert CASES["two groups"].problem(n_bins=10).n_bins == 10
+
+
+def test_integer_weights_are_repeated_rows():
+    case = make_case(10, (60, 90), 4)
+    counts = np.random.default_rng(3).integers(0, 4, size=150)  # a row of weight 0 is left out
+    weighted = Case(case.features, case.y, case.codes, counts.astype(float), 1e-3)
+    again = np.repeat(np.arange(150), counts)
+    repeated = Case(case.features[again], case.y[again], case.codes[again], None, 1e-3)
+    v = np.array([1.0, -0.5, 2.0, 0.3])
+    values = [
+        problem.couple(problem.outputs(space.axes.T @ v)).value
+        for problem, space in ((weighted.problem(), weighted.space), (repeated.problem(), repeated.space))
+    ]
+    assert values[0] == pytest.approx(values[1], rel=1e-10)
+    for one, other in zip(weighted.path(), repeated.path(), strict=True):
+        assert one.objective == pytest.approx(other.objective, rel=0.01)
+
+
+def test_share_weights_the_pairs_of_three_groups_only():
+    three, two = CASES["three groups"], CASES["two groups"]
+
+    def value(case, share):
+        problem = case.problem(share=share)
+        return problem.couple(problem.outputs(case.quadratic.scale * case.quadratic.minimiser)).value
+
+    assert value(three, (200, 100, 300)) == pytest.approx(value(three, None), rel=1e-12)
+    assert value(three, (1, 1, 10)) != pytest.approx(value(three, None), rel=1e-2)
+    assert value(two, (1, 9)) == pytest.approx(value(two, None), rel=1e-12)
+
+
+# --- the solver ------------------------------------------------------------------------------------------------
+
+
+def test_within_one_percent_of_lbfgs(case):
+    before = case.loss(case.quadratic.minimiser, 1.0)[0] - case.quadratic.objective(case.quadratic.minimiser)
+    assert before > 0.02 * case.quadratic.target_variance  # there is a gap to close
+    for fit in case.path():
+        assert fit.objective <= 1.01 * case.lbfgs(fit.strength)
+
+
+def test_beyond_sampling_noise_no_worse_than_lbfgs_on_average():
+    # At λ_w = 100 the penalty is below what two samples of one distribution show, the loss has valleys without number,
+    # and each solver ends in another one: only their average can be compared.
+    ratios = [case.path((100.0,))[0].objective / case.lbfgs(100.0) for case in CASES.values()]
+    assert np.mean(np.log(ratios)) < 0.01
+
+
+def test_one_strength_alone_is_as_good_as_a_path(case):
+    for fit in case.path((1.0, 4.0)):
+        (alone,) = case.path((fit.strength,))
+        assert alone.objective <= 1.01 * fit.objective
+        assert fit.objective <= 1.01 * alone.objective
+
+
+def test_a_fit_says_what_its_layer_does(case):
+    weight = np.ones(len(case.y)) if case.weight is None else case.weight
+    change = np.linspace(-0.3, 0.3, case.features.shape[1])
+    for fit in case.path((0.0, 0.5, 20.0), sweeps=0):
+        outputs = case.features @ fit.weight + fit.bias
+        penalty = case.quadratic.penalty * np.sum((fit.weight - change) ** 2)
+        assert fit.mse == pytest.approx(np.average((case.y - outputs) ** 2, weights=weight), rel=1e-8)
+        assert fit.wasserstein2_squared == pytest.approx(pairwise_w2(outputs, case.codes, weight)[0], rel=1e-6)
+        expected = fit.mse + penalty + fit.strength * fit.wasserstein2_squared
+        assert fit.objective == pytest.approx(expected, rel=1e-8)
+        assert fit.converged
+
+
+def test_strength_zero_is_the_ridge_solution(case):
+    (fit,) = case.path((0.0,))
+    assert np.array_equal(fit.coordinates, case.quadratic.minimiser)
+    assert fit.iterations == 0
+    (fit,) = case.path((0.0,), start=np.ones(len(case.quadratic.minimiser)))
+    assert np.array_equal(fit.coordinates, case.quadratic.minimiser)
+
+
+def test_never_above_the_start(case):
+    rng = np.random.default_rng(4)
+    for start in (case.quadratic.minimiser, 3 * rng.normal(size=case.problem().rank)):
+        for fit in case.path(start=start, sweeps=0):
+            assert fit.objective <= case.loss(start, fit.strength)[0] * (1 + 1e-12)
+
+
+def test_sweeps_find_better_valleys():
+    def total(sweeps):
+        return sum(np.log([fit.objective for fit in case.path((3.0, 30.0), sweeps=sweeps)]).sum() for case in cases)
+
+    cases = [make_case(seed, (60, 200), 12) for seed in range(4)]  # few rows next to the features: many valleys
+    assert total(4) < total(0) - 0.01
+
+
+def test_a_good_start_is_not_lost():
+    case = CASES["more features than bins"]
+    best = case.path((10.0,), tolerance=1e-7)[0]
+    (again,) = case.path((10.0,), start=best.coordinates)
+    assert again.objective <= best.objective * (1 + 1e-12)
+
+
+def test_constant_start_is_left_when_something_is_better(case):
+    constant = np.zeros(case.problem().rank)
+    (fit,) = case.path((0.1,), start=constant, sweeps=0)
+    assert fit.objective < 0.99 * case.quadratic.objective(constant)
+
+
+def test_a_constant_predictor_bounds_the_objective():
+    case = CASES["one column"]  # both groups share the only feature: at the end there is nothing but a constant
+    (fit,) = case.path((1e8,))
+    constant = case.quadratic.objective(np.zeros(1))
+    assert fit.objective <= constant * (1 + 1e-12)
+    assert fit.mse == pytest.approx(case.quadratic.target_variance, rel=1e-3)
+
+
+def test_along_the_path_distance_falls_and_error_rises(case):
+    strengths = np.concatenate([[0], np.geomspace(0.01, 1e3, 16)])
+    fits = case.path(strengths, sweeps=0)
+    quadratic = [fit.objective - fit.strength * fit.wasserstein2_squared for fit in fits]
+    assert np.all(np.diff([fit.wasserstein2_squared for fit in fits]) <= 0)
+    assert np.all(np.diff(quadratic) >= -1e-12 * quadratic[-1])
+    assert fits[-1].wasserstein2_squared < 0.1 * fits[0].wasserstein2_squared
+
+
+def test_a_strong_penalty_removes_a_gap_that_can_be_removed():
+    rng = np.random.default_rng(5)
+    fair = np.tile(rng.normal(size=200), 2)  # the same values in both groups
+    codes = np.repeat([0, 1], 200)
+    features = np.column_stack([fair, rng.normal(size=400) + 1.5 * codes])
+    case = Case(features, features.sum(axis=1) + 0.1 * rng.normal(size=400), codes, None, 0.0)
+    before, after = case.path((0.0, 1e4))
+    assert before.wasserstein2_squared > 1
+    assert after.wasserstein2_squared < 1e-4 * before.wasserstein2_squared
+    assert np.allclose(after.weight, [1, 0], atol=0.1)  # the fair feature stays
+
+
+def test_number_of_bins_changes_speed_not_result():
+    case = CASES["two groups"]
+    objectives = [
+        [fit.objective for fit in transport_path(case.problem(n_bins=n), case.quadratic, strengths=(0.1, 1.0, 10.0))]
+        for n in (1, 7, 64)
+    ]
+    assert np.max(objectives, axis=0) == pytest.approx(np.min(objectives, axis=0), rel=0.01)
+
+
+def test_default_strengths_span_the_trade_off():
+    case = CASES["three groups"]
+    fits = transport_path(case.problem(), case.quadratic)
+    assert [fit.strength for fit in fits] == list(DEFAULT_STRENGTHS)
+    distances = np.array([fit.wasserstein2_squared for fit in fits])
+    assert distances[1] > 0.8 * distances[0]
+    assert distances[-1] < 0.01 * distances[0]
+
+
+def test_strengths_come_back_in_the_order_given():
+    case = CASES["group of 20"]
+    fits = case.path((10.0, 0.0, 1.0, 10.0))
+    assert [fit.strength for fit in fits] == [10.0, 0.0, 1.0, 10.0]
+    assert fits[0].objective == fits[3].objective
+    assert case.path(()) == ()
+
+
+def test_strength_is_free_of_units():
+    case = CASES["two groups"]
+    other = Case(1e5 * case.features, 1e-4 * case.y, case.codes, None, 0.0)
+    one = Case(case.features, case.y, case.codes, None, 0.0)
+    for fit, scaled in zip(one.path(), other.path(), strict=True):
+        assert scaled.objective == pytest.approx(1e-8 * fit.objective, rel=0.01)
+
+
+def test_bins_from_a_sample_quadratic_from_all_rows():
+    case = CASES["unequal sizes"]
+    keep = np.concatenate([np.flatnonzero(case.codes == 0), np.flatnonzero(case.codes == 1)[:200]])
+    sample = TransportProblem(case.rotated[keep], case.codes[keep], 2)
+    before, after = transport_path(sample, case.quadratic, strengths=(0.0, 30.0))
+    outputs = case.features @ after.weight + after.bias
+    assert after.mse == pytest.approx(np.mean((case.y - outputs) ** 2), rel=1e-8)
+    assert after.wasserstein2_squared == pytest.approx(
+        pairwise_w2(outputs[keep], case.codes[keep], np.ones(len(keep)))[0], rel=1e-6
+    )
+    ratio = [pairwise_w2(case.features @ fit.weight, case.codes, np.ones(1020))[0] for fit in (before, after)]
+    assert ratio[1] < 0.1 * ratio[0]  # what the sample learned holds on all rows
+
+
+def test_two_rows_in_a_group_are_enough_to_run():
+    case = make_case(11, (2, 50), 3)
+    fits = case.path()
+    assert all(np.isfinite(fit.objective) for fit in fits)
+    assert fits[-1].wasserstein2_squared < fits[0].wasserstein2_squared
+
+
+def test_inputs_are_left_alone_and_runs_repeat():
+    case = CASES["weights"]
+    copies = [a.copy() for a in (case.rotated, case.codes, case.weight)]
+    first, second = case.path((1.0, 10.0)), case.path((1.0, 10.0))
+    assert all(np.array_equal(a, b) for a, b in zip(copies, (case.rotated, case.codes, case.weight), strict=True))
+    assert all(np.array_equal(a.weight, b.weight) for a, b in zip(first, second, strict=True))
+
+
+# --- bad input -------------------------------------------------------------------------------------------------
+
+ROWS, CODES = np.arange(12.0).reshape(6, 2), np.array([0, 0, 0, 1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((ROWS, CODES[:5], 2), {}, r"shape \(6, 2\) and codes \(5,\)"),
+        ((ROWS[:, 0], CODES, 2), {}, "expected \\(rows, r\\)"),
+        ((ROWS, CODES, 1), {}, "codes run from 0 to 1"),
+        ((ROWS, 0 * CODES, 1), {}, r"group sizes are \[6\]"),
+        ((ROWS, CODES, 3), {}, r"group sizes are \[3, 3, 0\]"),
+        ((ROWS, CODES, 2), {"sample_weight": 1.0 * CODES}, r"group sizes are \[0, 3\]"),
+        ((ROWS, CODES, 2), {"sample_weight": np.ones(5)}, "one weight for each row"),
+        ((ROWS, CODES, 2), {"sample_weight": -np.ones(6)}, "not negative"),
+        ((np.where(ROWS == 3, np.nan, ROWS), CODES, 2), {}, "1 of 6 feature rows"),
+        ((ROWS, CODES, 2), {"share": (1, 0)}, "2 positive numbers"),
+        ((ROWS, CODES, 2), {"n_bins": 0}, "n_bins=0"),
+    ],
+)
+def test_bad_rows_are_named(arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        TransportProblem(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strengths": [-1.0]}, "not negative"),
+        ({"strengths": [np.nan]}, "finite"),
+        ({"strengths": 1.0}, "sequence"),
+        ({"strengths": [1.0], "start": np.zeros(3)}, "whitened coordinates"),
+        ({"strengths": [1.0], "tolerance": 0.0}, "tolerance"),
+        ({"strengths": [1.0], "sweeps": -1}, "sweeps"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    case = CASES["two groups"]
+    with pytest.raises(ValueError, match=message):
+        transport_path(case.problem(), case.quadratic, **options)
+
+
+def test_rows_of_another_space_are_refused():
+    case = CASES["two groups"]
+    problem = TransportProblem(case.rotated[:, :4], case.codes, 2)
+    with pytest.raises(ValueError, match="4 columns, the quadratic has 10 axes"):
+        transport_path(problem, case.quadratic, strengths=[1.0])
