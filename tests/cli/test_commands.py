@@ -13,7 +13,6 @@ from esvdfair.cli import main
 
 CONTEXT = click.Context(main, info_name="esvdfair")
 COMMANDS = main.list_commands(CONTEXT)
-EXAMPLES = {"reproduce": False}  # its own file, tests/cli/test_reproduce.py, looks at it
 
 
 def command(name):
@@ -38,7 +37,7 @@ def test_every_command_has_help_and_json(name, invoke):
     assert "--json" in result.stdout
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if EXAMPLES.get(name, True)])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_examples_and_they_can_be_parsed(name):
     shown = [words for called, words in examples(command(name).help) if called == name]
     assert shown, f"{name} --help has no example"
@@ -46,7 +45,7 @@ def test_every_command_has_examples_and_they_can_be_parsed(name):
         command(name).make_context(name, shlex.split(words))
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if EXAMPLES.get(name, True)])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_has_help(name):
     bare = [p.name for p in command(name).params if isinstance(p, click.Option) and not p.help]
     assert bare == []

@@ -25,7 +25,14 @@ Runs = list[tuple[Experiment, Preparation]]
 @click.argument("what", type=click.Choice(WHAT))
 @click.option("--seeds", default="33-82", show_default=True, help="Splits to run: a range or a list.")
 @click.option("--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Processes of one thread each.")
-@click.option("--out", default="reproduction", show_default=True, type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--out",
+    default="reproduction",
+    show_default=True,
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where rows, tables and figures go.",
+)
 @click.option("--preparation", type=click.Choice(["paper", "clean"]), help="How the data is prepared; see below.")
 @click.option("--epochs", type=click.IntRange(min=1), help="Fewer epochs of training, for a quick look only.")
 @click.option("--peers", is_flag=True, help="Run other libraries too; needs the extra `peers`.")
@@ -55,6 +62,10 @@ def reproduce(
 
     --preparation paper (default) does as the authors did; clean leaves out a feature that is the target in disguise
     and fits scalers on the training rows. `all` and `figures` take both, except for the ablations.
+
+    \b
+    Example:
+      esvdfair reproduce law --seeds 33-38 --jobs 2 --out results
     """
     wanted = parse_seeds(seeds)
     if what == "report":
