@@ -22,8 +22,8 @@ demo test: export OMP_NUM_THREADS := 1
 demo test: export OPENBLAS_NUM_THREADS := 1
 demo test: export MKL_NUM_THREADS := 1
 
-demo: $(VENV)/.demo  ## Repair a small network on a wages table; print before and after
-	$(BIN)/python examples/demo.py
+demo: $(VENV)/.demo  ## Repair a small network on a wages table; print before and after, write demo-report.html
+	$(BIN)/python -m esvdfair demo
 
 test: $(VENV)/.dev  ## Run all tests; fail when branch coverage of esvdfair.core is under 95 %
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal \

@@ -1,0 +1,121 @@
+"""The page in a real browser: the slider redraws, nothing is loaded, nothing goes wrong."""
+
+import shutil
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here (Debian: apt install chromium)")
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+]
+CHARTS = [
+    "density-before", "density-after", "cdf-before", "cdf-after", "tradeoff", "density-step", "spectrum", "layers",
+    "changes",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def address(page, tmp_path_factory):
+    place = tmp_path_factory.mktemp("report") / "report.html"
+    place.write_text(page, encoding="utf-8")
+    return place.as_uri()
+
+
+@pytest.fixture
+def visit(browser, address):
+    """Open the page; at the end, it must have asked for nothing and complained of nothing."""
+    troubles, requests, contexts = [], [], []
+
+    def opened(**options):
+        context = browser.new_context(**options)
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda message: troubles.append(message.text))
+        tab.on("pageerror", lambda error: troubles.append(str(error)))
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.goto(address)
+        tab.wait_for_selector("#changes svg")
+        return tab
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert troubles == []
+    assert requests == [address] * len(contexts)
+
+
+def drawn(tab, name):
+    return tab.locator(f"#{name}").inner_html()
+
+
+def test_every_chart_is_drawn_and_no_name_runs(visit):
+    tab = visit()
+    for name in CHARTS:
+        assert tab.locator(f"#{name} svg").count() == 1
+        assert "NaN" not in drawn(tab, name)
+    assert tab.title().startswith("Repair report")
+    assert tab.locator("#density-before svg text.name").first.text_content().startswith("<img src=x")
+
+
+def test_the_slider_redraws_the_densities_by_keyboard(visit):
+    tab = visit()
+    slider = tab.locator("#slider")
+    slider.focus()
+    start = drawn(tab, "density-step"), drawn(tab, "tradeoff"), tab.locator("#readout").text_content()
+    assert "the chosen one" in start[2]
+    slider.press("Home")
+    untouched = drawn(tab, "density-step"), drawn(tab, "tradeoff"), tab.locator("#readout").text_content()
+    assert all(old != new for old, new in zip(start, untouched, strict=True))
+    assert untouched[2].startswith("Untouched model")
+    assert slider.get_attribute("aria-valuetext") == untouched[2]
+    assert "Untouched model" in tab.locator("#density-step").get_attribute("aria-label")
+    paths = "#{} path.curve"
+    before, now = (
+        [node.get_attribute("d") for node in tab.locator(paths.format(name)).all()]
+        for name in ("density-before", "density-step")
+    )
+    assert before == now
+    slider.press("ArrowRight")
+    assert drawn(tab, "density-step") != untouched[0]
+    assert tab.locator("#readout").text_content().startswith("Point 1 of")
+
+
+def test_a_dot_can_be_chosen(visit):
+    tab = visit()
+    tab.locator("#tradeoff circle.pick").first.dispatch_event("click")
+    assert tab.locator("#slider").input_value() == "0"
+    assert tab.locator("#readout").text_content().startswith("Untouched model")
+
+
+def test_nothing_sticks_out_and_charts_follow_the_width(visit):
+    tab = visit(viewport={"width": 1200, "height": 800})
+    wide = tab.locator("#spectrum svg").get_attribute("viewBox")
+    for width in (390, 320):
+        tab.set_viewport_size({"width": width, "height": 800})
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    tab.wait_for_function("w => document.querySelector('#spectrum svg').getAttribute('viewBox') !== w", arg=wide)
+
+
+def test_dark_and_light_differ_and_paper_is_white(visit):
+    colour = "getComputedStyle(document.body).backgroundColor"
+    tab = visit(color_scheme="dark")
+    assert tab.evaluate(colour) == "rgb(20, 23, 27)"
+    tab.emulate_media(color_scheme="light")
+    assert tab.evaluate(colour) == "rgb(255, 255, 255)"
+    tab.emulate_media(media="print", color_scheme="dark")
+    assert tab.evaluate(colour) == "rgb(255, 255, 255)"

@@ -1,0 +1,207 @@
+import json
+import os
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from sklearn.exceptions import NotFittedError
+
+from esvdfair import ESVDFair, ks_distance
+from esvdfair.report import render_report, write_report
+from esvdfair.report.page import script_json, table, text
+
+VOID = {"meta", "input", "br", "img"}
+SECTIONS = [
+    "densities", "distributions", "tradeoff-section", "spectrum-section", "layers-section", "features", "people",
+    "caveats", "origin",
+]  # fmt: skip
+CHARTS = [
+    "density-before", "density-after", "cdf-before", "cdf-after", "tradeoff", "density-step", "spectrum", "layers",
+    "changes",
+]  # fmt: skip
+
+
+class Outline(HTMLParser):
+    """Tags with their attributes, all text outside scripts and styles, and whether the tags nest."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.words, self.open = [], [], []
+        self.feed(page)
+        self.close()
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.words.append(data)
+
+    def by_id(self, name):
+        return next(attributes for _, attributes in self.tags if attributes.get("id") == name)
+
+
+@pytest.fixture(scope="module")
+def outline(page):
+    return Outline(page)
+
+
+def chart_numbers(page):
+    return json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_tags_nest_and_every_part_is_there(outline):
+    assert outline.open == []
+    assert [a["id"] for tag, a in outline.tags if tag == "section"] == SECTIONS
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_every_chart_has_a_text_alternative(outline, name):
+    found = outline.by_id(name)
+    assert found["role"] == "img"
+    assert len(found["aria-label"]) > 30
+
+
+def test_small_and_without_anything_from_elsewhere(page):
+    assert len(page.encode()) < 300_000
+    outside = re.findall(
+        r"(?:https?:)?//[a-z][^\s\"'<]*", page.replace("http://www.w3.org/2000/svg", ""), re.IGNORECASE
+    )
+    assert [found for found in outside if "." in found and not found.startswith("// ")] == []
+    assert not re.search(r"@import|url\(|\bfetch\(|XMLHttpRequest|innerHTML|\beval\(", page)
+    assert not {tag for tag, _ in Outline(page).tags} & {"link", "img", "iframe", "object", "embed", "b", "i"}
+
+
+def test_names_are_shown_and_not_run(outline, page):
+    assert [a.get("type") for tag, a in outline.tags if tag == "script"] == ["application/json", None]
+    assert not [a for _, a in outline.tags if any(name.startswith("on") for name in a)]
+    for name in ("<script>document.title='run'</script>", "</script><!--", "\"q\" onload='z'", "<b>sex</b>", "b & c"):
+        assert name in outline.text
+    assert "</pre><script>" in outline.text  # the command, quoted for a shell
+    assert "'a b.csv'" in outline.text
+
+
+def test_only_our_script_may_run(outline):
+    policy = next(a["content"] for tag, a in outline.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+
+
+def test_json_in_a_script_cannot_leave_it():
+    hostile = "</script><!--<script>&\u2028\u2029\ud800"
+    written = script_json({"a": hostile})
+    assert not set("<>&\u2028\u2029") & set(written)
+    assert json.loads(written) == {"a": hostile}
+    with pytest.raises(ValueError, match="JSON"):
+        script_json([float("nan")])
+
+
+def test_cells_captions_and_quotes_are_escaped():
+    assert text("\"'<&") == "&quot;&#x27;&lt;&amp;"
+    assert "<x" not in table(["<x1"], [["<x2"]], caption='<x3"')
+
+
+def test_headline_numbers_are_those_of_the_summary(outline, fair):
+    s = fair.summary_
+    lead = outline.text.split("“Apart”")[0]
+    assert f"from {100 * s['ks_before']:.1f} to {100 * s['ks_after']:.1f} percentage points" in lead
+    assert ("this meets the target of 25.0" if s["met"] else "does not meet the target") in lead
+    assert f"{s['ks_floor']:.3f}" in outline.text
+
+
+def test_the_slider_covers_the_curve_and_starts_at_the_chosen_model(case, fair, page, outline):
+    numbers = chart_numbers(page)
+    slider = outline.by_id("slider")
+    assert int(slider["max"]) == len(numbers["steps"]) - 1 >= 5
+    assert int(slider["value"]) == numbers["chosen"]
+    chosen = numbers["steps"][numbers["chosen"]]
+    assert chosen["ks"] == pytest.approx(fair.summary_["ks_after"], rel=1e-3)
+    assert chosen["mse"] == pytest.approx(fair.summary_["mse_after"], rel=1e-3)
+    # what is drawn there are the predictions of the repaired model
+    means = [fair.predict(case.X)[case.groups == name].mean() for name in sorted(set(case.groups))]
+    np.testing.assert_allclose(chosen["means"], means, rtol=1e-3)
+    assert chosen["densities"] != numbers["steps"][0]["densities"]
+    drawn = [s["ks"] for s in numbers["steps"][1:]]
+    assert len(drawn) + len(numbers["others"]) == len(fair.curve_)
+    assert drawn[0] > drawn[-1]
+
+
+def test_the_ks_marked_is_that_of_the_rows_shown(case, fair, page):
+    cdf = chart_numbers(page)["cdf"]
+    for when, predicted in (("before", case.model.predict(case.X)), ("after", fair.predict(case.X))):
+        expected = ks_distance(predicted, sensitive_features=case.groups)
+        assert cdf[when]["high"] - cdf[when]["low"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_hidden_edit_shows_its_own_layer_and_a_refit_says_that_it_left_it(case, page):
+    fair = case.repaired(method="exact")
+    edited = render_report(fair, case.X, case.y, sensitive_features=case.groups)
+    assert "The repair edited this layer" in edited
+    assert chart_numbers(edited)["spectrum"]["afterName"] == "after"
+    assert "refitted the last layer only" in page
+    spectrum = chart_numbers(page)["spectrum"]
+    assert spectrum["afterName"] == "if edited"
+    assert sum(spectrum["after"]) < sum(spectrum["before"])
+
+
+def test_without_labels_errors_are_changes(case):
+    fair = ESVDFair(case.model, method="parity").fit(case.X, sensitive_features=case.groups)
+    shown = Outline(render_report(fair, case.X, sensitive_features=case.groups)).text
+    assert "root mean square" in shown
+    assert "There were no labels" in shown
+
+
+def test_several_attributes_become_their_combinations(case):
+    other = np.random.default_rng(1).choice(["x", "y"], 600)
+    several = np.column_stack([other, (case.groups == "b & c").astype(str)])
+    fair = ESVDFair(case.model, method="parity").fit(case.X, case.y, sensitive_features=several)
+    shown = Outline(render_report(fair, case.X, case.y, sensitive_features=several)).text
+    assert "the 4 groups closer" in shown
+    assert "x, True" in shown
+
+
+def test_what_it_refuses(case, fair):
+    with pytest.raises(NotFittedError):
+        render_report(ESVDFair(case.model), case.X, case.y, sensitive_features=case.groups)
+    with pytest.raises(ValueError, match="fewer than two groups"):
+        render_report(fair, case.X, case.y, sensitive_features=["a"] * 600)
+    with pytest.raises(ValueError, match="has 1 row"):
+        render_report(fair, case.X, case.y, sensitive_features=["a"] * 599 + ["b"])
+    with pytest.raises(ValueError, match="in memory"):
+        render_report(fair, iter([case.X]), sensitive_features=case.groups)
+
+
+def test_written_whole_or_not_at_all(case, fair, page, tmp_path, monkeypatch):
+    place = tmp_path / "report.html"
+    place.write_text("old")
+    beside = {"sensitive_features": case.groups}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match="No space"):
+            write_report(place, fair, case.X, case.y, **beside)
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+    assert place.read_text() == "old"
+    write_report(place, fair, case.X, case.y, title="Jürgen \ud800", **beside)
+    assert place.read_bytes().decode("utf-8").startswith("<!DOCTYPE html>")
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_torch_model_of_one_layer_and_ten_groups():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(2)
+    groups = np.arange(1500) % 10
+    X = torch.as_tensor(rng.normal(size=(1500, 3)) + 0.1 * groups[:, None], dtype=torch.float32)
+    torch.manual_seed(0)
+    fair = ESVDFair(torch.nn.Linear(3, 1), method="parity").fit(X, sensitive_features=groups)
+    page = render_report(fair, X, sensitive_features=groups)
+    assert chart_numbers(page)["groups"] == [f"group {i}" for i in range(8)]
+    assert "no layer before its last one" in page
+    assert "spectrum" not in chart_numbers(page)
+    assert "Drawn are the 8 largest groups; the tables hold all 10." in page
