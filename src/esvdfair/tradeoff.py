@@ -15,6 +15,9 @@ from esvdfair.core.metrics import ks_distance_ci, ks_floor, ks_from_codes
 Array = NDArray[np.float64]
 Weights = Mapping[str, tuple[Array, Array | None]]
 
+MARGIN = 0.3
+"""Part of the sampling floor that is added to the expected KS distance of the best of many candidates."""
+
 
 @dataclass(frozen=True)
 class Judge:
@@ -112,7 +115,7 @@ class Judged:
             self.judge.labels,
         )
         fresh = np.sqrt(together.ks(np.vstack([self.judging, self.training])) ** 2 + floor**2)
-        return np.maximum(alone, (alone + fresh) / 2 + floor / 3)
+        return np.maximum(alone, (alone + fresh) / 2 + MARGIN * floor)
 
 
 @dataclass(frozen=True)

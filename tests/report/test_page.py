@@ -9,7 +9,6 @@ from sklearn.exceptions import NotFittedError
 
 from esvdfair import ESVDFair, ks_distance
 from esvdfair.report import render_report, write_report
-from esvdfair.report.page import script_json, table, text
 
 VOID = {"meta", "input", "br", "img"}
 SECTIONS = [
@@ -92,20 +91,6 @@ def test_only_our_script_may_run(outline):
     policy = next(a["content"] for tag, a in outline.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'")
     assert "unsafe" not in policy
-
-
-def test_json_in_a_script_cannot_leave_it():
-    hostile = "</script><!--<script>&\u2028\u2029\ud800"
-    written = script_json({"a": hostile})
-    assert not set("<>&\u2028\u2029") & set(written)
-    assert json.loads(written) == {"a": hostile}
-    with pytest.raises(ValueError, match="JSON"):
-        script_json([float("nan")])
-
-
-def test_cells_captions_and_quotes_are_escaped():
-    assert text("\"'<&") == "&quot;&#x27;&lt;&amp;"
-    assert "<x" not in table(["<x1"], [["<x2"]], caption='<x3"')
 
 
 def test_headline_numbers_are_those_of_the_summary(outline, fair):

@@ -21,12 +21,15 @@
     const power = 10 ** Math.floor(Math.log10(rough));
     const step = power * ([1, 2, 5, 10].find((s) => s * power >= rough) ?? 10);
     const found = [];
-    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(Number((i * step).toPrecision(12)));
+    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++)
+      found.push(Number((i * step).toPrecision(12)));
     return found;
   }
 
   // An empty chart with axes: scales x and y from data to pixels.
-  function frame(host, { x: [x0, x1], y: [y0, y1], height = 230, left = 12, right = 12, top = 18, xName = "", yName = "", yTicks = false, xLeast = 0 }) {
+  function frame(host, options) {
+    const { x: [x0, x1], y: [y0, y1], xName = "", yName = "", yTicks = false, xLeast = 0 } = options;
+    const { height = 230, left = 12, right = 12, top = 18 } = options;
     const width = Math.max(260, host.clientWidth);
     const bottom = height - 40;
     host.replaceChildren();
@@ -54,14 +57,33 @@
     for (const { text, className, px, py, anchor } of wanted) {
       const node = add(f.svg, "text", { class: className, "text-anchor": anchor ?? "start", x: px, y: py }, text);
       const wide = node.getComputedTextLength();
-      const start = Math.min(Math.max(anchor === "end" ? px - wide : anchor === "middle" ? px - wide / 2 : px, 2), f.width - wide - 2);
+      const asked = px - wide * ({ end: 1, middle: 0.5 }[anchor] ?? 0);
+      const start = Math.min(Math.max(asked, 2), f.width - wide - 2);
       let high = Math.max(py, 12);
-      for (const box of taken) if (start < box.end + 6 && start + wide > box.start - 6 && Math.abs(high - box.high) < 15) high = box.high + 15;
+      for (const box of taken) {
+        const covers = start < box.end + 6 && start + wide > box.start - 6 && Math.abs(high - box.high) < 15;
+        if (covers) high = box.high + 15;
+      }
       node.setAttribute("text-anchor", "start");
       node.setAttribute("x", start);
       node.setAttribute("y", high);
       taken.push({ start, end: start + wide, high });
     }
+  }
+
+  // Groups are named at their lines; more than four would cover each other, so these are listed above the chart.
+  const listed = data.groups.length > 4;
+  const listRoom = listed ? 15 * Math.ceil(data.groups.length / 2) : 0;
+  function nameGroups(f, wanted, others = []) {
+    if (!listed) return labels(f, [...others, ...wanted]);
+    const column = f.width / 2;
+    [...wanted].sort((a, b) => a.className.localeCompare(b.className)).forEach((name, i) => {
+      const px = (i % 2) * column, py = f.top - 10 - listRoom + 15 * (1 + Math.floor(i / 2));
+      const line = name.className.replace("name halo", "curve");
+      add(f.svg, "line", { class: line, x1: px, x2: px + 26, y1: py - 4, y2: py - 4 });
+      add(f.svg, "text", { class: name.className, x: px + 32, y: py }, name.text);
+    });
+    labels(f, others);
   }
 
   const groupClass = (i) => `g${i % 8}`;
@@ -70,8 +92,10 @@
     const xs = spaced(grid);
     // one scale for all charts, unless that would flatten this one
     const own = Math.max(...all.flat()), most = Math.max(own, Math.min(peak, 2.5 * own));
-    const f = frame(host, { x: [grid[0], grid[1]], y: [0, most * 1.08], xName, height: 210 });
-    if (all.length <= 3) all.forEach((values, i) => add(f.svg, "path", { class: `area ${groupClass(i)}`, d: `${line(xs, values, f.x, f.y)}L${f.x(xs.at(-1))} ${f.bottom}L${f.x(xs[0])} ${f.bottom}Z` }));
+    const f = frame(host, { x: [grid[0], grid[1]], y: [0, most * 1.08], xName, height: 210 + listRoom, top: 18 + listRoom });
+    const close = `L${f.x(xs.at(-1))} ${f.bottom}L${f.x(xs[0])} ${f.bottom}Z`;
+    if (all.length <= 3)
+      all.forEach((values, i) => add(f.svg, "path", { class: `area ${groupClass(i)}`, d: line(xs, values, f.x, f.y) + close }));
     all.forEach((values, i) => {
       add(f.svg, "path", { class: `curve ${groupClass(i)}`, d: line(xs, values, f.x, f.y) });
       const at = f.x(Math.min(Math.max(means[i], grid[0]), grid[1]));
@@ -79,17 +103,22 @@
     });
     // The group with the lowest mean is named on the left flank, that with the highest on the right one.
     const order = means.map((_, i) => i).sort((a, b) => means[a] - means[b]);
-    labels(f, order.map((i, place) => {
+    nameGroups(f, order.map((i, place) => {
       const values = all[i], top = values.indexOf(Math.max(...values));
-      const right = place >= order.length / 2, half = values[top] * (0.5 + 0.4 * Math.abs((2 * place) / (order.length - 1) - 1));
+      const right = place >= order.length / 2;
+      const half = values[top] * (0.5 + 0.4 * Math.abs((2 * place) / (order.length - 1) - 1));
       let k = top;
       while (k > 0 && k < values.length - 1 && values[k] > half) k += right ? 1 : -1;
-      return { text: short(data.groups[i]), className: `name halo ${groupClass(i)}`, px: f.x(xs[k]) + (right ? 10 : -10), py: f.y(values[k]), anchor: right ? "start" : "end" };
+      const at = { px: f.x(xs[k]) + (right ? 10 : -10), py: f.y(values[k]), anchor: right ? "start" : "end" };
+      return { text: short(data.groups[i]), className: `name halo ${groupClass(i)}`, ...at };
     }));
   }
 
   function cumulative(host, d) {
-    const f = frame(host, { x: [data.grid[0], data.grid[1]], y: [0, 1], yTicks: true, left: 34, top: 26, xName: "prediction", yName: "share of the group at or below" });
+    const f = frame(host, {
+      x: [data.grid[0], data.grid[1]], y: [0, 1], yTicks: true, left: 34, top: 26 + listRoom, height: 230 + listRoom,
+      xName: "prediction", yName: "share of the group at or below",
+    });
     d.shares.forEach((values, i) => add(f.svg, "path", { class: `curve ${groupClass(i)}`, d: line(d.x, values, f.x, f.y) }));
     const at = f.x(d.at), low = f.y(d.low), high = f.y(d.high);
     for (const v of [low, high]) add(f.svg, "line", { class: "mark", x1: at - 5, x2: at + 5, y1: v, y2: v });
@@ -98,31 +127,41 @@
     const order = d.shares.map((_, i) => i).sort((a, b) => data.means[a] - data.means[b]);
     const apart = Math.min(0.2, 1 / order.length);
     const names = order.map((i, place) => {
-      const right = place >= order.length / 2, share = right ? 0.22 + apart * (order.length - 1 - place) : 0.85 - apart * place;
+      const right = place >= order.length / 2;
+      const share = right ? 0.22 + apart * (order.length - 1 - place) : 0.85 - apart * place;
       const k = d.shares[i].findIndex((v) => v >= share);
-      return { text: short(data.groups[i]), className: `name halo ${groupClass(i)}`, px: f.x(d.x[k]) + (right ? 10 : -10), py: f.y(share) + (right ? 10 : 0), anchor: right ? "start" : "end" };
+      const at = { px: f.x(d.x[k]) + (right ? 10 : -10), py: f.y(share) + (right ? 10 : 0), anchor: right ? "start" : "end" };
+      return { text: short(data.groups[i]), className: `name halo ${groupClass(i)}`, ...at };
     });
-    labels(f, [{ text: `KS ${(d.high - d.low).toFixed(3)}`, className: "halo strong", px: at + 12, py: (low + high) / 2 + 4 }, ...names]);
+    const ks = `KS ${(d.high - d.low).toFixed(3)}`;
+    nameGroups(f, names, [{ text: ks, className: "halo strong", px: at + 12, py: (low + high) / 2 + 4 }]);
   }
 
   function tradeoff(host, position) {
     const { steps, chosen, others, floor, target } = data;
     const all = [...steps.map((s) => [s.ks, s.mse]), ...others];
     const right = Math.max(...all.map((p) => p[0]), target ?? 0, floor) * 1.08;
-    const ys = all.map((p) => p[1]), room = (Math.max(...ys) - Math.min(...ys)) * 0.12 || Math.abs(ys[0]) * 0.05 || 1;
-    const f = frame(host, { x: [0, right], y: [Math.min(...ys) - room, Math.max(...ys) + room], yTicks: true, left: 52, top: 30, height: 260, xName: "KS distance between the groups", yName: data.errorName });
+    const ys = all.map((p) => p[1]);
+    const room = (Math.max(...ys) - Math.min(...ys)) * 0.12 || Math.abs(ys[0]) * 0.05 || 1;
+    const f = frame(host, {
+      x: [0, right], y: [Math.min(...ys) - room, Math.max(...ys) + room], yTicks: true, left: 52, top: 30, height: 260,
+      xName: "KS distance between the groups", yName: data.errorName,
+    });
     add(f.svg, "rect", { class: "zone", x: f.x(0), width: f.x(floor) - f.x(0), y: f.top, height: f.bottom - f.top });
     if (target !== null) add(f.svg, "line", { class: "dash", x1: f.x(target), x2: f.x(target), y1: f.top, y2: f.bottom });
     for (const [ks, mse] of others) add(f.svg, "circle", { class: "faint", cx: f.x(ks), cy: f.y(mse), r: 3 });
     const made = steps.slice(1);
     add(f.svg, "path", { class: "path", d: line(made.map((s) => s.ks), made.map((s) => s.mse), f.x, f.y) });
     steps.forEach((s, i) => {
-      const dot = add(f.svg, "circle", { class: i ? "dot pick" : "dot pick old", cx: f.x(s.ks), cy: f.y(s.mse), r: i === chosen || !i ? 6 : 4 });
+      const look = { class: i ? "dot pick" : "dot pick old", r: i === chosen || !i ? 6 : 4 };
+      const dot = add(f.svg, "circle", { ...look, cx: f.x(s.ks), cy: f.y(s.mse) });
       dot.addEventListener("click", () => { slider.value = i; move(); });
     });
     const now = steps[position];
     add(f.svg, "circle", { class: "ring", "data-now": position, cx: f.x(now.ks), cy: f.y(now.mse), r: 8 });
-    const names = target === null ? [] : [{ text: `target ${digits(target)}`, className: "tick halo", px: f.x(target), py: f.top - 5, anchor: "middle" }];
+    const names = [];
+    if (target !== null)
+      names.push({ text: `target ${digits(target)}`, className: "tick halo", px: f.x(target), py: f.top - 5, anchor: "middle" });
     names.push(
       { text: "chosen", className: "halo strong", px: f.x(steps[chosen].ks) + 12, py: f.y(steps[chosen].mse) - 10 },
       { text: "before", className: "halo strong old", px: f.x(steps[0].ks), py: f.y(steps[0].mse) - 14, anchor: "middle" },
@@ -134,7 +173,10 @@
   function spectrum(host) {
     const { before, after, afterName } = data.spectrum;
     const count = Math.max(before.length, after.length);
-    const f = frame(host, { x: [0.4, count + 0.6], y: [0, Math.max(...before, ...after) * 1.08], yTicks: true, xLeast: 1, left: 46, top: 26, xName: "direction, the largest first", yName: "singular value σ" });
+    const f = frame(host, {
+      x: [0.4, count + 0.6], y: [0, Math.max(...before, ...after) * 1.08], yTicks: true, xLeast: 1, left: 46, top: 26,
+      xName: "direction, the largest first", yName: "singular value σ",
+    });
     for (const [values, name] of [[before, "old"], [after, "new"]]) {
       const at = values.map((_, i) => i + 1);
       add(f.svg, "path", { class: `mark ${name}`, fill: "none", d: line(at, values, f.x, f.y) }).style.fill = "none";
@@ -151,13 +193,15 @@
     const found = data.layers;
     const width = Math.max(260, host.clientWidth), left = Math.min(150, width / 3), row = 30;
     const right = Math.max(data.layersBefore, ...found.map((l) => l.high ?? 0)) * 1.08;
-    const f = frame(host, { x: [0, right], y: [0, found.length], height: found.length * row + 62, left, top: 22, xName: "KS distance if this layer is edited" });
+    const height = found.length * row + 62;
+    const f = frame(host, { x: [0, right], y: [0, found.length], height, left, top: 22, xName: "KS distance if this layer is edited" });
     const now = f.x(data.layersBefore);
     add(f.svg, "line", { class: "dash", x1: now, x2: now, y1: f.top, y2: f.bottom });
     add(f.svg, "text", { class: "tick halo", x: now, y: 12, "text-anchor": "end" }, `as it is ${data.layersBefore.toFixed(3)}`);
     found.forEach((l, i) => {
       const y = f.top + (i + 0.5) * row;
-      add(f.svg, "text", { class: l.best ? "strong" : "", x: left - 8, y: y + 4, "text-anchor": "end" }, (l.best ? "→ " : "") + short(l.name, 20));
+      const name = (l.best ? "→ " : "") + short(l.name, 20);
+      add(f.svg, "text", { class: l.best ? "strong" : "", x: left - 8, y: y + 4, "text-anchor": "end" }, name);
       if (l.ks === null) return add(f.svg, "text", { class: "tick", x: left + 8, y: y + 4 }, "no refit");
       add(f.svg, "line", { class: "path", x1: f.x(l.low), x2: f.x(l.high), y1: y, y2: y });
       add(f.svg, "circle", { class: "dot", cx: f.x(l.ks), cy: y, r: 6 });

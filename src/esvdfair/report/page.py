@@ -1,21 +1,17 @@
-"""HTML of the page. Every text goes through `text` or `table`, which escape it: names come from the user's file."""
+"""The page, part by part. Whatever is text goes through `markup`, which escapes it: names come from the user's file."""
 
-import base64
-import hashlib
-import html
-import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
-from typing import Any
 
 import numpy as np
 
 from esvdfair.report.chartdata import GROUPS_DRAWN, chart_data, shown_distributions
 from esvdfair.report.content import Content
 from esvdfair.report.figures import Distributions
+from esvdfair.report.markup import chart, paragraph, script_json, section, source_hash, table, text
 from esvdfair.report.tables import direction_rows, feature_rows, layer_rows, mover_rows, people_rows
 from esvdfair.report.words import (
     caveats,
@@ -34,8 +30,6 @@ from esvdfair.report.words import (
     step_words,
     what_apart_means,
 )
-
-Rows = Iterable[Sequence[str]]
 
 
 def render(content: Content, *, command: Sequence[str] | str | None, title: str | None) -> str:
@@ -56,7 +50,7 @@ def render(content: Content, *, command: Sequence[str] | str | None, title: str 
         _origin(command),
     ]
     # Nothing is loaded, and no script but ours runs, even if something were left unescaped.
-    policy = f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'"
+    policy = f"default-src 'none'; script-src '{source_hash(script)}'; style-src '{source_hash(style)}'"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
@@ -67,51 +61,6 @@ def render(content: Content, *, command: Sequence[str] | str | None, title: str 
         + script_json(chart_data(content, before, after))
         + f"</script>\n<script>{script}</script>\n</body>\n</html>\n"
     )
-
-
-def text(value: object) -> str:
-    """Escaped for HTML, quotes included."""
-    return html.escape(str(value))
-
-
-def script_json(value: Any) -> str:
-    """JSON that cannot end or comment out the script element that holds it; everything beyond ASCII is escaped."""
-    plain = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def table(header: Sequence[str], rows: Rows, *, caption: str, words: Sequence[int] = ()) -> str:
-    """A table that scrolls by itself on a narrow screen; ``words`` are columns of text, set flush left."""
-    of = [' class="words"' if i in words else "" for i in range(len(header))]
-    head = "".join(f'<th scope="col"{c}>{text(cell)}</th>' for cell, c in zip(header, of, strict=True))
-    body = "".join(
-        f'<tr><th scope="row">{text(row[0])}</th>'
-        + "".join(f"<td{c}>{text(cell)}</td>" for cell, c in zip(row[1:], of[1:], strict=True))
-        + "</tr>"
-        for row in rows
-    )
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{text(caption)}"><table><caption>{text(caption)}'
-        f"</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def chart(name: str, label: str, *, heading: str = "", caption: str = "", numbers: str = "") -> str:
-    """A place for a chart, what it shows in words, and its numbers behind a fold."""
-    fold = f"<details><summary>Numbers</summary>{numbers}</details>" if numbers else ""
-    return (
-        f"<figure>{f'<h3>{text(heading)}</h3>' if heading else ''}"
-        f'<div class="chart" id="{name}" role="img" aria-label="{text(label)}"></div>'
-        f"{f'<figcaption>{text(caption)}</figcaption>' if caption else ''}{fold}</figure>"
-    )
-
-
-def _section(name: str, heading: str, *parts: str) -> str:
-    return f'<section id="{name}">\n<h2>{text(heading)}</h2>\n' + "\n".join(parts) + "\n</section>"
-
-
-def _p(words: str, kind: str = "") -> str:
-    return f'<p class="{kind}">{text(words)}</p>' if kind else f"<p>{text(words)}</p>"
 
 
 def _summary(content: Content, title: str) -> str:
@@ -131,8 +80,8 @@ def _summary(content: Content, title: str) -> str:
     name = error_name(s)
     paid = table([content.attribute, "rows", "before", "after"], rows, caption=f"Who pays: {name} in every group")
     return (
-        f"<header><h1>{text(title)}</h1>{_p(headline(content), 'lead')}"
-        f"{_p(what_apart_means(content), 'soft')}</header>\n"
+        f"<header><h1>{text(title)}</h1>{paragraph(headline(content), 'lead')}"
+        f"{paragraph(what_apart_means(content), 'soft')}</header>\n"
         f'<dl class="tiles">{shown}</dl>\n{paid}'
     )
 
@@ -149,14 +98,20 @@ def _densities(content: Content, before: Distributions, after: Distributions) ->
     ]
     few = []
     if len(content.labels) > GROUPS_DRAWN:
-        few = [_p(f"Drawn are the {GROUPS_DRAWN} largest groups; the tables hold all {len(content.labels)}.", "soft")]
-    return _section(
+        few = [
+            paragraph(
+                f"Drawn are the {GROUPS_DRAWN} largest groups; the tables hold all {len(content.labels)}.", "soft"
+            )
+        ]
+    return section(
         "densities",
         "How predictions are distributed",
-        _p(rows_shown(content, before, after)),
+        paragraph(rows_shown(content, before, after)),
         *few,
         f'<div class="pair">{"".join(charts)}</div>',
-        _p("The higher the line, the more people of the group have such a prediction. Ticks mark the means.", "soft"),
+        paragraph(
+            "The higher the line, the more people of the group have such a prediction. Ticks mark the means.", "soft"
+        ),
     )
 
 
@@ -180,8 +135,8 @@ def _distributions(content: Content, before: Distributions, after: Distributions
         numbers = table(["prediction", *names], rows, caption="Share of each group at or below a prediction")
         charts.append(chart(f"cdf-{when.lower()}", words, heading=when, caption=words, numbers=numbers))
     intro = "Each line climbs from 0 to 1; where two lines are farthest apart vertically, that distance is KS."
-    return _section(
-        "distributions", "Where the groups differ most", _p(intro), f'<div class="pair">{"".join(charts)}</div>'
+    return section(
+        "distributions", "Where the groups differ most", paragraph(intro), f'<div class="pair">{"".join(charts)}</div>'
     )
 
 
@@ -211,14 +166,16 @@ def _tradeoff(content: Content) -> str:
         "from the untouched model to the fairest one. Dots in the grey zone cannot be told from perfect parity on the "
         "rows that judged them."
     )
-    return _section("tradeoff-section", "What fairness costs", _p(intro), control, f'<div class="pair">{charts}</div>')
+    return section(
+        "tradeoff-section", "What fairness costs", paragraph(intro), control, f'<div class="pair">{charts}</div>'
+    )
 
 
 def _spectrum(content: Content) -> str:
     heading = "Directions in the network that carry the gap"
     found = content.directions
     if isinstance(found, str):
-        return _section("spectrum-section", heading, _p(f"Not available: {found}"))
+        return section("spectrum-section", heading, paragraph(f"Not available: {found}"))
     what = (
         f"Layer {layer_name(found)}: singular values of its weight seen through the groups’ difference in covariance. "
     )
@@ -234,10 +191,10 @@ def _spectrum(content: Content) -> str:
     pairs = zip(found.spectrum_before[:10], found.spectrum_after[:10], strict=False)
     rows = [[str(i + 1), number(old), number(new)] for i, (old, new) in enumerate(pairs)]
     label = f"Singular values before and {after}; the largest is {number(found.spectrum_before[0])} before and "
-    return _section(
+    return section(
         "spectrum-section",
         heading,
-        _p(what),
+        paragraph(what),
         chart(
             "spectrum",
             label + f"{number(found.spectrum_after[0])} {after}.",
@@ -256,7 +213,7 @@ def _layers(content: Content) -> str:
     heading = "Layer by layer"
     scan = content.scan
     if isinstance(scan, str):
-        return _section("layers-section", heading, _p(f"Not available: {scan}"))
+        return section("layers-section", heading, paragraph(f"Not available: {scan}"))
     intro = (
         "How far the groups are apart after every linear layer, and what the closed-form edit of that layer, followed "
         f"by a refit of the last one, would reach on rows that did not fit it. → marks {layer_name(scan.best)}: of the "
@@ -264,10 +221,10 @@ def _layers(content: Content) -> str:
     )
     header = ["layer", "size", "mean gap", "covariance gap", "KS if edited", "MSE if edited"]
     rows = layer_rows(scan)
-    return _section(
+    return section(
         "layers-section",
         heading,
-        _p(intro),
+        paragraph(intro),
         chart("layers", f"KS distance if a layer is edited: {'; '.join(f'{r[0]} {r[4]}' for r in rows)}."),
         table(header, rows, caption="Gaps are relative to the spread of the layer’s output"),
     )
@@ -280,8 +237,8 @@ def _features(content: Content) -> str:
         "comes to differ between groups. Correlations, the strongest link first."
     )
     caption = f"Correlation of each input with {_indicator(content)} and with the prediction"
-    return _section(
-        "features", "Inputs that carry the gap", _p(intro), table(header, feature_rows(content), caption=caption)
+    return section(
+        "features", "Inputs that carry the gap", paragraph(intro), table(header, feature_rows(content), caption=caption)
     )
 
 
@@ -300,10 +257,10 @@ def _people(content: Content) -> str:
         f"{100 * people.mean_absolute_rank_change:.1f} "
         "percentile ranks on average."
     )
-    return _section(
+    return section(
         "people",
         "Who is affected",
-        _p(intro),
+        paragraph(intro),
         chart("changes", f"Densities of the change of a prediction by group: {moved}."),
         table(
             header,
@@ -323,7 +280,7 @@ def _people(content: Content) -> str:
 
 def _caveats(content: Content) -> str:
     items = "".join(f"<li>{text(item)}</li>" for item in caveats(content))
-    return _section("caveats", "Before you rely on this", f"<ul>{items}</ul>")
+    return section("caveats", "Before you rely on this", f"<ul>{items}</ul>")
 
 
 def _origin(command: Sequence[str] | str | None) -> str:
@@ -336,10 +293,9 @@ def _origin(command: Sequence[str] | str | None) -> str:
     except PackageNotFoundError:
         made_by = "esvdfair"
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return _section(
-        "origin", "How this page was made", f"<pre><code>{text(line)}</code></pre>", _p(f"{made_by}, {when}.", "soft")
+    return section(
+        "origin",
+        "How this page was made",
+        f"<pre><code>{text(line)}</code></pre>",
+        paragraph(f"{made_by}, {when}.", "soft"),
     )
-
-
-def _hash(source: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(source.encode("utf-8")).digest()).decode("ascii")
