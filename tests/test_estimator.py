@@ -314,13 +314,21 @@ def test_batches_give_what_arrays_give(model, data, method):
             part = slice(start, start + 170)
             yield X[part], y[part], a[part]
 
-    # At large strengths the transport problem has several minima, and the last bits of the moments choose one of them.
-    options = {"method": method, "targets": ["labels", "predictions"]} | (
-        {"target_ks": 0.25} if method == "transport" else {}
-    )
+    options = {
+        "method": method,
+        "targets": ["labels", "predictions"],
+        "target_ks": 0.25 if method == "transport" else None,
+    }
     streamed = ESVDFair(model, **options).fit(batches)
     whole = ESVDFair(model, **options).fit(X, y, sensitive_features=a)
-    np.testing.assert_allclose(streamed.predict(X), whole.predict(X), rtol=1e-5, atol=1e-5)
+    if method == "transport":
+        # Its problem has several minima at large strengths, and the last bits of the moments choose among them: the
+        # curves agree, the point that is picked from them need not.
+        curves = [sorted((p.ks, p.mse) for p in fair.curve_.points) for fair in (streamed, whole)]
+        at = [np.interp([0.2, 0.3, 0.4], *zip(*points, strict=True)) for points in curves]
+        np.testing.assert_allclose(at[0], at[1], rtol=0.03)
+    else:
+        np.testing.assert_allclose(streamed.predict(X), whole.predict(X), rtol=1e-6, atol=1e-6)
     assert streamed.n_features_in_ == 4
 
 

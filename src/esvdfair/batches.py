@@ -149,10 +149,11 @@ def check_column(values: Any, rows: int, name: str) -> NDArray[np.float64]:
     """(rows,) finite float64 of an array-like of shape (rows,) or (rows, 1)."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
-    if np.iscomplexobj(values):
+    raw = np.asarray(values)
+    if np.iscomplexobj(raw):
         raise ValueError(f"Complex data not supported: {name} holds complex numbers.")
     try:
-        column = np.asarray(values, dtype=np.float64)
+        column = raw.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} holds values that are not numbers ({error}); esvdfair repairs regression.") from error
     if column.ndim == 2 and column.shape[1] != 1:
