@@ -18,6 +18,7 @@ from esvdfair.core.groups import Label, encode_groups, sort_key
 from esvdfair.distributed import all_gather, all_sum
 
 _FORMAT = "esvdfair-moments-1"
+_CACHED_ROWS = 256  # rows of 256 float64 columns that fit in a core's own cache, with room to spare
 _FIELDS = ("rows", "counts", "weight_squares", "means", "scatters")
 
 
@@ -334,13 +335,17 @@ def _batch_moments(
     if weights is not None:
         order = order[weights[order] > 0]
     bounds = np.searchsorted(codes[order], np.arange(n_groups + 1))
-    ordered = _gather_float64(x, order)
     w = None if weights is None else weights[order]
-    found = {
-        code: _moments_of(_rows(ordered, start, stop), None if w is None else w[start:stop])
-        for code, (start, stop) in enumerate(pairwise(bounds.tolist()))
-        if stop > start
-    }
+    ordered = None if isinstance(x, np.ndarray) else _gather_float64(x, order)
+    found = {}
+    for code, (start, stop) in enumerate(pairwise(bounds.tolist())):
+        if stop > start:
+            part = None if w is None else w[start:stop]
+            if ordered is None:
+                with np.errstate(invalid="ignore"):  # inf − inf; the check below says it in words
+                    found[code] = _moments_of_rows(x, order[start:stop], part)
+            else:
+                found[code] = _moments_of(ordered.narrow(0, start, stop - start), part)
     if not _all_finite([moments.mean for moments in found.values()]):
         bad = int((~np.isfinite(_numpy(x)).all(axis=1)).sum())
         raise ValueError(
@@ -350,8 +355,34 @@ def _batch_moments(
     return found
 
 
+def _moments_of_rows(x: NDArray[Any], rows: NDArray[np.intp], w: NDArray[np.float64] | None) -> _Moments:
+    """Moments of some rows of a NumPy array.
+
+    The rows are gathered, shifted and summed a few hundred at a time, while they are in the cache; the product then
+    reads them once. The shift is the mean of the first rows, so what is left of the mean is of the size of the rows'
+    own spread, and taking its square off the product costs no digits.
+    """
+    weight, squares = (float(len(rows)), float(len(rows))) if w is None else (float(w.sum()), float(w @ w))
+    shift = x[rows[:64]].mean(axis=0, dtype=np.float64)
+    shifted = np.empty((len(rows), x.shape[1]))
+    total = np.zeros(x.shape[1])
+    for start in range(0, len(rows), _CACHED_ROWS):
+        block = shifted[start : start + _CACHED_ROWS]
+        np.subtract(x[rows[start : start + _CACHED_ROWS]], shift, out=block)
+        if w is None:
+            total += block.sum(axis=0)
+        else:
+            part = w[start : start + _CACHED_ROWS]
+            total += part @ block
+            block *= np.sqrt(part)[:, None]
+    left = total / weight
+    scatter = shifted.T @ shifted
+    scatter -= np.outer(weight * left, left)
+    return _Moments(len(rows), weight, squares, shift + left, scatter)
+
+
 def _moments_of(x: Any, w: NDArray[np.float64] | None) -> _Moments:
-    """Moments of the rows of one group; ``x`` is ours to overwrite."""
+    """Moments of the rows of one group, a tensor that is ours to overwrite."""
     if w is None:
         rows = weight = squares = x.shape[0]
         mean = x.mean(0)
@@ -365,9 +396,7 @@ def _moments_of(x: Any, w: NDArray[np.float64] | None) -> _Moments:
 
 
 def _gather_float64(x: Any, order: NDArray[np.intp]) -> Any:
-    """The rows in the given order as a new float64 array, where x lives."""
-    if isinstance(x, np.ndarray):
-        return x[order].astype(np.float64, copy=False)
+    """The rows of a tensor in the given order as a new float64 tensor, on the same device."""
     index = sys.modules["torch"].as_tensor(order, device=x.device)
     try:
         return x.index_select(0, index).double()
@@ -375,10 +404,6 @@ def _gather_float64(x: Any, order: NDArray[np.intp]) -> Any:
         raise ValueError(
             f"device {x.device} has no float64, which the sums need to stay accurate; move the batch to the CPU first."
         ) from error
-
-
-def _rows(x: Any, start: int, stop: int) -> Any:
-    return x[start:stop] if isinstance(x, np.ndarray) else x.narrow(0, start, stop - start)
 
 
 def _like(reference: Any, values: Any) -> Any:
