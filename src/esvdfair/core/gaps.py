@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.linalg
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg.lapack import dpstrf
+from scipy.linalg.lapack import dpotrf, dpstrf
 
 from esvdfair.core.moments import GroupMoments
 
@@ -132,10 +132,18 @@ def whitener(matrix: Array) -> tuple[Array, Array]:
 
 
 def scatter_factor(matrix: Array) -> Array:
-    """(n, r) F with ``matrix = F Fᵀ`` for a positive semi-definite matrix of rank r: pivoted Cholesky at unit scale."""
+    """(n, r) F with ``matrix = F Fᵀ`` for a positive semi-definite matrix of rank r.
+
+    Plain Cholesky, or with pivots, at unit scale, when the matrix is singular.
+    """
     scale = np.sqrt(np.diag(matrix))
     scale = np.where(scale > 0, scale, 1.0)
-    lower, pivots, rank, _ = dpstrf(matrix / np.outer(scale, scale), lower=1)
+    unit = matrix / np.outer(scale, scale)
+    plain, failed = dpotrf(unit, lower=1, clean=1)
+    if not failed and np.diag(plain).min() ** 2 > len(unit) * np.finfo(np.float64).eps:
+        lower, pivots, rank = plain, np.arange(1, len(unit) + 1), len(unit)
+    else:
+        lower, pivots, rank, _ = dpstrf(unit, lower=1)
     factor = np.empty((len(matrix), rank))
     factor[pivots - 1] = np.tril(lower)[:, :rank]
     return scale[:, None] * factor
@@ -202,6 +210,7 @@ def _cost(step: Array, factor: Array) -> Array:
 
     As a squared norm it cannot come out negative; the direct product ``p C pᵀ`` can, hugely.
     """
-    cost = np.sum((step @ factor) ** 2, axis=1)
+    moved = step @ factor
+    cost = np.einsum("ij,ij->i", moved, moved)
     rounding = (np.finfo(np.float64).eps * len(factor)) ** 2 * np.sum(step**2, axis=1) * np.sum(factor**2)
     return np.where(cost > rounding, cost, 0.0)
