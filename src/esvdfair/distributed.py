@@ -21,7 +21,7 @@ def all_gather(value: Any) -> list[Any]:
     dist = _process_group()
     if dist is None:
         return [value]
-    gathered: list[Any] = [None] * dist.get_world_size()
+    gathered: list[Any] = [None] * world_size()
     dist.all_gather_object(gathered, value)
     return gathered
 

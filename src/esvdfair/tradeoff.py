@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from esvdfair.candidates import Candidate
 from esvdfair.core.groups import Label
-from esvdfair.core.metrics import ks_distance_ci, ks_floor, ks_from_codes
+from esvdfair.core.metrics import group_mse, ks_distance_ci, ks_floor, ks_from_codes, mean_gap, variance_gap
 
 Array = NDArray[np.float64]
 Weights = Mapping[str, tuple[Array, Array | None]]
@@ -50,23 +50,16 @@ class Judge:
 
     def gaps(self, prediction: Array) -> tuple[Array, Array]:
         """(k,) largest differences of group means and of (unbiased) group variances, for each column."""
-        means, variances = [], []
-        for code in range(len(self.labels)):
-            mine = self.codes == code
-            w = self.weight[mine]
-            total = w.sum()
-            mean = w @ prediction[mine] / total
-            means.append(mean)
-            variances.append(w @ (prediction[mine] - mean) ** 2 / (total - w @ w / total))
-        return np.ptp(means, axis=0), np.ptp(variances, axis=0)
+        rows = {"sensitive_features": self.codes, "sample_weight": self.weight}
+        return (
+            np.array([mean_gap(column, **rows) for column in prediction.T]),
+            np.array([variance_gap(column, **rows) for column in prediction.T]),
+        )
 
     def group_mse(self, prediction: Array) -> dict[Label, float]:
         """Mean squared error of one vector of predictions in every group: who pays."""
-        found = {}
-        for code, label in enumerate(self.labels):
-            mine = self.codes == code
-            found[label] = float(np.average((prediction[mine] - self.y[mine]) ** 2, weights=self.weight[mine]))
-        return found
+        by_code = group_mse(self.y, prediction, sensitive_features=self.codes, sample_weight=self.weight)
+        return dict(zip(self.labels, by_code.values(), strict=True))
 
     def interval(self, prediction: Array, floor: float, seed: int) -> tuple[float, float]:
         """Confidence interval of the KS distance of one vector of predictions."""
@@ -206,7 +199,6 @@ def make_curve(
     judge = judged.judge
     floor = ks_floor(sensitive_features=judge.codes)
     mse, ks, judged_ks = judge.mse(judged.judging), judge.ks(judged.judging), judged.judged_ks(floor)
-    mean_gap, variance_gap = judge.gaps(judged.judging)
     layers = _fronts(mse, judged_ks)
     chosen: list[int] = []
     for front in layers:
@@ -214,6 +206,7 @@ def make_curve(
             break
         chosen += front
     order = sorted(chosen, key=lambda i: (-judged_ks[i], mse[i]))
+    mean_gaps, variance_gaps = judge.gaps(judged.judging[:, order])
     points = []
     for position, i in enumerate(order):
         low, high = judge.interval(judged.judging[:, i], floor, seed)
@@ -223,8 +216,8 @@ def make_curve(
                 ks=float(ks[i]),
                 ks_low=low,
                 ks_high=high,
-                mean_gap=float(mean_gap[i]),
-                variance_gap=float(variance_gap[i]),
+                mean_gap=float(mean_gaps[position]),
+                variance_gap=float(variance_gaps[position]),
                 target=candidates[i].target,
                 ridge=candidates[i].ridge,
                 strength=candidates[i].strength,
