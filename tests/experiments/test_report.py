@@ -61,7 +61,7 @@ def saved(tmp_path):
 def test_the_report_says_what_the_rows_say(saved):
     text = write_report(saved, SEEDS)
     assert "Each table is over 3 seeds (33–35)." in text
-    assert "| network as trained | 0.055 ± 0.001 | 0.376 ± 0.001 |  | 0.055 ± 0.006 | 0.376 ± 0.031 | yes |" in text
+    assert "| network as trained | 0.055 ± 0.001 | 0.376 ± 0.001 | 0.055 ± 0.006 | 0.376 ± 0.031 | yes |" in text
     assert "moves MSE by +0.0020 ± 0.0000 and KS by −0.0100 ± 0.0000" in text
     assert "fell less than half as much in 1 of 3 seeds, the least 1.4 times" in text
     assert text.count("The error rises and KS falls along the parameter.") == 2
@@ -81,6 +81,12 @@ def test_transport_is_compared_at_equal_ks(saved):
     # transport at KS 0.235, between (0.2, 0.050) and (0.38, 0.040): 0.048
     assert "0.048" in line
     assert "−0.0399" in line
+
+
+def test_transport_stands_beside_its_goals(saved):
+    text = write_report(saved, SEEDS)
+    (line,) = (x for x in text.splitlines() if x.startswith("| law, paper | 0.0560"))
+    assert line == "| law, paper | 0.0560 ± 0.0006 | ≤ 0.058 | 0.1000 ± 0.0006 | ≤ 0.12 |  | ≤ 0.05 | 0% |"
 
 
 def test_ablations_that_are_not_monotone_are_said_to_be_so(saved):

@@ -133,8 +133,8 @@ def describe(variant: Variant) -> str:
 def format_table(lines: Sequence[Line]) -> str:
     """A table for the terminal."""
     header = ["", "MSE", "KS", "regret", "paper: MSE", "KS", "agrees"]
-    cells = [header, *([describe(line.variant), *_numbers(line)] for line in lines)]
-    widths = [max(_width(row[i]) for row in cells) for i in range(len(header))]
+    cells = _without_empty([header, *([describe(line.variant), *_numbers(line)] for line in lines)])
+    widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
     padded = ([cell + " " * (w - _width(cell)) for cell, w in zip(row, widths, strict=True)] for row in cells)
     return "\n".join("  ".join(row).rstrip() for row in padded)
 
@@ -142,8 +142,14 @@ def format_table(lines: Sequence[Line]) -> str:
 def format_markdown(lines: Sequence[Line]) -> str:
     """The same table for a document."""
     header = ["method", "MSE", "KS", "regret", "paper: MSE", "paper: KS", "agrees"]
-    cells = [header, ["---"] * len(header), *([describe(line.variant).strip(), *_numbers(line)] for line in lines)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    header, *cells = _without_empty([header, *([describe(line.variant).strip(), *_numbers(line)] for line in lines)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *cells))
+
+
+def _without_empty(cells: list[list[str]]) -> list[list[str]]:
+    """Leave out columns that have a header and nothing under it, as those of the paper where it prints nothing."""
+    kept = [i for i, column in enumerate(zip(*cells, strict=True)) if any(column[1:])]
+    return [[row[i] for i in kept] for row in cells]
 
 
 def _width(text: str) -> int:
