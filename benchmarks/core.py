@@ -1,5 +1,7 @@
 """Speed of the core as ratios over the bare linear algebra it contains, all measured in this run.
 
+Whole fits, peers, growth and processes are in `scale.py`.
+
 python benchmarks/core.py            # all
 python benchmarks/core.py moments    # one of moments, paper, parity, memory
 """
@@ -72,7 +74,7 @@ def paper() -> None:
         gap = c0 - c1
 
         def bare(gap: np.ndarray = gap, w: np.ndarray = w) -> None:
-            scipy.linalg.eigh(gap)
+            scipy.linalg.eigh(gap, driver="evd")
             scipy.linalg.svd(w, full_matrices=False)
             scipy.linalg.svd(w, full_matrices=False)
 

@@ -24,6 +24,11 @@ def layer_inputs(seed, *, width=6, groups=2, rows=(40, 25, 12), dead=1, definite
     return x, np.array(labels)
 
 
+def optimal(w, moments, *, centred):
+    whitening = gaps.whitener(gaps.scatter_about(moments, centred=centred))
+    return gaps.explain_covariance_optimal(w, moments, whitening=whitening)
+
+
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), outputs=st.integers(1, 9), dead=st.integers(0, 3), groups=st.integers(2, 3))
 def test_theorem_1_mean_gap_is_the_sum_of_squares(seed, outputs, dead, groups):
@@ -66,6 +71,21 @@ def test_theorem_2_holds_with_equality_for_semi_definite_m(seed):
     assert abs(gaps.covariance_gap(w, moments) - total) <= 1e-10 * total
 
 
+@pytest.mark.parametrize("groups", [2, 3])
+def test_the_mean_factor_gives_what_the_papers_cholesky_factor_gives(groups):
+    x, g = layer_inputs(9, groups=groups)
+    moments = GroupMoments().update(x, g)
+    w = np.random.default_rng(9).normal(size=(4, 6))
+    svd = gaps.explain_mean(w, moments, epsilon=1e-3)
+    d = gaps.mean_differences(moments)
+    cholesky = np.linalg.cholesky(d.T @ d + 1e-3 * np.eye(6))
+    np.testing.assert_allclose(svd.factor @ svd.factor.T, cholesky @ cholesky.T, atol=1e-10)
+    np.testing.assert_allclose((svd.u * svd.sigma) @ svd.v.T, w @ svd.factor, atol=1e-10)
+    u, sigma, vt = np.linalg.svd(w @ cholesky, full_matrices=False)
+    np.testing.assert_allclose(svd.sigma, sigma, rtol=1e-9)
+    np.testing.assert_allclose(svd.u[:, :, None] * svd.step, u[:, :, None] * (vt @ np.linalg.inv(cholesky)), atol=1e-8)
+
+
 def test_differs_from_the_paper_in_the_divisor_of_m():
     """Both terms over N₁ − 1, as printed, is another matrix when the groups differ in size."""
     x, g = layer_inputs(0)
@@ -96,6 +116,23 @@ def test_cost_is_the_output_change_of_moving_one_singular_value(explain):
         after[i] += 1.0
         change = np.sum((x @ svd.change(after).T) ** 2)
         assert svd.cost[i] == pytest.approx(change, rel=1e-8, abs=1e-9)
+    all_at_once = svd.sigma * np.linspace(0.2, 0.9, len(svd.sigma))
+    change = np.sum((x @ svd.change(all_at_once).T) ** 2)
+    assert svd.output_change(all_at_once) == pytest.approx(change, rel=1e-8)
+
+
+@pytest.mark.parametrize("dead", [0, 2])
+@pytest.mark.parametrize("outputs", [1, 4, 9])
+def test_fourth_powers_are_the_bound_and_the_gap_of_two_groups(outputs, dead):
+    x, g = layer_inputs(7, dead=dead)
+    moments = GroupMoments().update(x, g)
+    w = np.random.default_rng(7).normal(size=(outputs, 6))
+    svd = gaps.explain_covariance(w, moments)
+    for transformed in (w @ svd.factor, (svd.v * svd.sigma).T):
+        bound, gap = gaps.fourth_powers(transformed, svd.sign)
+        assert bound == pytest.approx(np.sum(svd.sigma**4), rel=1e-10)
+        assert gap == pytest.approx(gaps.covariance_gap(w, moments), rel=1e-10)
+    assert gap < 0.999 * bound  # M has eigenvalues of both signs: the two differ
 
 
 @pytest.mark.parametrize("centred", [True, False])
@@ -103,7 +140,7 @@ def test_optimal_directions_move_one_singular_value_each_and_never_cost_more(cen
     x, g = layer_inputs(3, dead=2)
     moments = GroupMoments().update(x, g)
     w = np.random.default_rng(3).normal(size=(4, 6))
-    best, paper = gaps.explain_covariance_optimal(w, moments, centred=centred), gaps.explain_covariance(w, moments)
+    best, paper = optimal(w, moments, centred=centred), gaps.explain_covariance(w, moments)
     after = best.sigma * 0.3
     np.testing.assert_allclose((w + best.change(after)) @ best.factor, (best.u * after) @ best.v.T, atol=1e-9)
     assert np.all(best.cost <= paper.cost * (1 + 1e-9))
@@ -113,7 +150,7 @@ def test_costs_agree_when_the_factor_is_invertible():
     x, g = layer_inputs(4, dead=0)
     moments = GroupMoments().update(x, g)
     w = np.random.default_rng(4).normal(size=(6, 6))
-    best = gaps.explain_covariance_optimal(w, moments, centred=False)
+    best = optimal(w, moments, centred=False)
     np.testing.assert_allclose(best.cost, gaps.explain_covariance(w, moments).cost, rtol=1e-6)
 
 
@@ -133,3 +170,22 @@ def test_whitener_is_not_fooled_by_units():
     assert factor.shape == (3, 2)
     np.testing.assert_allclose(inverse @ factor, np.eye(2), atol=1e-10)
     np.testing.assert_allclose(factor @ factor.T, x.T @ x, rtol=1e-10)
+
+
+@pytest.mark.parametrize("smallest", [1.0, 1e-8, 1e-14, 0.0])
+def test_whitener_and_factor_of_regular_and_singular_matrices(smallest):
+    """At 1e-14 of the largest an eigenvalue is rounding: the triangular factor must not be taken there."""
+    rng = np.random.default_rng(8)
+    q = np.linalg.qr(rng.normal(size=(30, 30)))[0]
+    values = np.append(smallest, np.linspace(1.0, 2.0, 29))
+    matrix = (q * values) @ q.T
+    matrix = (matrix + matrix.T) / 2
+    lower, inverse = gaps.whitener(matrix)
+    rank = 30 if smallest > 1e-12 else 29
+    assert lower.shape == (30, rank)
+    np.testing.assert_allclose(inverse @ lower, np.eye(rank), atol=1e-7)
+    np.testing.assert_allclose(lower @ lower.T, matrix, atol=1e-12)
+    factor = gaps.scatter_factor(matrix)
+    np.testing.assert_allclose(factor @ factor.T, matrix, atol=1e-12)
+    triangular = np.array_equal(lower, np.tril(lower))
+    assert triangular == (smallest > 1e-12)

@@ -156,6 +156,20 @@ def test_save_and_load_give_the_same_moments(tmp_path, labels):
     assert [path.name for path in tmp_path.iterdir()] == ["site.moments"]
 
 
+def test_a_file_says_what_it_is_about(tmp_path):
+    moments = GroupMoments().update(np.eye(4), [0, 0, 1, 1])
+    about = {"model": "ü", "weight": [0.1, -1e-300, 1 / 3], "bias": None, "labelled": True}
+    moments.save(tmp_path / "new", about=about)
+    again, said = GroupMoments.load_with_about(tmp_path / "new")
+    assert said == about
+    np.testing.assert_array_equal(again.scatters, moments.scatters)
+    moments.save(tmp_path / "old")  # nothing is said, as in files before there was anything to say
+    assert GroupMoments.load_with_about(tmp_path / "old")[1] is None
+    with np.load(tmp_path / "old") as file:
+        assert json.loads(str(file["header"])).keys() == {"format", "labels"}
+    assert GroupMoments.load(tmp_path / "new").labels == (0, 1)
+
+
 def test_empty_moments_survive_a_file_and_merge_as_nothing(tmp_path):
     GroupMoments().save(tmp_path / "empty")
     empty = GroupMoments.load(tmp_path / "empty")

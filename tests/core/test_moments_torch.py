@@ -20,22 +20,49 @@ def test_tensors_give_the_moments_of_their_values(dtype):
     assert isinstance(from_torch.means, np.ndarray)
 
 
-def test_tensors_that_require_grad_are_read_without_it():
-    x = torch.randn(10, 3, requires_grad=True)
-    assert not GroupMoments().update(x, [0, 1] * 5)._groups[0].mean.requires_grad
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_column_beside_x_is_a_column_of_x(dtype):
+    rng = np.random.default_rng(1)
+    x = torch.tensor(rng.normal(size=(400, 3))).to(getattr(torch, dtype))
+    codes, y, w = rng.integers(0, 2, 400), rng.normal(size=400) + 5, rng.uniform(0, 2, 400)
+    for weight in (None, w):
+        beside = GroupMoments().update_codes(x, ("a", "b"), codes, weight, beside=y)
+        inside = GroupMoments().update_codes(np.column_stack([x.double(), y]), ("a", "b"), codes, weight)
+        assert beside.width == 4
+        np.testing.assert_allclose(beside.means, inside.means, rtol=1e-12)
+        np.testing.assert_allclose(beside.scatters, inside.scatters, rtol=1e-10, atol=1e-10)
+    with pytest.raises(ValueError, match="3 columns, the batches before had 4"):
+        beside.update_codes(x, ("a", "b"), codes)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tensors_that_require_grad_are_read_without_it(dtype):
+    x = torch.randn(10, 3, dtype=getattr(torch, dtype), requires_grad=True)
+    assert not getattr(GroupMoments().update(x, [0, 1] * 5)._groups[0].mean, "requires_grad", False)
+
+
+def test_a_tensor_in_main_memory_is_left_as_it_was():
+    """NumPy reads it in place, so it must not write there."""
+    x = torch.randn(20, 3, dtype=torch.float64)
+    copy = x.clone()
+    GroupMoments().update(x, [0, 1] * 10, np.linspace(0, 2, 20)).update(x, [0, 1] * 10)
+    assert torch.equal(x, copy)
 
 
 @pytest.mark.parametrize("torch_first", [True, False])
 def test_arrays_and_tensors_can_be_merged(torch_first):
-    x = np.random.default_rng(0).normal(size=(40, 3))
+    x = np.random.default_rng(0).integers(-8, 8, size=(40, 3)).astype(np.float64)  # which bfloat16 holds exactly
     g = [0, 1] * 20
-    first, second = GroupMoments().update(torch.tensor(x[:20]), g[:20]), GroupMoments().update(x[20:], g[20:])
+    tensor = torch.tensor(x[:20], dtype=torch.bfloat16)  # a dtype that NumPy lacks stays with torch
+    first, second = GroupMoments().update(tensor, g[:20]), GroupMoments().update(x[20:], g[20:])
+    assert isinstance(first._groups[0].mean, torch.Tensor)
     total = first.merge(second) if torch_first else second.merge(first)
     np.testing.assert_allclose(total.scatters, GroupMoments().update(x, g).scatters, rtol=1e-10)
 
 
-def test_nan_in_a_tensor_is_an_error():
-    x = torch.ones(4, 2)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nan_in_a_tensor_is_an_error(dtype):
+    x = torch.ones(4, 2, dtype=getattr(torch, dtype))
     x[1, 1] = float("nan")
     with pytest.raises(ValueError, match="1 of 4 rows"):
         GroupMoments().update(x, [0, 0, 1, 1])
@@ -47,7 +74,7 @@ def test_a_device_without_float64_is_a_clear_error(monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "double", double)
     with pytest.raises(ValueError, match="has no float64"):
-        GroupMoments().update(torch.ones(4, 2), [0, 0, 1, 1])
+        GroupMoments().update(torch.ones(4, 2, dtype=torch.bfloat16), [0, 0, 1, 1])
 
 
 def test_the_product_stays_on_the_device(monkeypatch):
@@ -75,5 +102,5 @@ def test_one_matrix_product_for_each_group_of_a_batch():
             return func(*args, **(kwargs or {}))
 
     with Products() as products:
-        GroupMoments().update(torch.randn(90, 7), ["a", "b", "c"] * 30)
+        GroupMoments().update(torch.randn(90, 7, dtype=torch.bfloat16), ["a", "b", "c"] * 30)
     assert products.seen == [(7, 30)] * 3

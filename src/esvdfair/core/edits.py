@@ -70,6 +70,10 @@ class _Layer:
             raise ValueError("the layer's weight or bias holds NaN or infinite values; it cannot be repaired.")
         return cls(w, b, name)
 
+    def whitening(self, moments: GroupMoments) -> tuple[Array, Array]:
+        """L and L⁺ of the scatter C of the inputs: about their mean where a bias can follow it, else about zero."""
+        return gaps.whitener(gaps.scatter_about(moments, centred=self.bias is not None))
+
 
 def edit_mean_paper(
     weight: ArrayLike,
@@ -166,19 +170,7 @@ def edit_mean(
     Differs from the paper: it states that this problem has no closed form, and restricts it.
     """
     checked = _Layer.check(weight, bias, layer, moments)
-    w = checked.weight
-    root, inverse = gaps.whitener(gaps.scatter_about(moments, centred=checked.bias is not None))
-    _, s, vt = scipy.linalg.svd(gaps.mean_differences(moments) @ inverse.T, full_matrices=False)
-    keep = s > len(s) * np.finfo(np.float64).eps * s.max(initial=0.0)
-    s, vt = s[keep], vt[keep]
-    moved = w @ (root @ vt.T)  # (m, r)   W L v_j
-    sigma = s * np.linalg.norm(moved, axis=0)  # Σσ_j² = d_e²
-    allowed = _budget(float(np.sum(sigma**2)), reduction, budget)
-    solution = solve_mean(sigma, 1.0 / s**2, allowed)
-    kept = np.divide(solution.sigma, sigma, out=np.ones_like(sigma), where=sigma > 0)
-    after = w - (moved * (1.0 - kept)) @ (vt @ inverse)
-    gap_before, gap_after = gaps.mean_gap(w, moments), gaps.mean_gap(after, moments)
-    return _result(checked, after, moments, sigma, solution, allowed, gap_before, gap_after)
+    return _edit_mean(checked, moments, reduction, budget, checked.whitening(moments))
 
 
 def edit_covariance(
@@ -196,12 +188,7 @@ def edit_covariance(
     changes the layer's outputs more. With a bias the inputs are centred and the bias moves with the weight.
     """
     checked = _Layer.check(weight, bias, layer, moments)
-    w = checked.weight
-    svd = gaps.explain_covariance_optimal(w, moments, centred=checked.bias is not None)
-    allowed = _budget(float(np.sum(svd.sigma**4)), reduction, budget)
-    solution = solve_covariance(svd.sigma, svd.cost, allowed)
-    after = w + svd.change(solution.sigma)
-    return _covariance_result(checked, after, moments, svd, solution, allowed)
+    return _edit_covariance(checked, moments, reduction, budget, checked.whitening(moments))
 
 
 def edit_exact(
@@ -214,12 +201,14 @@ def edit_exact(
     layer: str = "",
 ) -> tuple[LayerEdit, ...]:
     """The optimal covariance edit, then the exact mean edit of its result: Algorithm 1 without its restrictions."""
+    checked = _Layer.check(weight, bias, layer, moments)
+    whitening = checked.whitening(moments)
     edits: list[LayerEdit] = []
     if covariance_reduction is not None:
-        edits.append(edit_covariance(weight, moments, reduction=covariance_reduction, bias=bias, layer=layer))
-        weight, bias = edits[-1].weight_after, edits[-1].bias_after
+        edits.append(_edit_covariance(checked, moments, covariance_reduction, None, whitening))
+        checked = _Layer(edits[-1].weight_after, edits[-1].bias_after, layer)
     if mean_reduction is not None:
-        edits.append(edit_mean(weight, moments, reduction=mean_reduction, bias=bias, layer=layer))
+        edits.append(_edit_mean(checked, moments, mean_reduction, None, whitening))
     return tuple(edits)
 
 
@@ -265,6 +254,44 @@ def account(
     )
 
 
+def _edit_mean(
+    layer: _Layer, moments: GroupMoments, reduction: float | None, budget: float | None, whitening: tuple[Array, Array]
+) -> LayerEdit:
+    w, (root, inverse) = layer.weight, whitening
+    _, s, vt = scipy.linalg.svd(gaps.mean_differences(moments) @ inverse.T, full_matrices=False)
+    keep = s > len(s) * np.finfo(np.float64).eps * s.max(initial=0.0)
+    s, vt = s[keep], vt[keep]
+    moved = w @ (root @ vt.T)  # (m, r)   W L v_j
+    size = np.linalg.norm(moved, axis=0)
+    sigma = s * size  # Σσ_j² = d_e²
+    allowed = _budget(float(np.sum(sigma**2)), reduction, budget)
+    solution = solve_mean(sigma, 1.0 / s**2, allowed)
+    kept = np.divide(solution.sigma, sigma, out=np.ones_like(sigma), where=sigma > 0)
+    after = w - (moved * (1.0 - kept)) @ (vt @ inverse)
+    return _result(
+        layer,
+        after,
+        moments,
+        sigma,
+        solution,
+        budget=allowed,
+        achieved=gaps.mean_gap(after, moments),
+        output_change=float(np.sum(((1.0 - kept) * size) ** 2)),  # the v_j L⁺ are orthonormal under C
+        gap_before=gaps.mean_gap(w, moments),
+        gap_after=gaps.mean_gap(after, moments),
+    )
+
+
+def _edit_covariance(
+    layer: _Layer, moments: GroupMoments, reduction: float | None, budget: float | None, whitening: tuple[Array, Array]
+) -> LayerEdit:
+    svd = gaps.explain_covariance_optimal(layer.weight, moments, whitening=whitening)
+    allowed = _budget(float(np.sum(svd.sigma**4)), reduction, budget)
+    solution = solve_covariance(svd.sigma, svd.cost, allowed)
+    after = layer.weight + svd.change(solution.sigma)
+    return _covariance_result(layer, after, moments, svd, solution, allowed, svd.output_change(solution.sigma))
+
+
 def _edit_mean_paper(
     layer: _Layer,
     moments: GroupMoments,
@@ -278,10 +305,19 @@ def _edit_mean_paper(
     allowed = _budget(float(np.sum(svd.sigma**2)), reduction, budget)
     solution = solve_mean(svd.sigma, svd.cost, allowed)
     after = w + svd.change(solution.sigma)  # S_e is invertible, so this is (Σσ'uvᵀ)S_e⁻¹
-    gap_before, gap_after = gaps.mean_gap(w, moments), gaps.mean_gap(after, moments)
-    achieved = gap_after + epsilon * float(np.sum(after**2))  # Σσ'² = d_e² + ε tr(W'W'ᵀ)   (Theorem 1)
+    gap_after = gaps.mean_gap(after, moments)
     return _result(
-        layer, after, moments, svd.sigma, solution, allowed, gap_before, gap_after, achieved, move_bias=False
+        layer,
+        after,
+        moments,
+        svd.sigma,
+        solution,
+        budget=allowed,
+        achieved=gap_after + epsilon * float(np.sum(after**2)),  # Σσ'² = d_e² + ε tr(W'W'ᵀ)   (Theorem 1)
+        output_change=svd.output_change(solution.sigma),
+        gap_before=gaps.mean_gap(w, moments),
+        gap_after=gap_after,
+        move_bias=False,
     )
 
 
@@ -293,7 +329,12 @@ def _edit_covariance_paper(
     solution = solve_covariance(svd.sigma, svd.cost, allowed)
     untouched = np.array_equal(solution.sigma, svd.sigma)
     after = layer.weight.copy() if untouched else (svd.u * solution.sigma) @ svd.step
-    return _covariance_result(layer, after, moments, svd, solution, allowed, move_bias=False)
+    if untouched or svd.factor.shape[0] == svd.factor.shape[1]:
+        output_change = svd.output_change(solution.sigma)
+    else:  # a singular M: W(I − SS⁺) is lost beside what the σ_i move
+        change = after - layer.weight
+        output_change = float(np.sum((change @ gaps.scatter_about(moments, centred=False)) * change))
+    return _covariance_result(layer, after, moments, svd, solution, allowed, output_change, move_bias=False)
 
 
 def _covariance_result(
@@ -303,14 +344,27 @@ def _covariance_result(
     svd: gaps.ExplainableSVD,
     solution: Shrinkage,
     allowed: float,
+    output_change: float,
     *,
     move_bias: bool = True,
 ) -> LayerEdit:
-    transformed = after @ svd.factor
-    achieved = float(np.sum((transformed @ transformed.T) ** 2))  # Σσ'⁴ = ‖W'S SᵀW'ᵀ‖_F²
-    gap_before, gap_after = gaps.covariance_gap(layer.weight, moments), gaps.covariance_gap(after, moments)
+    achieved, gap_after = gaps.fourth_powers(after @ svd.factor, svd.sign)
+    if len(moments.labels) == 2:
+        _, gap_before = gaps.fourth_powers((svd.v * svd.sigma).T, svd.sign)
+    else:
+        gap_before, gap_after = (gaps.covariance_gap(w, moments) for w in (layer.weight, after))
     return _result(
-        layer, after, moments, svd.sigma, solution, allowed, gap_before, gap_after, achieved, move_bias=move_bias
+        layer,
+        after,
+        moments,
+        svd.sigma,
+        solution,
+        budget=allowed,
+        achieved=achieved,
+        output_change=output_change,
+        gap_before=gap_before,
+        gap_after=gap_after,
+        move_bias=move_bias,
     )
 
 
@@ -320,20 +374,18 @@ def _result(
     moments: GroupMoments,
     sigma: Array,
     solution: Shrinkage,
-    allowed: float,
+    *,
+    budget: float,
+    achieved: float,
+    output_change: float,
     gap_before: float,
     gap_after: float,
-    achieved: float | None = None,
-    *,
     move_bias: bool = True,
 ) -> LayerEdit:
     """The account of an edit; the bias follows the mean output where the method lets it."""
-    change = after - layer.weight
-    follow = move_bias and layer.bias is not None
     bias = layer.bias
-    if follow and layer.bias is not None:
-        bias = layer.bias - change @ moments.pooled_mean()  # b' = b + (W − W')x̄
-    scatter = gaps.scatter_about(moments, centred=follow)
+    if move_bias and bias is not None:
+        bias = bias + (layer.weight - after) @ moments.pooled_mean()  # b' = b + (W − W')x̄
     return LayerEdit(
         layer=layer.name,
         weight_before=layer.weight,
@@ -343,10 +395,10 @@ def _result(
         sigma_before=sigma,
         sigma_after=solution.sigma,
         multiplier=solution.multiplier,
-        budget=allowed,
-        achieved=gap_after if achieved is None else achieved,
+        budget=budget,
+        achieved=achieved,
         converged=solution.converged,
-        output_change=float(np.sum((change @ scatter) * change)),
+        output_change=output_change,
         gap_before=gap_before,
         gap_after=gap_after,
     )

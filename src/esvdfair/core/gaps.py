@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.linalg
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg.lapack import dpotrf, dpstrf
+from scipy.linalg.lapack import dpocon, dpotrf, dpstrf, dtrtri
 
 from esvdfair.core.moments import GroupMoments
 
@@ -34,6 +34,7 @@ class ExplainableSVD:
     v : (q, r) right singular vectors
     step : (r, n) rows p_i; raising σ_i by 1 adds ``u_i p_i`` to the weight
     cost : (r,) k_i, the squared change of the layer's outputs (summed over rows) when σ_i moves by 1
+    sign : (q,) of the eigenvalue of M behind each column of S; 1 where S comes from a positive semi-definite matrix
     """
 
     factor: Array
@@ -42,10 +43,18 @@ class ExplainableSVD:
     v: Array
     step: Array
     cost: Array
+    sign: Array
 
     def change(self, sigma_after: Array) -> Array:
         """(m, n) change of the weight that takes σ to σ'."""
         return (self.u * (sigma_after - self.sigma)) @ self.step
+
+    def output_change(self, sigma_after: Array) -> float:
+        """``‖ΔZ‖_F² = Σ k_i (σ'_i − σ_i)²``: what :meth:`change` does to the layer's outputs, summed over the rows.
+
+        No cross terms, because the u_i are orthogonal.
+        """
+        return float(self.cost @ (sigma_after - self.sigma) ** 2)
 
 
 def mean_differences(moments: GroupMoments) -> Array:
@@ -75,17 +84,42 @@ def covariance_gap(weight: ArrayLike, moments: GroupMoments) -> float:
 
 
 def mean_factor(moments: GroupMoments, epsilon: float) -> Array:
-    """(n, n) lower triangular S_e with ``S_e S_eᵀ = DᵀD + εI`` (Lemma 1).
+    """(n, n) symmetric S_e with ``S_e S_eᵀ = DᵀD + εI`` (Lemma 1).
+
+    The paper takes Cholesky's factor. Every factor gives the same σ_i, u_i and costs; this one is a multiple of the
+    identity but for the few directions of D, so that a product with it or its inverse costs next to nothing.
 
     Differs from the paper: its proof prints ``(x̄₁−x̄₂)(x̄₁−x̄₂)ᵀ``, a number for row vectors.
     """
-    d = mean_differences(moments)
-    factor: Array = scipy.linalg.cholesky(d.T @ d + epsilon * np.eye(d.shape[1]), lower=True)
-    return factor
+    return _times_power(np.eye(moments.width), moments, epsilon, 0.5)
+
+
+def _times_power(matrix: Array, moments: GroupMoments, epsilon: float, power: float) -> Array:
+    """(m, n) ``A (DᵀD + εI)^p``, for A (m, n), in O(m n) operations for each direction of D."""
+    _, s, directions = scipy.linalg.svd(mean_differences(moments), full_matrices=False)
+    rest = epsilon**power
+    product: Array = rest * matrix + ((matrix @ directions.T) * ((s**2 + epsilon) ** power - rest)) @ directions
+    return product
+
+
+def fourth_powers(transformed: Array, sign: Array) -> tuple[float, float]:
+    """``Σσ⁴`` and, for two groups, ``d_v²`` of a layer, from ``T = W S`` (m, q) and the signs of Λ (q,).
+
+    ``W M Wᵀ = T sign(Λ) Tᵀ = P − N`` with P and N the parts of positive and negative eigenvalues, and ``T Tᵀ = P + N``.
+    Any orthogonal matrix on the left of T leaves both as they are, so that ``ΣVᵀ`` may stand for ``W S = UΣVᵀ``.
+    """
+    positive, negative = (part @ part.T for part in (transformed[:, sign > 0], transformed[:, sign < 0]))
+    return float(np.sum((positive + negative) ** 2)), float(np.sum((positive - negative) ** 2))
 
 
 def covariance_axes(moments: GroupMoments) -> tuple[Array, Array]:
-    """Q (n, q) and |λ| (q,) with ``S_v = Q|Λ|^½``, ``S_v S_vᵀ = Σ|M_gh|``, over the non-zero eigenvalues.
+    """Q (n, q) and |λ| (q,) with ``S_v = Q|Λ|^½``, ``S_v S_vᵀ = Σ|M_gh|``, over the non-zero eigenvalues."""
+    axes, values = covariance_spectrum(moments)
+    return axes, np.abs(values)
+
+
+def covariance_spectrum(moments: GroupMoments) -> tuple[Array, Array]:
+    """Q (n, q) and λ (q,), the non-zero spectrum of M for two groups, of ``Σ|M_gh|`` for more.
 
     A difference of covariances that is nothing but their rounding counts as none, so that groups that are alike are
     left alone.
@@ -94,16 +128,16 @@ def covariance_axes(moments: GroupMoments) -> tuple[Array, Array]:
     """
     differences = covariance_differences(moments)
     matrix = differences[0] if len(differences) == 1 else np.sum([_absolute(m) for m in differences], axis=0)
-    values, vectors = scipy.linalg.eigh(matrix)
+    values, vectors = scipy.linalg.eigh(matrix, driver="evd")
     magnitude = np.abs(values)
     spread = max(np.diag(covariance).max() for covariance in moments.covariances())
     rounding = max(len(values) * magnitude.max(), max(len(values), 64) * spread) * np.finfo(np.float64).eps
     live = magnitude > rounding
-    return vectors[:, live], magnitude[live]
+    return vectors[:, live], values[live]
 
 
 def _absolute(matrix: Array) -> Array:
-    values, vectors = scipy.linalg.eigh(matrix)
+    values, vectors = scipy.linalg.eigh(matrix, driver="evd")
     absolute: Array = (vectors * np.abs(values)) @ vectors.T
     return absolute
 
@@ -120,12 +154,14 @@ def scatter_about(moments: GroupMoments, *, centred: bool) -> Array:
 def whitener(matrix: Array) -> tuple[Array, Array]:
     """L (n, r) and a left inverse (r, n) with ``matrix = L Lᵀ``, over the range of a positive semi-definite matrix.
 
-    Columns are brought to unit scale before the eigendecomposition, so that a feature in small units is not
-    mistaken for a dead one.
+    Columns are brought to unit scale first, so that a feature in small units is not mistaken for a dead one. L is
+    triangular when the matrix is regular, and comes from the spectrum when it is not.
     """
-    scale = np.sqrt(np.diag(matrix))
-    scale = np.where(scale > 0, scale, 1.0)
-    values, vectors = scipy.linalg.eigh(matrix / np.outer(scale, scale))
+    unit, scale = _unit_scale(matrix)
+    lower = _regular_cholesky(unit)
+    if lower is not None:
+        return scale[:, None] * lower, dtrtri(lower, lower=1)[0] / scale
+    values, vectors = scipy.linalg.eigh(unit, driver="evd")
     live = values > len(values) * np.finfo(np.float64).eps * max(values[-1], 0.0)
     root = np.sqrt(values[live])
     return scale[:, None] * vectors[:, live] * root, (vectors[:, live] / root).T / scale
@@ -136,17 +172,31 @@ def scatter_factor(matrix: Array) -> Array:
 
     Plain Cholesky, or with pivots, at unit scale, when the matrix is singular.
     """
-    scale = np.sqrt(np.diag(matrix))
-    scale = np.where(scale > 0, scale, 1.0)
-    unit = matrix / np.outer(scale, scale)
-    plain, failed = dpotrf(unit, lower=1, clean=1)
-    if not failed and np.diag(plain).min() ** 2 > len(unit) * np.finfo(np.float64).eps:
-        lower, pivots, rank = plain, np.arange(1, len(unit) + 1), len(unit)
-    else:
-        lower, pivots, rank, _ = dpstrf(unit, lower=1)
+    unit, scale = _unit_scale(matrix)
+    regular = _regular_cholesky(unit)
+    if regular is not None:
+        return scale[:, None] * regular
+    lower, pivots, rank, _ = dpstrf(unit, lower=1)
     factor = np.empty((len(matrix), rank))
     factor[pivots - 1] = np.tril(lower)[:, :rank]
     return scale[:, None] * factor
+
+
+def _unit_scale(matrix: Array) -> tuple[Array, Array]:
+    """The matrix with a diagonal of ones, and the scale (n,) that was taken off its rows and columns."""
+    scale = np.sqrt(np.diag(matrix))
+    scale = np.where(scale > 0, scale, 1.0)
+    return matrix / np.outer(scale, scale), scale
+
+
+def _regular_cholesky(matrix: Array) -> Array | None:
+    """(n, n) lower triangular factor; None unless every eigenvalue stands clear of the rounding of the largest."""
+    lower, failed = dpotrf(matrix, lower=1, clean=1)
+    if failed:
+        return None
+    reciprocal_condition, _ = dpocon(lower, np.abs(matrix).sum(axis=0).max(), uplo="L")
+    clear = reciprocal_condition > 10 * len(matrix) * np.finfo(np.float64).eps  # 10: LAPACK's is an estimate
+    return lower if clear else None
 
 
 def explain_mean(
@@ -155,12 +205,10 @@ def explain_mean(
     """The paper's SVD for the mean gap: ``W S_e``, ``k_i = ‖v_iᵀ S_e⁻¹ F‖²`` with ``XᵀX = F Fᵀ``."""
     w = np.asarray(weight, dtype=np.float64)
     factor = mean_factor(moments, epsilon)
-    u, sigma, vt = _svd(w @ factor)
-    # vᵀ S⁻¹ as the solution of Sᵀ p = v
-    step = scipy.linalg.solve_triangular(factor, vt.T, lower=True, trans="T").T
-    return ExplainableSVD(
-        factor, u, sigma, vt.T, step, _cost(step, _second_moment_factor(moments, second_moment_factor))
-    )
+    u, sigma, vt = _svd(_times_power(w, moments, epsilon, 0.5))  # W S
+    step = _times_power(vt, moments, epsilon, -0.5)  # vᵀ S⁻¹
+    cost = _cost(step, _second_moment_factor(moments, second_moment_factor))
+    return ExplainableSVD(factor, u, sigma, vt.T, step, cost, np.ones(len(factor)))
 
 
 def explain_covariance(
@@ -168,32 +216,43 @@ def explain_covariance(
 ) -> ExplainableSVD:
     """The paper's SVD for the covariance gap: ``W S_v``, ``k_i = ‖v_iᵀ S_v⁺ F‖²`` with ``XᵀX = F Fᵀ``."""
     w = np.asarray(weight, dtype=np.float64)
-    axes, magnitude = covariance_axes(moments)
-    root = np.sqrt(magnitude)
+    axes, values = covariance_spectrum(moments)
+    root = np.sqrt(np.abs(values))
     factor = axes * root
     u, sigma, vt = _svd(w @ factor)
     step = (vt / root) @ axes.T  # vᵀ S⁺
-    return ExplainableSVD(
-        factor, u, sigma, vt.T, step, _cost(step, _second_moment_factor(moments, second_moment_factor))
-    )
+    cost = _cost(step, _second_moment_factor(moments, second_moment_factor))
+    return ExplainableSVD(factor, u, sigma, vt.T, step, cost, np.sign(values))
 
 
-def explain_covariance_optimal(weight: ArrayLike, moments: GroupMoments, *, centred: bool) -> ExplainableSVD:
+def explain_covariance_optimal(
+    weight: ArrayLike, moments: GroupMoments, *, whitening: tuple[Array, Array]
+) -> ExplainableSVD:
     """The same singular values, with the cheapest change of weight that moves each of them alone (DESIGN 2.2).
 
     ``A = (SᵀC⁺S)⁺``, ``k_i = v_iᵀ A v_i``, ``p_i = v_iᵀ A Sᵀ C⁺``. With ``C = LLᵀ`` and ``T = L⁺Q``, so that
-    ``L⁺S = T|Λ|^½``, this is ``p_i = (v_iᵀ|Λ|^{-½} T⁺) L⁺`` and ``k_i = ‖v_iᵀ|Λ|^{-½} T⁺‖²``.
+    ``L⁺S = T|Λ|^½``, this is ``p_i = (v_iᵀ|Λ|^{-½} T⁺) L⁺`` and ``k_i = ‖v_iᵀ|Λ|^{-½} T⁺‖²``. When S and C are
+    invertible ``T⁺ = QᵀL``, and p_i is the paper's.
 
     Differs from the paper: its ``S⁺`` loses ``W(I − SS⁺)`` when M is singular; this change keeps it.
+
+    Parameters
+    ----------
+    whitening : L and L⁺ of C, from :func:`whitener`
     """
     w = np.asarray(weight, dtype=np.float64)
-    axes, magnitude = covariance_axes(moments)
-    root = np.sqrt(magnitude)
+    axes, values = covariance_spectrum(moments)
+    root = np.sqrt(np.abs(values))
     factor = axes * root
     u, sigma, vt = _svd(w @ factor)
-    _, inverse = whitener(scatter_about(moments, centred=centred))
-    whitened_step = (vt / root) @ scipy.linalg.pinv(inverse @ axes)
-    return ExplainableSVD(factor, u, sigma, vt.T, whitened_step @ inverse, np.sum(whitened_step**2, axis=1))
+    lower, inverse = whitening
+    if axes.shape == lower.shape == (w.shape[1], w.shape[1]):
+        step = (vt / root) @ axes.T
+        moved = step @ lower
+    else:
+        moved = (vt / root) @ scipy.linalg.pinv(inverse @ axes)
+        step = moved @ inverse
+    return ExplainableSVD(factor, u, sigma, vt.T, step, np.sum(moved**2, axis=1), np.sign(values))
 
 
 def _svd(matrix: Array) -> tuple[Array, Array, Array]:

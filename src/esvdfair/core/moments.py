@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -54,8 +54,8 @@ class GroupMoments:
     """Count, mean and scatter of the rows of every group, gathered over any number of batches.
 
     Holds no rows: memory is G·n² numbers whatever the number of rows. Batches may come in any order and on any
-    worker; the result is that of one pass over all rows. NumPy arrays are multiplied in NumPy, torch tensors on their
-    own device; the sums are kept there in float64.
+    worker; the result is that of one pass over all rows. Torch tensors are multiplied on their own device, and the sums
+    are kept there in float64; those on the CPU are read in place by NumPy.
 
     Attributes
     ----------
@@ -99,16 +99,28 @@ class GroupMoments:
         """
         return self.update_codes(x, *encode_groups(groups), sample_weight)
 
-    def update_codes(self, x: Any, labels: Sequence[Label], codes: NDArray[np.intp], sample_weight: Any = None) -> Self:
-        """As :meth:`update`, for groups that are encoded already: row i belongs to ``labels[codes[i]]``."""
+    def update_codes(
+        self,
+        x: Any,
+        labels: Sequence[Label],
+        codes: NDArray[np.intp],
+        sample_weight: Any = None,
+        *,
+        beside: NDArray[np.float64] | None = None,
+    ) -> Self:
+        """As :meth:`update`, for groups that are encoded already: row i belongs to ``labels[codes[i]]``.
+
+        ``beside`` (batch,) is taken as a last column of x (batch, n), without copying x to put it there.
+        """
         weights = None if sample_weight is None else _checked_weights(sample_weight, len(codes))
         x, codes, weights = _flatten(x, codes, weights)
-        if self._groups and x.shape[1] != self.width:
+        width = x.shape[1] + (beside is not None)
+        if self._groups and width != self.width:
             raise ValueError(
-                f"this batch has {x.shape[1]} columns, the batches before had {self.width}; moments of different "
+                f"this batch has {width} columns, the batches before had {self.width}; moments of different "
                 "layers or feature sets cannot be mixed. Use one GroupMoments for each."
             )
-        batch = _batch_moments(x, codes, len(labels), weights)  # may raise; nothing has changed yet
+        batch = _batch_moments(x, beside, codes, len(labels), weights)  # may raise; nothing has changed yet
         self._add({labels[code]: moments for code, moments in batch.items()})
         return self
 
@@ -259,10 +271,13 @@ class GroupMoments:
 
     # --- files -------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to one file (a zip of plain arrays, no pickle). The file appears whole or not at all."""
+    def save(self, path: str | os.PathLike[str], *, about: Mapping[str, Any] | None = None) -> None:
+        """Write to one file (a zip of plain arrays, no pickle). The file appears whole or not at all.
+
+        ``about`` is any mapping that JSON can hold: what these are moments of. It stands in the file's header.
+        """
         path = Path(path)
-        header = {"format": _FORMAT, "labels": self.labels}
+        header = {"format": _FORMAT, "labels": self.labels, **({} if about is None else {"about": dict(about)})}
         arrays = {name: getattr(self, name) for name in _FIELDS} if self._groups else {}
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -276,12 +291,18 @@ class GroupMoments:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "GroupMoments":
         """Read what :meth:`save` wrote. A file of another kind, or a damaged one, raises ValueError."""
+        return cls.load_with_about(path)[0]
+
+    @classmethod
+    def load_with_about(cls, path: str | os.PathLike[str]) -> tuple["GroupMoments", dict[str, Any] | None]:
+        """As :meth:`load`, and beside the moments what ``about`` said of them; None when nothing was said."""
         try:
             with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
                 header = json.loads(str(file["header"]))
                 if header["format"] != _FORMAT:
                     raise ValueError(f"format {header['format']!r}")
                 labels = [tuple(label) if isinstance(label, list) else label for label in header["labels"]]
+                about = header.get("about")
                 arrays = [file[name] for name in _FIELDS] if labels else []
         except (BadZipFile, EOFError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{os.fspath(path)!r} is not a moments file of esvdfair ({error}).") from error
@@ -292,7 +313,7 @@ class GroupMoments:
                 label: _Moments(int(rows), float(weight), float(squares), mean, scatter)
                 for label, rows, weight, squares, mean, scatter in zip(labels, *arrays, strict=True)
             }
-        return moments
+        return moments, about
 
 
 def _checked_weights(sample_weight: Any, rows: int) -> NDArray[np.float64]:
@@ -310,7 +331,7 @@ def _flatten(
     x: Any, codes: NDArray[np.intp], weights: NDArray[np.float64] | None
 ) -> tuple[Any, NDArray[np.intp], NDArray[np.float64] | None]:
     """(batch, ..., n) -> (rows, n) with codes and weights repeated to match."""
-    x = x.detach() if hasattr(x, "detach") else np.asarray(x)
+    x = _on_host(x.detach()) if hasattr(x, "detach") else np.asarray(x)
     if x.ndim < 2:
         raise ValueError(
             f"x has shape {tuple(x.shape)}; expected (batch, ..., n), one row of n values for each sample."
@@ -328,26 +349,31 @@ def _flatten(
 
 
 def _batch_moments(
-    x: Any, codes: NDArray[np.intp], n_groups: int, weights: NDArray[np.float64] | None
+    x: Any,
+    beside: NDArray[np.float64] | None,
+    codes: NDArray[np.intp],
+    n_groups: int,
+    weights: NDArray[np.float64] | None,
 ) -> dict[int, _Moments]:
     """Moments of each group of one batch: one gather of the rows, one matrix product for each group."""
     order = np.argsort(codes, kind="stable")
     if weights is not None:
         order = order[weights[order] > 0]
     bounds = np.searchsorted(codes[order], np.arange(n_groups + 1))
-    w = None if weights is None else weights[order]
-    ordered = None if isinstance(x, np.ndarray) else _gather_float64(x, order)
+    w = None if weights is None or (weights[order] == 1.0).all() else weights[order]
+    ordered = None if isinstance(x, np.ndarray) else _gather_float64(x, beside, order)
     found = {}
     for code, (start, stop) in enumerate(pairwise(bounds.tolist())):
         if stop > start:
             part = None if w is None else w[start:stop]
             if ordered is None:
                 with np.errstate(invalid="ignore"):  # inf − inf; the check below says it in words
-                    found[code] = _moments_of_rows(x, order[start:stop], part)
+                    found[code] = _moments_of_rows(x, beside, order[start:stop], part)
             else:
                 found[code] = _moments_of(ordered.narrow(0, start, stop - start), part)
     if not _all_finite([moments.mean for moments in found.values()]):
-        bad = int((~np.isfinite(_numpy(x)).all(axis=1)).sum())
+        values = x if isinstance(x, np.ndarray) else _numpy(x.double())
+        bad = int((~np.isfinite(values).all(axis=1)).sum())
         raise ValueError(
             f"{bad} of {x.shape[0]} rows hold NaN or infinite values; moments of them would be meaningless. "
             "Check the inputs and the model's activations."
@@ -355,20 +381,30 @@ def _batch_moments(
     return found
 
 
-def _moments_of_rows(x: NDArray[Any], rows: NDArray[np.intp], w: NDArray[np.float64] | None) -> _Moments:
-    """Moments of some rows of a NumPy array.
+def _moments_of_rows(
+    x: NDArray[Any],
+    beside: NDArray[np.float64] | None,
+    rows: NDArray[np.intp],
+    w: NDArray[np.float64] | None,
+) -> _Moments:
+    """Moments of some rows of a NumPy array, with a further column beside it or without.
 
     The rows are gathered, shifted and summed a few hundred at a time, while they are in the cache; the product then
     reads them once. The shift is the mean of the first rows, so what is left of the mean is of the size of the rows'
     own spread, and taking its square off the product costs no digits.
     """
     weight, squares = (float(len(rows)), float(len(rows))) if w is None else (float(w.sum()), float(w @ w))
-    shift = x[rows[:64]].mean(axis=0, dtype=np.float64)
-    shifted = np.empty((len(rows), x.shape[1]))
-    total = np.zeros(x.shape[1])
+    n = x.shape[1]
+    first = x[rows[:64]] if beside is None else np.column_stack([x[rows[:64]], beside[rows[:64]]])
+    shift = first.mean(axis=0, dtype=np.float64)
+    shifted = np.empty((len(rows), len(shift)))
+    total = np.zeros(len(shift))
     for start in range(0, len(rows), _CACHED_ROWS):
         block = shifted[start : start + _CACHED_ROWS]
-        np.subtract(x[rows[start : start + _CACHED_ROWS]], shift, out=block)
+        chosen = rows[start : start + _CACHED_ROWS]
+        np.subtract(x[chosen], shift[:n], out=block[:, :n])
+        if beside is not None:
+            np.subtract(beside[chosen], shift[n], out=block[:, n])
         if w is None:
             total += block.sum(axis=0)
         else:
@@ -395,11 +431,25 @@ def _moments_of(x: Any, w: NDArray[np.float64] | None) -> _Moments:
     return _Moments(int(rows), float(weight), float(squares), mean, x.T @ x)
 
 
-def _gather_float64(x: Any, order: NDArray[np.intp]) -> Any:
+def _on_host(x: Any) -> Any:
+    """A tensor in main memory as the NumPy array it is, where NumPy has its dtype; any other as it is.
+
+    NumPy knows that XᵀX is symmetric and does half of the work; torch does not.
+    """
+    torch = sys.modules["torch"]
+    plain = type(x) is torch.Tensor and x.device.type == "cpu" and x.layout == torch.strided
+    return x.numpy() if plain and x.dtype != torch.bfloat16 else x
+
+
+def _gather_float64(x: Any, beside: NDArray[np.float64] | None, order: NDArray[np.intp]) -> Any:
     """The rows of a tensor in the given order as a new float64 tensor, on the same device."""
-    index = sys.modules["torch"].as_tensor(order, device=x.device)
+    torch = sys.modules["torch"]
+    index = torch.as_tensor(order, device=x.device)
     try:
-        return x.index_select(0, index).double()
+        rows = x.index_select(0, index).double()
+        if beside is None:
+            return rows
+        return torch.cat([rows, torch.as_tensor(beside[order], device=x.device).unsqueeze(1)], dim=1)
     except TypeError as error:
         raise ValueError(
             f"device {x.device} has no float64, which the sums need to stay accurate; move the batch to the CPU first."
