@@ -4,7 +4,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from esvdfair.batches import ArrayBatches, StreamBatches, check_groups, held_out, is_stream, make_batches, row_key
+from esvdfair.batches import (
+    ArrayBatches,
+    Batch,
+    StreamBatches,
+    check_groups,
+    held_out,
+    is_stream,
+    make_batches,
+    row_key,
+)
 
 
 def gather(batches):
@@ -36,6 +45,23 @@ def test_a_stream_can_be_read_twice_when_a_function_makes_it():
         parts = gather(batches)
         assert [p.row_id.tolist() for p in parts] == [[0, 1, 2], [3, 4]]
         assert parts[1].weight is not None
+
+
+def test_a_stream_may_yield_batches_with_numbers_of_their_own():
+    batch = Batch(np.ones((2, 2)), None, ("a", "b"), np.array([1, 0]), None, np.array([70, 12]))
+    assert gather(make_batches(lambda: iter([batch]), None, None)) == [batch]
+
+
+def test_rows_in_memory_may_start_at_any_number():
+    parts = gather(make_batches(np.ones((5, 2)), None, list("ababa"), batch_size=3, first_row=100))
+    assert [part.row_id.tolist() for part in parts] == [[100, 101, 102], [103, 104]]
+
+
+@pytest.mark.parametrize(
+    "groups", [[], np.zeros(0), pd.DataFrame({"sex": [], "race": []})], ids=["list", "array", "frame"]
+)
+def test_a_shard_without_rows_has_no_batches(groups):
+    assert gather(make_batches(np.zeros((0, 3)), np.zeros(0), groups)) == []
 
 
 def test_an_iterator_can_be_read_once():

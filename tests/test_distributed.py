@@ -7,8 +7,9 @@ import textwrap
 import numpy as np
 import pytest
 
+from esvdfair import distributed
 from esvdfair.core.moments import GroupMoments
-from esvdfair.distributed import all_gather, all_sum, world_size
+from esvdfair.distributed import all_gather, all_rows, all_sum, broadcast, reading, together, world_size
 
 pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
 
@@ -92,6 +93,14 @@ def test_ranks_of_different_widths_are_an_error_on_both(tmp_path, rows):
 
 def test_alone_everything_is_its_own_sum():
     assert world_size() == 1
+    assert distributed.rank() == 0
     assert all_gather("x") == ["x"]
     values = np.arange(3.0)
     np.testing.assert_array_equal(all_sum(values), values)
+    assert all_rows(values) is values
+    assert broadcast(lambda: "made") == "made"
+
+
+def test_alone_errors_are_left_as_they_are():
+    with pytest.raises(ValueError, match="invalid literal"), together(), reading():
+        int("mine")

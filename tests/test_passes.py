@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from esvdfair.batches import ArrayBatches, held_out
+from esvdfair.batches import ArrayBatches, held_out, row_key
 from esvdfair.core.moments import GroupMoments
 from esvdfair.models.protocol import LinearLayer
 from esvdfair.passes import collect_rows
@@ -32,11 +32,12 @@ def batches(batch_size=100, rows=1000, y=True, weight=None, order=None):
 def test_moments_are_those_of_the_training_rows_with_their_labels():
     rows, x, a = batches()
     split = held_out(0.25, 3)
-    seen = collect_rows(Identity(), rows, LAYER, split=split, seed=3, inner=LAYER)
+    seen = collect_rows(Identity(), rows, LAYER, split=split, seed=3)
+    hidden = collect_rows(Identity(), rows, LAYER, split=split, seed=3, inner=LAYER)
     keep = ~split(np.arange(1000))
     expected = GroupMoments().update(np.column_stack([x, x @ [1.0, 2.0, 3.0]])[keep], a[keep])
     np.testing.assert_allclose(seen.moments.scatters, expected.scatters, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(seen.inner_moments.means, expected.means[:, :3])
+    np.testing.assert_allclose(hidden.inner_moments.means, expected.means[:, :3])
     assert len(seen.training) == keep.sum()
     assert len(seen.heldout) == 1000 - keep.sum()
     assert seen.labels == ("a", "b", "c")
@@ -69,6 +70,14 @@ def test_the_sample_is_bounded_group_by_group_and_stands_for_all_rows():
     for code, label in enumerate("abc"):
         assert seen.training.weight[seen.training.codes == code].sum() == pytest.approx((a == label).sum())
     assert len(seen.heldout) == 0
+
+
+def test_the_sample_keeps_the_smallest_keys_of_every_group():
+    rows, x, a = batches()
+    seen = collect_rows(Identity(), rows, LAYER, split=None, seed=4, training_rows=60)
+    key = row_key(np.arange(1000), 5)  # the sample's hash is that of the next seed
+    expected = [row for label in "abc" for row in sorted(np.flatnonzero(a == label), key=lambda row: key[row])[:20]]
+    np.testing.assert_array_equal(seen.training.features, x[expected])
 
 
 def test_weights_enter_and_rows_of_weight_zero_leave():

@@ -1,10 +1,13 @@
-"""The plot shows every point, the floor and the choice."""
+"""The plots show every point and every group, and name them."""
 
 import sys
+from importlib.resources import files
 
+import numpy as np
 import pytest
 
-from esvdfair.plots import plot_curve
+from esvdfair import ks_distance
+from esvdfair.plots import GROUPS, plot_curve, plot_densities
 from esvdfair.tradeoff import Curve, CurvePoint
 
 
@@ -18,11 +21,17 @@ def curve():
     return Curve(points, 0.06, "heldout", ({},) * 4, dict)
 
 
-def test_every_point_the_floor_and_the_choice_are_drawn():
+@pytest.fixture
+def plt():
     matplotlib = pytest.importorskip("matplotlib", reason="needs the extra esvdfair[plots]")
     matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib import pyplot
 
+    yield pyplot
+    pyplot.close("all")
+
+
+def test_every_point_the_floor_and_the_choice_are_drawn(plt):
     axes = plot_curve(curve(), target_ks=0.25)
     dots, *_ = [line for line in axes.lines if len(line.get_xdata()) == 4]
     assert list(dots.get_ydata()) == [1.0, 1.1, 1.2, 1.3]
@@ -32,7 +41,50 @@ def test_every_point_the_floor_and_the_choice_are_drawn():
     assert "heldout" in axes.get_xlabel()
     _, own = plt.subplots()
     assert plot_curve(curve(), ax=own) is own
-    plt.close("all")
+
+
+def people(groups, seed=0):
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, groups, 400)
+    return rng.normal(size=400) + codes, np.array([f"group {code}" for code in codes])
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_a_density_is_drawn_for_every_group_and_named_at_its_line(plt, groups):
+    values, labels = people(groups)
+    _, own = plt.subplots()
+    axes = plot_densities(values, sensitive_features=labels, ax=own)
+    assert axes is own
+    lines = {line.get_label(): line for line in axes.lines if line.get_label().startswith("group")}
+    assert list(lines) == [f"group {g}" for g in range(groups)]
+    for g, line in enumerate(lines.values()):
+        x, y = line.get_data()
+        assert np.trapezoid(y, x) == pytest.approx(1, abs=0.03)
+        assert np.average(x, weights=y) == pytest.approx(g, abs=0.25)  # the density of this group and no other
+    assert {text.get_text(): text.get_color() for text in axes.texts} == dict(zip(lines, GROUPS, strict=False))
+    assert axes.get_title(loc="left") == f"KS distance {ks_distance(values, sensitive_features=labels):.3f}"
+    places = [text.xy[0] for text in axes.texts]
+    assert places[0] < places[-1]  # the lower group is named on the left
+
+
+def test_names_of_many_groups_stand_in_a_legend(plt):
+    values, labels = people(6)
+    axes = plot_densities(values, sensitive_features=labels)
+    assert not axes.texts
+    assert len(axes.get_legend().get_texts()) == 6
+
+
+def test_densities_of_rows_that_do_not_match_or_of_one_group_are_refused(plt):
+    values, labels = people(2)
+    with pytest.raises(ValueError, match="match row by row"):
+        plot_densities(values, sensitive_features=labels[:-1])
+    with pytest.raises(ValueError, match="group"):
+        plot_densities(values, sensitive_features=["a"] * len(values))
+
+
+def test_groups_have_the_colours_of_the_report():
+    style = files("esvdfair.report").joinpath("page.css").read_text("utf-8")
+    assert all(f"--g{i}: {colour};" in style for i, colour in enumerate(GROUPS))
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
@@ -40,3 +92,5 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r"esvdfair\[plots\]"):
         plot_curve(curve())
+    with pytest.raises(ImportError, match=r"esvdfair\[plots\]"):
+        plot_densities([0.0, 1.0, 2.0, 3.0], sensitive_features=["a", "a", "b", "b"])

@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from esvdfair.core.groups import Label, encode_groups
+from esvdfair.distributed import rank, world_size
 from esvdfair.models.protocol import row_count, row_slice
 
 MISSING = "missing"
@@ -31,7 +32,7 @@ class Batch:
 
 
 class ArrayBatches:
-    """Batches of rows that are in memory."""
+    """Batches of rows that are in memory; the first of them is row ``first_row`` of all ranks' rows."""
 
     def __init__(
         self,
@@ -42,9 +43,10 @@ class ArrayBatches:
         *,
         missing: str = "error",
         batch_size: int = 8192,
+        first_row: int = 0,
     ) -> None:
         self.rows = row_count(x)
-        self._x, self._batch_size = x, batch_size
+        self._x, self._batch_size, self._first_row = x, batch_size, first_row
         self._y = None if y is None else check_column(y, self.rows, "y")
         self._labels, self._codes = check_groups(sensitive_features, self.rows, missing)
         self._weight = None if sample_weight is None else check_weight(sample_weight, self.rows)
@@ -59,12 +61,17 @@ class ArrayBatches:
                 self._labels,
                 self._codes[part],
                 None if self._weight is None else self._weight[part],
-                np.arange(start, stop),
+                np.arange(start, stop) + self._first_row,
             )
 
 
 class StreamBatches:
-    """Batches of rows from a loader, an iterable, or a function that makes one; rows are numbered as they come."""
+    """Batches of rows from a loader, an iterable, or a function that makes one; rows are numbered as they come.
+
+    An item is (X, y, sensitive), (X, y, sensitive, weight), or a :class:`Batch`, which is taken as it is. Of several
+    ranks, rank r is taken to hold the rows r, r + ranks, r + 2 ranks, …, as a ``DistributedSampler`` without
+    shuffling deals them out.
+    """
 
     def __init__(self, source: Any, *, missing: str = "error") -> None:
         self._source, self._missing = source, missing
@@ -86,6 +93,8 @@ class StreamBatches:
             yield batch
 
     def _batch(self, item: Any, start: int) -> Batch:
+        if isinstance(item, Batch):
+            return item
         if not isinstance(item, tuple | list) or len(item) not in (3, 4):
             got = f"{len(item)} items" if isinstance(item, tuple | list) else type(item).__name__
             raise ValueError(f"a batch must be (X, y, sensitive) or (X, y, sensitive, weight); got {got}.")
@@ -98,7 +107,7 @@ class StreamBatches:
             labels,
             codes,
             check_weight(rest[0], rows) if rest and rest[0] is not None else None,
-            np.arange(start, start + rows),
+            np.arange(start, start + rows) * world_size() + rank(),
         )
 
 
@@ -123,15 +132,18 @@ def make_batches(
     *,
     missing: str = "error",
     batch_size: int = 8192,
+    first_row: int = 0,
 ) -> Batches:
-    """Rows in memory or a stream of them, as batches."""
+    """Rows in memory or a stream of them, as batches; ``first_row`` is the global number of the first row in memory."""
     if not is_stream(x):
         if sensitive_features is None:
             raise ValueError(
                 "sensitive_features is missing; parity is between groups, so fit needs one label for each row: "
                 "fit(X, y, sensitive_features=a). Prediction will not need it."
             )
-        return ArrayBatches(x, y, sensitive_features, sample_weight, missing=missing, batch_size=batch_size)
+        return ArrayBatches(
+            x, y, sensitive_features, sample_weight, missing=missing, batch_size=batch_size, first_row=first_row
+        )
     beside = [
         name
         for name, value in (("y", y), ("sensitive_features", sensitive_features), ("sample_weight", sample_weight))
@@ -173,15 +185,17 @@ def check_column(values: Any, rows: int, name: str) -> NDArray[np.float64]:
 
 
 def check_weight(values: Any, rows: int) -> NDArray[np.float64]:
-    """(rows,) finite weights, not negative, not all zero."""
+    """(rows,) finite weights, not negative, not all zero; the share of one rank among several may be."""
     weight = check_column(values, rows, "sample_weight")
-    if (weight < 0).any() or not weight.any():
+    if (weight < 0).any() or not (weight.any() or world_size() > 1):
         raise ValueError("sample_weight must not be negative, and not zero everywhere.")
     return weight
 
 
 def check_groups(sensitive_features: Any, rows: int, missing: str) -> tuple[tuple[Label, ...], NDArray[np.intp]]:
     """Labels and codes of the groups; missing values are an error or, with ``missing="group"``, a group."""
+    if rows == 0 and row_count(sensitive_features) == 0:
+        return (), np.zeros(0, dtype=np.intp)
     if missing == "group":
         sensitive_features = _label_missing(sensitive_features)
     labels, codes = encode_groups(sensitive_features)

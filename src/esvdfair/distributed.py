@@ -1,13 +1,34 @@
-"""What the ranks of a ``torch.distributed`` process group tell each other: small objects, and sums of arrays.
+"""What the ranks of a ``torch.distributed`` process group tell each other; alone, it answers for one rank.
 
 Knows nothing of moments or models, so that :mod:`esvdfair.core` may call it without knowing torch.
+
+No rank is left waiting for one that has failed. Every exchange begins with a vote, in which each rank says whether it
+has failed and whether it is still reading its rows. A rank that raises inside :func:`together` votes once more, as
+failed, and leaves with its own error; the others meet that vote in whichever exchange they come to next, or between
+two batches of a pass (:func:`reading`), and raise :class:`RankError`.
 """
 
+import os
+import re
 import sys
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from itertools import pairwise
+from time import monotonic
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+PULSE_SECONDS = 2.0
+"""How often ranks vote while they read."""
+
+
+class RankError(RuntimeError):
+    """Another rank has failed, or the connection to it is lost."""
 
 
 def world_size() -> int:
@@ -16,27 +37,230 @@ def world_size() -> int:
     return 1 if dist is None else int(dist.get_world_size())
 
 
-def all_gather(value: Any) -> list[Any]:
-    """The value of every rank, in rank order, on every rank (values must be small and picklable)."""
+def rank() -> int:
+    """Position of this process among the ranks; 0 when there is no process group."""
     dist = _process_group()
-    if dist is None:
+    return 0 if dist is None else int(dist.get_rank())
+
+
+# --- exchanges: all ranks call them in the same order --------------------------------------------------------------
+
+
+def all_gather(value: T) -> list[T]:
+    """The value of every rank, in rank order, on every rank (values must be small and picklable)."""
+    if world_size() == 1:
         return [value]
-    gathered: list[Any] = [None] * world_size()
-    dist.all_gather_object(gathered, value)
-    return gathered
+    _agree()
+    return _gather_objects(value)
 
 
 def all_sum(array: NDArray[np.float64]) -> NDArray[np.float64]:
     """Elementwise sum over the ranks; every rank passes the same shape."""
-    dist = _process_group()
-    if dist is None:
+    if world_size() == 1:
         return array
-    torch = sys.modules["torch"]
-    # nccl reduces only tensors on its own device; gloo takes them on the CPU.
-    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
-    total = torch.tensor(array, device=device)  # a copy: the caller's array stays as it is
-    dist.all_reduce(total)
+    _agree()
+    total = _torch().tensor(array, device=_device())  # a copy: the caller's array stays as it is
+    with _connected() as dist:
+        dist.all_reduce(total)
     return np.asarray(total.cpu().numpy(), dtype=np.float64)
+
+
+def all_rows(array: NDArray[Any]) -> NDArray[Any]:
+    """The rows of every rank, one rank's after the other's; every rank passes the same dtype and width.
+
+    They travel as they are, not pickled and not padded, so that a rank with few rows costs little.
+    """
+    if world_size() == 1:
+        return array
+    counts = all_gather(len(array))
+    whole = np.empty((sum(counts), *array.shape[1:]), dtype=array.dtype)
+    for source, (start, stop) in enumerate(pairwise(np.cumsum([0, *counts]).tolist())):
+        part = whole[start:stop]
+        if source == rank():
+            part[...] = array
+        if part.size:
+            _broadcast_bytes(part.reshape(-1).view(np.uint8), source)
+    return whole
+
+
+def broadcast(make: Callable[[], T], source: int = 0) -> T:
+    """What one rank makes, on every rank; the others do not call ``make``."""
+    if world_size() == 1:
+        return make()
+    box: list[Any] = [make() if rank() == source else None]
+    _agree()
+    with _connected() as dist:
+        dist.broadcast_object_list(box, src=source)
+    made: T = box[0]
+    return made
+
+
+# --- failure -------------------------------------------------------------------------------------------------------
+
+_INSIDE: ContextVar[bool] = ContextVar("inside together()", default=False)
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Work of all ranks that ends well on all of them or on none.
+
+    An error on one rank raises :class:`RankError` on the others: "rank 1 failed: ValueError: …". Inside another
+    ``together`` this one does nothing, since the outer one will tell.
+    """
+    if world_size() == 1 or _INSIDE.get():
+        yield
+        return
+    token = _INSIDE.set(True)
+    try:
+        yield
+        _agree()
+    except RankError:
+        raise
+    except Exception as error:
+        with suppress(RankError):  # its own error says more
+            _agree(error)
+        raise
+    finally:
+        _INSIDE.reset(token)
+
+
+@contextmanager
+def reading() -> Iterator[Callable[[], None]]:
+    """A pass of this rank over its rows; call what it gives after every batch, to hear of failures elsewhere.
+
+    The ranks need not have as many batches, nor be as fast: nobody waits for a vote here.
+    """
+    if world_size() == 1:
+        yield lambda: None
+        return
+    pulse = _Pulse()
+    try:
+        yield pulse.beat
+    finally:
+        pulse.stop()
+
+
+class _Vote:
+    """A sum over the ranks of who has failed and who is still reading, under way."""
+
+    def __init__(self, *, failed: bool = False, reading: bool = False) -> None:
+        self._counts = _torch().tensor([failed, reading], dtype=_torch().int32, device=_device())
+        with _connected() as dist:
+            self._work = dist.all_reduce(self._counts, async_op=True)
+
+    def is_over(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def result(self) -> tuple[int, int]:
+        """Wait for the other ranks: how many have failed, how many are still reading."""
+        with _connected():
+            self._work.wait()
+            failed, reading = self._counts.tolist()
+        return failed, reading
+
+
+class _Pulse:
+    """The votes of a rank while it reads, one every few seconds."""
+
+    def __init__(self) -> None:
+        self._vote: _Vote | None = None
+        self._due = monotonic() + PULSE_SECONDS
+
+    def beat(self) -> None:
+        if self._vote is not None and self._vote.is_over():
+            self.stop()
+        if self._vote is None and monotonic() >= self._due:
+            self._vote = _Vote(reading=True)
+            self._due = monotonic() + PULSE_SECONDS
+
+    def stop(self) -> None:
+        """Bring the vote that is under way to its end: a rank that left it open would stop all later ones."""
+        vote, self._vote = self._vote, None
+        if vote is not None and vote.result()[0]:
+            _report(None)
+
+
+def _agree(error: Exception | None = None) -> None:
+    """Wait until no rank is reading any more; raise RankError when another rank has failed.
+
+    With an error of its own this rank tells the others and returns.
+    """
+    while True:
+        failed, reading = _Vote(failed=error is not None).result()
+        if failed:
+            return _report(error)
+        if not reading:
+            return None
+
+
+def _report(error: Exception | None) -> None:
+    """After a vote that failed: who, and why."""
+    said = _gather_objects(None if error is None else f"{type(error).__name__}: {error}")
+    if error is None:
+        raise RankError("; ".join(f"rank {i} failed: {words}" for i, words in enumerate(said) if words is not None))
+
+
+# --- torch.distributed ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """The process group that torchrun's environment variables describe; gloo, which needs no GPU."""
+    import torch.distributed as dist
+
+    with _connected_by("cannot meet the other ranks"):
+        dist.init_process_group("gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def started_by_torchrun() -> bool:
+    """Whether this process is one of several that torchrun has started."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def _gather_objects(value: Any) -> list[Any]:
+    gathered: list[Any] = [None] * world_size()
+    with _connected() as dist:
+        dist.all_gather_object(gathered, value)
+    return gathered
+
+
+def _broadcast_bytes(values: NDArray[np.uint8], source: int) -> None:
+    """Overwrite the values of every rank with those of one."""
+    shared = _torch().from_numpy(values)
+    sent = shared.to(_device())  # the same memory unless the ranks meet on GPUs
+    with _connected() as dist:
+        dist.broadcast(sent, src=source)
+    if sent is not shared:
+        shared.copy_(sent)
+
+
+@contextmanager
+def _connected() -> Iterator[Any]:
+    with _connected_by("lost the connection to another rank: it has ended or cannot be reached, its output says why"):
+        yield _process_group()
+
+
+@contextmanager
+def _connected_by(otherwise: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # what torch raises when a connection breaks or a wait takes too long
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = re.sub(r"^\[[^]]*] *", "", first)  # without the line of gloo's source
+        raise RankError(f"{otherwise} ({reason})") from error
+
+
+def _device() -> Any:
+    """nccl moves only tensors on its own device; gloo takes them on the CPU."""
+    return _torch().device("cuda" if _process_group().get_backend() == "nccl" else "cpu")
+
+
+def _torch() -> Any:
+    return sys.modules["torch"]
 
 
 def _process_group() -> Any:

@@ -11,14 +11,24 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_random_state, get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from esvdfair.batches import Batches, held_out, is_stream, make_batches, row_key
+from esvdfair.batches import Batch, Batches, held_out, is_stream, make_batches, row_key
 from esvdfair.candidates import TARGETS, LastLayer
 from esvdfair.core.edits import check_reduction
+from esvdfair.distributed import broadcast, together, world_size
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.models import adapt
 from esvdfair.models.arrays import count_not_finite
-from esvdfair.models.protocol import LinearLayer, ModelAdapter
-from esvdfair.repair import FACTORS, Repair, Setting, repair_by_parity, repair_by_transport, repair_hidden
+from esvdfair.models.protocol import LinearLayer, ModelAdapter, row_count
+from esvdfair.repair import (
+    FACTORS,
+    Repair,
+    Setting,
+    repair_by_parity,
+    repair_by_transport,
+    repair_hidden,
+    share_curve,
+)
+from esvdfair.shards import check_model, check_options, number_rows, share_probe
 from esvdfair.tradeoff import Curve, CurvePoint
 
 METHODS = ("paper", "exact", "parity", "transport")
@@ -151,46 +161,24 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             trained on: its errors there are then too small. ``summary_["evaluated_on"]`` says which rows judged:
             "validation", "heldout", or "train" when a group has too few rows to hold any out.
 
+        Under an initialised ``torch.distributed`` process group every rank calls this with its own shard of the rows,
+        and all get the model of one process on all rows (docs/distributed.md).
+
         Returns
         -------
         self
         """
-        self._check_options()
-        stream = is_stream(X)
-        if not stream:
-            X = _as_rows(X)
-            validate_data(self, X, skip_check_array=True)
-            if X.shape[0] < 2:
-                raise ValueError(f"X has n_samples={X.shape[0]}; parity between groups needs at least two of each.")
-        seed = self._seed()
-        batches = make_batches(
-            X, y, sensitive_features, sample_weight, missing=self.missing, batch_size=self.batch_size
-        )
-        judged_apart = None if validation is None else self._validation_batches(validation)
-        adapter = self._adapter(X, y, sample_weight, seed if validation is None else None, stream)
-        first = next(iter(batches), None) if not _is_one_shot(X) else None
-        probe = _probe(X, first)
-        if stream:
-            self.n_features_in_ = int(probe.shape[1])
-        self._check_inputs(adapter, X, probe, stream)
-        layers = adapter.layers(probe)
-        setting = Setting(
-            adapter=adapter,
-            layers=layers,
-            last=_last_layer(adapter, layers, probe),
-            batches=batches,
-            validation=judged_apart,
-            split=held_out(self.validation_fraction, seed) if validation is None and self.validation_fraction else None,
-            seed=seed,
-            has_labels=(first.y if stream and first is not None else y) is not None,
-        )
-        repair = self._repair(setting)
-        self.curve_ = repair.curve
-        point = self._choose(repair)
-        self.estimator_ = repair.curve.model(point.index)
-        self.edits_ = repair.edits(point.index)
-        self.summary_ = self._summary(repair, point)
-        self._predictor = adapt(self.estimator_, output=self.output)
+        with together():
+            self._check_options()
+            setting = self._setting(X, y, sensitive_features, sample_weight, validation)
+            repair = share_curve(self._repair(setting))
+            point = self._choose(repair)
+            point, self.edits_, self.summary_ = broadcast(
+                lambda: (point, repair.edits(point.index), self._summary(repair, point))
+            )
+            self.curve_ = repair.curve
+            self.estimator_ = repair.curve.model(point.index)
+            self._predictor = adapt(self.estimator_, output=self.output)
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -209,6 +197,42 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         return tags
 
     # --- parts of fit ----------------------------------------------------------------------------------------------
+
+    def _setting(
+        self, X: Any, y: Any, sensitive_features: Any, sample_weight: Any, validation: tuple[Any, ...] | None
+    ) -> Setting:
+        """Everything a method starts from; the same on every rank but for the rows."""
+        stream = is_stream(X)
+        if not stream:
+            X = _as_rows(X)
+            validate_data(self, X, skip_check_array=True)
+        self._check_ranks(validation)
+        first_row, rows = number_rows(None if stream else X.shape[0], "X")
+        if rows is not None and rows < 2:
+            raise ValueError(f"X has n_samples={rows}; parity between groups needs at least two of each.")
+        seed = broadcast(self._seed)
+        batches = make_batches(
+            X, y, sensitive_features, sample_weight,
+            missing=self.missing, batch_size=self.batch_size, first_row=first_row,
+        )  # fmt: skip
+        judged_apart = None if validation is None else self._validation_batches(validation)
+        adapter = self._adapter(X, y, sample_weight, seed if validation is None else None, stream)
+        probe, has_labels = share_probe(_first_batch(X, batches))
+        if stream:
+            self.n_features_in_ = int(probe.shape[1])
+        self._check_inputs(adapter, X, probe, stream)
+        layers = adapter.layers(probe)
+        check_model(layers)
+        return Setting(
+            adapter=adapter,
+            layers=layers,
+            last=last_layer_of(adapter, layers, probe),
+            batches=batches,
+            validation=judged_apart,
+            split=held_out(self.validation_fraction, seed) if validation is None and self.validation_fraction else None,
+            seed=seed,
+            has_labels=has_labels,
+        )
 
     def _repair(self, setting: Setting) -> Repair:
         targets = self._targets(setting.has_labels)
@@ -310,6 +334,11 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         try:
             return adapt(self.model, output=self.output)
         except NotFittedError:
+            if world_size() > 1:
+                raise NotFittedError(
+                    f"the {type(self.model).__name__} is not fitted, and each rank would fit another one on its shard; "
+                    "fit it first, and give the same to all ranks."
+                ) from None
             if stream or y is None:
                 raise NotFittedError(
                     f"the {type(self.model).__name__} is not fitted; fit it first, or pass X and y as arrays so that "
@@ -330,7 +359,16 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             )
         x, y, sensitive, *weight = validation
         x = x if hasattr(x, "shape") or is_stream(x) else np.asarray(x)
-        return make_batches(x, y, sensitive, *weight, missing=self.missing, batch_size=self.batch_size)
+        first_row, _ = number_rows(None if is_stream(x) else row_count(x), "validation")
+        return make_batches(
+            x, y, sensitive, *weight, missing=self.missing, batch_size=self.batch_size, first_row=first_row
+        )
+
+    def _check_ranks(self, validation: Any) -> None:
+        """That all ranks were given the same options; a batch may be of another size, and a seed is rank 0's."""
+        own = ("model", "output", "batch_size", "random_state")
+        options = {name: value for name, value in self.get_params(deep=False).items() if name not in own}
+        check_options(options | {"validation": "missing" if validation is None else "given"})
 
     def _check_inputs(self, adapter: ModelAdapter, X: Any, probe: Any, stream: bool) -> None:
         width = adapter.n_features
@@ -428,7 +466,8 @@ def fit_curve(
     return fair.curve_
 
 
-def _last_layer(adapter: ModelAdapter, layers: tuple[LinearLayer, ...], probe: Any) -> LastLayer:
+def last_layer_of(adapter: ModelAdapter, layers: tuple[LinearLayer, ...], probe: Any) -> LastLayer:
+    """The last linear layer of a regressor and the head after it; ValueError when it has several outputs."""
     last = layers[-1]
     if last.weight.shape[0] != 1:
         raise ValueError(
@@ -456,10 +495,10 @@ def _is_one_shot(X: Any) -> bool:
     return is_stream(X) and not callable(X) and iter(X) is X
 
 
-def _probe(X: Any, first: Any) -> Any:
-    if first is None:
+def _first_batch(X: Any, batches: Batches) -> Batch | None:
+    if _is_one_shot(X):
         raise ValueError(
-            "X is an iterator, which can be read only once, or holds no rows. Pass arrays, a DataLoader, or a function "
-            "that makes the iterator."
+            "X is an iterator, which can be read only once. Pass arrays, a DataLoader, or a function that makes the "
+            "iterator."
         )
-    return first.x
+    return next(iter(batches), None)

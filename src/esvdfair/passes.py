@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from esvdfair.batches import Batch, Batches, Splitter, row_key
 from esvdfair.core.groups import Label, sort_key
 from esvdfair.core.moments import GroupMoments
-from esvdfair.models.arrays import append_column, count_not_finite, take_rows
+from esvdfair.distributed import all_gather, all_rows, rank, reading, together, world_size
+from esvdfair.models.arrays import count_not_finite, take_rows
 from esvdfair.models.protocol import LinearLayer, ModelAdapter
+from esvdfair.shards import gather_labelled
 
 Array = NDArray[np.float64]
 
@@ -61,7 +63,8 @@ class Pass:
     moments : of ``[h, y]`` (``h`` alone without labels) over the training rows
     training : sample of the training rows
     heldout : sample of the held-out rows; empty when none were asked for
-    inner_moments : of the inputs of a further layer over the training rows, when one was asked for
+    inner_moments : of the inputs of a hidden layer over the training rows, when one was asked for; then ``moments`` is
+        empty and the samples hold no features
     """
 
     labels: tuple[Label, ...]
@@ -71,6 +74,7 @@ class Pass:
     inner_moments: GroupMoments
 
 
+@together()
 def collect_rows(
     adapter: ModelAdapter,
     batches: Batches,
@@ -88,39 +92,46 @@ def collect_rows(
     ----------
     split : tells held-out rows from training rows; None keeps every row for training
     seed : of the hash by which rows enter the bounded samples
-    inner : a further layer whose input moments are gathered in the same pass
+    inner : a hidden layer whose input moments are gathered instead; the samples are then without features
     training_rows, heldout_rows : bounds of the samples, shared equally by the groups
     """
     moments, inner_moments = GroupMoments(), GroupMoments()
-    names = [layer.name] if inner is None else [layer.name, inner.name]
+    name = layer.name if inner is None else inner.name
     training, heldout = _Sample(training_rows, seed), _Sample(heldout_rows, seed)
-    rows = 0
-    for batch in batches:
-        inputs, prediction = adapter.capture(batch.x, names)
-        features = inputs[layer.name]
-        _check_capture(layer, features, prediction, len(batch.codes))
-        out = np.zeros(len(batch.codes), dtype=bool) if split is None else split(batch.row_id)
-        weight = (~out).astype(np.float64) if batch.weight is None else batch.weight * ~out
-        moments.update_codes(
-            features if batch.y is None else append_column(features, batch.y), batch.labels, batch.codes, weight
-        )
-        if inner is not None:
-            inner_moments.update_codes(inputs[inner.name], batch.labels, batch.codes, weight)
-        training.add(batch, ~out, features, prediction)
-        heldout.add(batch, out, features, prediction)
-        rows += len(batch.codes)
-    if not rows:
-        raise ValueError("there are no rows to fit on: the data is empty.")
+    rows, labelled = 0, False
+    with reading() as listen:
+        for batch in batches:
+            inputs, prediction = adapter.capture(batch.x, [name])
+            _check_prediction(prediction, len(batch.codes))
+            out = np.zeros(len(batch.codes), dtype=bool) if split is None else split(batch.row_id)
+            weight = (~out).astype(np.float64) if batch.weight is None else batch.weight * ~out
+            if inner is None:
+                features = inputs[name]
+                _check_features(layer, features, len(batch.codes))
+                moments.update_codes(features, batch.labels, batch.codes, weight, beside=batch.y)
+            else:
+                features = np.zeros((len(batch.codes), 0))
+                inner_moments.update_codes(inputs[name], batch.labels, batch.codes, weight)
+            training.add(batch, ~out, features, prediction)
+            heldout.add(batch, out, features, prediction)
+            rows, labelled = rows + len(batch.codes), batch.y is not None
+            listen()
+    gather_labelled(labelled if rows else None)
+    for sample in (training, heldout):
+        sample.count_all_ranks()
     labels = tuple(sorted(set(training.seen) | set(heldout.seen), key=sort_key))
     return Pass(labels, moments.all_reduce(), training.rows(labels), heldout.rows(labels), inner_moments.all_reduce())
 
 
-def _check_capture(layer: LinearLayer, features: Any, prediction: Any, rows: int) -> None:
+def _check_features(layer: LinearLayer, features: Any, rows: int) -> None:
     if features.ndim != 2 or features.shape[0] != rows:
         raise ValueError(
             f"the last linear layer {layer.name!r} takes inputs of shape {tuple(features.shape)} for {rows} rows; "
             "a repair of the output needs one feature vector for each row."
         )
+
+
+def _check_prediction(prediction: Any, rows: int) -> None:
     bad = count_not_finite(prediction)
     if bad:
         raise ValueError(
@@ -136,6 +147,7 @@ class _Sample:
         self._bound, self._seed = bound, seed
         self._kept: dict[Label, list[tuple[NDArray[Any], ...]]] = {}
         self._threshold: dict[Label, float] = {}
+        self._like: NDArray[Any] = np.zeros((0, 0))  # no rows, of the dtype and width of the features of all ranks
         self.seen: dict[Label, list[float]] = {}  # [rows, Σw] of every group
 
     def add(self, batch: Batch, chosen: NDArray[np.bool_], features: Any, prediction: Any) -> None:
@@ -158,36 +170,71 @@ class _Sample:
                 weight[index],
             )
             self._kept.setdefault(label, []).append(part)
-            self._prune(label, slack=2)
+            self._prune(label)
 
     def _share(self) -> int:
         return max(self._bound // max(len(self.seen), 2), 1)
 
-    def _prune(self, label: Label, *, slack: int) -> None:
-        """Drop the largest keys when there are more than ``slack`` times the share of rows."""
+    def _prune(self, label: Label) -> None:
+        """Drop the largest keys when there are more than twice the share of rows."""
         parts = self._kept[label]
-        if sum(len(part[0]) for part in parts) <= slack * self._share():
+        if sum(len(part[0]) for part in parts) <= 2 * self._share():
             return
         merged = tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
         order = np.argsort(merged[0], kind="stable")[: self._share()]
         self._kept[label] = [tuple(column[order] for column in merged)]
         self._threshold[label] = float(merged[0][order[-1]])
 
+    def count_all_ranks(self) -> None:
+        """Add up what the ranks have seen, so that all of them know every group and its share."""
+        own = [part[1][:0] for parts in self._kept.values() for part in parts]
+        described = all_gather((self.seen, own[:1] and [own[0].astype(np.result_type(*own))]))
+        alike = [features for _, kind in described for features in kind]
+        self._like = alike[0].astype(np.result_type(*alike)) if alike else np.zeros((0, 0))
+        self.seen = {}
+        for seen, _ in described:
+            for label, (rows, weight) in seen.items():
+                count = self.seen.setdefault(label, [0.0, 0.0])
+                count[0] += rows
+                count[1] += weight
+
     def rows(self, labels: tuple[Label, ...]) -> Rows:
-        """The sample, in an order that does not depend on how the rows came."""
-        blocks, codes = [], []
-        for code, label in enumerate(labels):
-            if label not in self._kept:
-                continue
-            self._prune(label, slack=1)
-            parts = self._kept[label]
-            key, features, prediction, y, weight = (np.concatenate(c) for c in zip(*parts, strict=True))
-            order = np.argsort(key, kind="stable")
-            scale = self.seen[label][1] / weight.sum()  # the sample stands for the whole group
-            blocks.append((features[order], prediction[order], y[order], weight[order] * scale))
-            codes.append(np.full(len(order), code, dtype=np.intp))
-        if not blocks:
-            empty = np.zeros(0)
-            return Rows(np.zeros((0, 0)), empty, None, np.zeros(0, dtype=np.intp), empty)
-        features, prediction, y, weight = (np.concatenate(c) for c in zip(*blocks, strict=True))
-        return Rows(features, prediction, None if np.isnan(y).any() else y, np.concatenate(codes), weight)
+        """The sample, in an order that does not depend on how the rows came, nor to which rank."""
+        parts = [(code, part) for code, label in enumerate(labels) for part in self._kept.get(label, [])]
+        code = np.repeat([code for code, _ in parts], [len(part[0]) for _, part in parts]).astype(np.intp)
+        key = np.concatenate([np.zeros(0), *(part[0] for _, part in parts)])
+        chosen = self._smallest(all_rows(code), all_rows(key))
+        first = sum(all_gather(len(code))[: rank()])
+        own = np.flatnonzero(chosen[first : first + len(code)])
+        own = own[np.lexsort((key[own], code[own]))]
+        # Only rows that stay in the sample leave their rank; each is copied once, to where it belongs.
+        empty = (self._like, np.zeros(0), np.zeros(0), np.zeros(0))  # what a rank without rows has
+        columns = (_pick([part[i] for _, part in parts], none, own) for i, none in enumerate(empty, 1))
+        code, key, features, prediction, y, weight = map(all_rows, (code[own], key[own], *columns))
+        order = np.lexsort((key, code))
+        if world_size() > 1:
+            features = features[order]  # of one rank it is in order already
+        code, weight, y = code[order], weight[order], y[order]
+        for group in np.unique(code):
+            mine = code == group
+            weight[mine] *= self.seen[labels[group]][1] / weight[mine].sum()  # the sample stands for the whole group
+        return Rows(features, prediction[order], None if np.isnan(y).any() or not len(y) else y, code, weight)
+
+    def _smallest(self, code: NDArray[np.intp], key: Array) -> NDArray[np.bool_]:
+        """Which rows are among the smallest keys of their group."""
+        order = np.lexsort((key, code))
+        start = np.searchsorted(code[order], code[order])
+        chosen = np.empty(len(code), dtype=bool)
+        chosen[order] = np.arange(len(code)) - start < self._share()
+        return chosen
+
+
+def _pick(parts: list[NDArray[Any]], none: NDArray[Any], index: NDArray[np.intp]) -> NDArray[Any]:
+    """Rows of the parts, taken as one below the other; ``none`` has no rows, and the dtype and width of all."""
+    picked = np.empty((len(index), *none.shape[1:]), dtype=none.dtype)
+    start = 0
+    for part in parts:
+        mine = np.flatnonzero((index >= start) & (index < start + len(part)))
+        picked[mine] = part[index[mine] - start]
+        start += len(part)
+    return picked

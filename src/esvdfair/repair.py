@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.parity import ParityProblem
 from esvdfair.core.refit.quadratic import Quadratic
 from esvdfair.core.refit.sgd import finetune
+from esvdfair.distributed import broadcast
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.models.protocol import LinearLayer, ModelAdapter, find_layer
 from esvdfair.passes import Pass, Rows, collect_rows
@@ -91,8 +93,8 @@ def gather(setting: Setting, adapter: ModelAdapter, inner: LinearLayer | None = 
     layer = find_layer(setting.layers, -1)
     if setting.validation is not None:
         seen = collect_rows(adapter, setting.batches, layer, split=None, seed=setting.seed, inner=inner)
-        other = collect_rows(adapter, setting.validation, layer, split=_everything, seed=setting.seed)
-        return Gathered(seen, seen.training, _relabel(other.heldout, other.labels, seen.labels), "validation")
+        judging = collect_judging(adapter, setting.validation, layer, labels=seen.labels, seed=setting.seed)
+        return Gathered(seen, seen.training, judging, "validation")
     seen = collect_rows(adapter, setting.batches, layer, split=setting.split, seed=setting.seed, inner=inner)
     enough = [
         len(rows) and len(rows.group_rows) == len(seen.labels) and rows.group_rows.min() >= MIN_GROUP_ROWS
@@ -109,6 +111,24 @@ def gather(setting: Setting, adapter: ModelAdapter, inner: LinearLayer | None = 
         )
         seen = collect_rows(adapter, setting.batches, layer, split=None, seed=setting.seed, inner=inner)
     return Gathered(seen, seen.training, seen.training, "train")
+
+
+def collect_judging(
+    adapter: ModelAdapter, validation: Batches, layer: LinearLayer, *, labels: tuple[Label, ...], seed: int
+) -> Rows:
+    """Run the model over rows that judge; their groups must be those of the rows that fit, ``labels``."""
+    seen = collect_rows(adapter, validation, layer, split=_everything, seed=seed)
+    return _relabel(seen.heldout, seen.labels, labels)
+
+
+def share_curve(repair: Repair) -> Repair:
+    """The repair with the curve of rank 0, on every rank.
+
+    Transport has several minima, and on unlike hardware the last bits of a sum may choose among them.
+    """
+    curve = repair.curve
+    points, floor, weights = broadcast(lambda: (curve.points, curve.ks_floor, curve.weights))
+    return replace(repair, curve=replace(curve, points=points, ks_floor=floor, weights=weights))
 
 
 def repair_by_transport(
@@ -132,6 +152,24 @@ def repair_by_parity(
     With both reductions None, a grid of mean penalties and variance reductions.
     """
     rows = gather(setting, setting.adapter)
+    return refit_by_parity(
+        setting, rows, targets=targets, mean_reduction=mean_reduction, covariance_reduction=covariance_reduction
+    )
+
+
+def refit_by_parity(
+    setting: Setting,
+    rows: Gathered,
+    *,
+    targets: Sequence[str],
+    mean_reduction: float | None,
+    covariance_reduction: float | None,
+) -> Repair:
+    """As :func:`repair_by_parity` after its pass.
+
+    The refit needs the moments alone, so there may be no training rows at hand; only the labels before a curved head
+    cannot be a target then.
+    """
     refits = _refits(setting, rows)
     if mean_reduction is None and covariance_reduction is None:
         candidates = refits.parity(targets, RIDGES, MEAN_PENALTIES, VARIANCE_REDUCTIONS)
@@ -171,23 +209,23 @@ def repair_hidden(
     columns: list[tuple[Array, Array]] = []
     candidates: list[Candidate] = []
     for mean, covariance in reductions:
-        steps = list(
-            edit(
-                inner.weight,
-                rows.seen.inner_moments,
-                mean_reduction=mean,
-                covariance_reduction=covariance,
-                bias=inner.bias,
-                layer=inner.name,
-            )
+        solve = partial(
+            edit,
+            inner.weight,
+            rows.seen.inner_moments,
+            mean_reduction=mean,
+            covariance_reduction=covariance,
+            bias=inner.bias,
+            layer=inner.name,
         )
+        steps = list(broadcast(solve))  # all ranks run the very same edited layer
         after = (steps[-1].weight_after, steps[-1].bias_after) if steps else (inner.weight, inner.bias)
         edited = gather(setting, setting.adapter.replace({inner.name: after}))
         candidate = _refit_last(setting, edited, refit, mean or 1.0, covariance or 1.0)
         candidate = replace(candidate, strength=float(mean or 1.0))
         candidates.append(candidate)
-        weights.append({inner.name: after, **_last_weights(setting.last, candidate)})
-        edits.append([*steps, _last_edit(setting.last, candidate, edited.seen.moments)])
+        weights.append({inner.name: after, **last_weights(setting.last, candidate)})
+        edits.append([*steps, last_edit(setting.last, candidate, edited.seen.moments)])
         columns.append(
             (_predict(setting.last, candidate, edited.judging), _predict(setting.last, candidate, edited.training))
         )
@@ -201,7 +239,7 @@ def repair_hidden(
 
 
 def _refits(setting: Setting, rows: Gathered) -> Refits:
-    prediction = rows.training.prediction
+    prediction = (rows.training if len(rows.training) else rows.judging).prediction
     if np.ptp(prediction) <= 1e-12 * max(np.abs(prediction).max(), 1e-300):
         raise ValueError(
             f"the model predicts {prediction[0]:.6g} for every row; it is alike for all groups already and there is "
@@ -213,11 +251,8 @@ def _refits(setting: Setting, rows: Gathered) -> Refits:
 def _last_layer_repair(setting: Setting, rows: Gathered, candidates: list[Candidate]) -> Repair:
     last = setting.last
     stacked = np.array([c.weight for c in candidates]).T, np.array([c.bias for c in candidates])
-    judging, training = (
-        last.head.apply(part.features.astype(np.float64) @ stacked[0] + stacked[1])
-        for part in (rows.judging, rows.training)
-    )
-    weights = [_last_weights(last, candidate) for candidate in candidates]
+    judging, training = (last.head.apply(_outputs(part, *stacked)) for part in (rows.judging, rows.training))
+    weights = [last_weights(last, candidate) for candidate in candidates]
     judged = _judged(rows, judging, training)
     curve, order = make_curve(judged, candidates, weights, Builder(setting.adapter), setting.seed)
     moments = rows.seen.moments
@@ -226,7 +261,7 @@ def _last_layer_repair(setting: Setting, rows: Gathered, candidates: list[Candid
         judged.judge,
         rows.judging.prediction,
         judging[:, order],
-        lambda i: [_last_edit(last, candidates[order[i]], moments)],
+        lambda i: [last_edit(last, candidates[order[i]], moments)],
     )
 
 
@@ -256,34 +291,47 @@ def _parity_at(quadratic: Quadratic, name: str, mean_reduction: float, covarianc
     """The parity refit whose squared mean and variance gaps are the original's divided by the reductions."""
     unpenalised = ParityProblem(quadratic, 0.0)
     budget = unpenalised.budget(np.sqrt(covariance_reduction))  # the covariance gap d_v² is the variance gap squared
-    original = unpenalised.gaps(quadratic.coordinates(quadratic.original))[0]
-    allowed = original / np.sqrt(mean_reduction)
-    fit = unpenalised.solve(budget)
-    if fit.mean_gap > allowed:
-        if allowed == 0.0:
-            fit = ParityProblem(quadratic, np.inf).solve(budget)
-        else:
-
-            def excess(log_penalty: float) -> float:
-                gap = ParityProblem(quadratic, np.exp(log_penalty)).solve(budget).mean_gap
-                return float(np.log(max(gap / allowed, 1e-100)))
-
-            # ‖Dw‖ falls as 1/λ_e at the latest from 1/s² on, s the whitened gap; ±40 covers every scale. A gap that
-            # no penalty in that range closes is rounding, and infinity closes it.
-            middle = -2 * np.log(max(original, 1e-150))
-            if excess(middle + 40) < 0 < excess(middle - 40):
-                penalty = float(np.exp(brentq(excess, middle - 40, middle + 40, xtol=1e-6)))
-            else:
-                penalty = np.inf
-            fit = ParityProblem(quadratic, penalty).solve(budget)
+    allowed = unpenalised.gaps(quadratic.coordinates(quadratic.original))[0] / np.sqrt(mean_reduction)
+    if allowed == 0.0:
+        fit = ParityProblem(quadratic, np.inf).solve(budget)
+    else:
+        fit = unpenalised.solve(budget)
+        if fit.mean_gap > allowed:
+            fit = ParityProblem(quadratic, _mean_penalty(quadratic, budget, fit.mean_gap, allowed)).solve(budget)
     return Candidate(fit.weight, fit.bias, name, quadratic.ridge, mean_reduction, fit.converged)
 
 
-def _last_weights(last: LastLayer, candidate: Candidate) -> Weights:
+def _mean_penalty(quadratic: Quadratic, budget: float, gap: float, allowed: float) -> float:
+    """λ_e at which the mean gap, ``gap`` without a penalty, is ``allowed``; every trial costs an eigenproblem.
+
+    With one direction and no variance budget ``gap/(1 + λ_e s²)`` is exact, s the whitened gap: the search starts there
+    and doubles its steps. A gap that no penalty within e^±40 of it closes is rounding, and infinity closes it.
+    """
+
+    @cache
+    def excess(log_penalty: float) -> float:
+        left = ParityProblem(quadratic, np.exp(log_penalty)).solve(budget).mean_gap
+        return float(np.log(max(left / allowed, 1e-100)))
+
+    whitened = float(np.sum((quadratic.space.mean_gaps * quadratic.scale) ** 2))
+    start = float(np.log((gap / allowed - 1) / whitened))
+    towards = 1.0 if excess(start) > 0 else -1.0
+    near, step = start, 0.5
+    while (excess(near + towards * step) > 0) == (towards > 0):
+        near, step = near + towards * step, 2 * step
+        if step > 40:
+            return np.inf
+    low, high = sorted((near, near + towards * step))
+    return float(np.exp(brentq(excess, low, high, xtol=1e-6)))
+
+
+def last_weights(last: LastLayer, candidate: Candidate) -> Weights:
+    """What a candidate puts in place of the last layer."""
     return {last.name: (candidate.weight[None, :], None if last.bias is None else np.array([candidate.bias]))}
 
 
-def _last_edit(last: LastLayer, candidate: Candidate, moments: GroupMoments) -> LayerEdit:
+def last_edit(last: LastLayer, candidate: Candidate, moments: GroupMoments) -> LayerEdit:
+    """The account of what a candidate changes."""
     return account(
         last.weight[None, :],
         candidate.weight[None, :],
@@ -297,7 +345,16 @@ def _last_edit(last: LastLayer, candidate: Candidate, moments: GroupMoments) -> 
 
 
 def _predict(last: LastLayer, candidate: Candidate, rows: Rows) -> Array:
-    return last.head.apply(rows.features.astype(np.float64) @ candidate.weight + candidate.bias)
+    return last.head.apply(_outputs(rows, candidate.weight, candidate.bias))
+
+
+def _outputs(rows: Rows, weight: Array, bias: Array | float) -> Array:
+    """(n,) or (n, k) ``h w + b`` in float64, a block at a time: a float64 copy of all features would be large."""
+    output = np.empty((len(rows), *weight.shape[1:]))
+    for start in range(0, len(rows), 8192):
+        block = slice(start, start + 8192)
+        output[block] = rows.features[block].astype(np.float64) @ weight + bias
+    return output
 
 
 # --- rows ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from esvdfair.core.metrics import group_mse, ks_distance_ci, ks_floor, ks_from_c
 Array = NDArray[np.float64]
 Weights = Mapping[str, tuple[Array, Array | None]]
 
-MARGIN = 0.3
+MARGIN = 0.2
 """Part of the sampling floor that is added to the expected KS distance of the best of many candidates."""
 
 
@@ -96,11 +96,14 @@ class Judged:
         The distance on the judging rows is honest but noisy, and the best of many candidates is a lucky one. The
         distance k on all rows is precise but too small, since most of them fitted; fresh rows add their own sampling
         noise to it, about ``√(k² + floor²)``. Their mean, plus a margin that grows with the floor, is the estimate; it
-        is never below the distance on the judging rows.
+        is never below the distance on the judging rows. Where no training rows are at hand, the distance on the judging
+        rows, which has that noise in it, stands for both.
         """
         alone = self.judge.ks(self.judging)
         if self.training_judge is None:
             return alone
+        if not len(self.training_judge.codes):
+            return alone + MARGIN * floor
         together = Judge(
             np.concatenate([self.judge.y, self.training_judge.y]),
             np.concatenate([self.judge.codes, self.training_judge.codes]),

@@ -1,13 +1,26 @@
+"""The demo repairs, says so, and draws the picture of the README."""
+
 import json
+from pathlib import Path
 
 
 def test_the_demo_repairs_and_says_so(invoke, monkeypatch, tmp_path, written):
     monkeypatch.chdir(tmp_path)
-    result = invoke("demo", "--json")
+    result = invoke("demo", "--json", "--plot", "demo.svg")
     assert (result.exit_code, result.stderr) == (0, "")
     found = json.loads(result.stdout)
     assert found["met"] is True
     assert found["before"]["ks"] > 0.18
     assert found["after"]["ks"] < 0.13
     assert found["after"]["mse"] < 1.1 * found["before"]["mse"]
-    assert written() == [found["report"]] == ["demo-report.html"]
+    assert written() == [found["report"], "demo.svg"] == ["demo-report.html", "demo.svg"]
+    picture = Path("demo.svg").read_text()
+    assert picture.count("<!-- female -->") == picture.count("<!-- male -->") == 2  # named in both panels
+    assert f"Repaired: KS distance {found['after']['ks']:.3f}" in picture
+
+
+def test_a_plot_that_cannot_be_written_is_refused_before_any_work(refused, monkeypatch, tmp_path, written):
+    monkeypatch.chdir(tmp_path)
+    assert "'demo.gif': the name must end in one of .png, .svg, .pdf" in refused("demo", "--plot", "demo.gif")
+    assert "no folder 'absent'" in refused("demo", "--plot", "absent/demo.svg")
+    assert written() == []

@@ -8,12 +8,16 @@ from typing import Any
 
 import click
 
+from esvdfair.cli._ranks import run_on_ranks
+from esvdfair.distributed import RankError
+
 # Command -> its module, which is imported when it is needed and holds a click command of the same name.
 _COMMANDS = {
     "audit": "esvdfair.cli.audit",
     "explain": "esvdfair.cli.explain",
     "curve": "esvdfair.cli.curve",
     "repair": "esvdfair.cli.repair",
+    "moments": "esvdfair.cli.moments",
     "compare": "esvdfair.cli.compare",
     "demo": "esvdfair.cli.demo",
     "reproduce": "esvdfair.cli.reproduce",
@@ -53,7 +57,7 @@ class Commands(click.Group):
 
         if not standalone_mode:
             return run()
-        sys.exit(_exit_code(run))
+        sys.exit(run_on_ranks(extra["obj"], run, _exit_code))
 
 
 def _exit_code(command: Callable[[], Any]) -> int:
@@ -66,7 +70,7 @@ def _exit_code(command: Callable[[], Any]) -> int:
     except click.Abort:
         _say("interrupted")
         return 130
-    except (ValueError, TypeError, OSError, ImportError) as error:
+    except (ValueError, TypeError, OSError, ImportError, RankError) as error:
         _say(str(error))
         return BAD_INPUT
     return code if isinstance(code, int) else 0

@@ -1,20 +1,31 @@
 """What commands share on their way in: arguments, options, and the rows and the model that they lead to."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from tqdm import tqdm
 
-from esvdfair.tables import Roles, Rows, read_rows
+from esvdfair.distributed import rank
+from esvdfair.exceptions import ESVDFairWarning
+from esvdfair.tables import Progress, Roles, Rows, TableBatches
 
 if TYPE_CHECKING:
     from esvdfair.models.onnx import OnnxAdapter
 
 Command = Callable[..., Any]
 FILE = click.Path(path_type=Path)
+AUDITED_ROWS = 1_000_000
+"""Rows that a command holds at once to measure predictions; a sample stands for a larger file."""
+EXPLAINED_ROWS = 100_000
+"""The same for commands that run many methods, or every layer, over them."""
+_SHOWN_BYTES = 32 * 2**20  # files of fewer are read before a bar is seen
 
 
 @dataclass(frozen=True)
@@ -25,19 +36,64 @@ class Reading:
     drop_missing: bool
     missing_group: bool
 
-    def rows(self, path: Path, *, like: Rows | None = None) -> Rows:
-        """The rows of a file; with the inputs of ``like``, by name, when it stands beside another file."""
-        roles = self.roles
-        if like is not None:
-            roles = Roles(roles.sensitive, roles.target, roles.predictions, tuple(like.X.columns))
-        return read_rows(path, roles, drop_missing=self.drop_missing, missing_group=self.missing_group)
+    def table(
+        self,
+        path: Path,
+        *,
+        like: TableBatches | None = None,
+        min_groups: int = 2,
+        progress: Progress | None = None,
+    ) -> TableBatches:
+        """The rows of a file of any size; with the inputs of ``like``, by name, when it stands beside another file."""
+        roles = self.roles if like is None else replace(self.roles, features=tuple(like.inputs))
+        return TableBatches(
+            path,
+            roles,
+            drop_missing=self.drop_missing,
+            missing_group=self.missing_group,
+            min_groups=min_groups,
+            progress=progress,
+        )
 
 
-def table_options(*, target: str = "Column with the true value.") -> Callable[[Command], Command]:
+def some_rows(table: TableBatches, most: int, *, seed: int) -> Rows:
+    """The rows of a table in memory; of a large one a sample, and a note says so."""
+    rows = table.sample(most, seed=seed)
+    if len(rows) < rows.available:
+        warnings.warn(
+            f"{str(table.path)!r} has {rows.available:,} rows; what needs them in memory used a random sample of "
+            f"{len(rows):,}.",
+            ESVDFairWarning,
+            stacklevel=2,
+        )
+    return rows
+
+
+@contextmanager
+def file_bar() -> Iterator[Progress]:
+    """A second bar on stderr while a large file is read, gone at the end; silent when stderr is not a terminal."""
+    with ExitStack() as stack:
+        bars: list[tqdm[Any]] = []  # none until there is something to wait for
+
+        def show(done: int, total: int) -> None:
+            if total < _SHOWN_BYTES or not sys.stderr.isatty():
+                return
+            if not bars:
+                form = "  {bar:20} {n_fmt}B of {total_fmt}B"
+                bars.append(stack.enter_context(tqdm(unit="B", unit_scale=True, leave=False, bar_format=form)))
+            bars[0].total, bars[0].n = total, done
+            bars[0].refresh()
+
+        yield show
+
+
+def table_options(
+    *, target: str = "Column with the true value.", sensitive_required: bool = True
+) -> Callable[[Command], Command]:
     """Options that say what the columns are; the command gets them as one ``reading``."""
     options: list[Callable[[Command], Command]] = [
-        click.option("--sensitive", multiple=True, required=True, metavar="COL", help="Column with the group of each "
-                     "person; repeat it for several, whose combinations become the groups."),
+        click.option("--sensitive", multiple=True, required=sensitive_required, metavar="COL", help="Column with "
+                     "the group of each person; repeat it for several, whose combinations become the groups."),
         click.option("--target", metavar="COL", help=target),
         click.option("--features", metavar="A,B,C", help="The model's inputs in its order. Default: all other columns "
                      "in file order; a sensitive column is an input only when named here."),
@@ -116,8 +172,8 @@ def layer_of(text: str) -> int | str:
     return int(text) if text.removeprefix("-").isdecimal() else text
 
 
-def load_model(path: Path, output: str | None, rows: Rows) -> "OnnxAdapter":
-    """Read a model and see that it takes the inputs of these rows.
+def load_model(path: Path, output: str | None, table: TableBatches) -> "OnnxAdapter":
+    """Read a model and see that it takes the inputs of this table.
 
     Raises
     ------
@@ -130,14 +186,14 @@ def load_model(path: Path, output: str | None, rows: Rows) -> "OnnxAdapter":
         adapter = OnnxAdapter(path, output=output)
     except ValueError as error:
         raise ValueError(str(error).replace("output=name", "--output NAME")) from None
-    width, names = adapter.n_features, list(map(str, rows.X.columns))
+    width, names = adapter.n_features, table.inputs
     if width is not None and width != len(names):
-        apart = ", ".join(f"{name} ({role})" for name, role in rows.roles.named().items() if name not in names)
+        apart = ", ".join(f"{name} ({role})" for name, role in table.roles.named().items() if name not in names)
         raise ValueError(
-            f"the model takes {width} columns and {str(rows.path)!r} gives it {len(names)}: {_shortened(names)}. Not "
+            f"the model takes {width} columns and {str(table.path)!r} gives it {len(names)}: {_shortened(names)}. Not "
             f"given to it: {apart or 'none'}. Name the model's inputs, in its order: --features A,B,C"
         )
-    adapter.predict(rows.X.iloc[:1])  # what else the model does not take, before any long work
+    adapter.predict(table.scan.head)  # what else the model does not take, before any long work
     return adapter
 
 
@@ -146,7 +202,9 @@ def _shortened(names: list[str], shown: int = 30) -> str:
 
 
 def check_free(paths: list[Path], *, force: bool, inputs: list[Path]) -> None:
-    """Fail, before any work, where a file cannot be written or would be overwritten."""
+    """Fail, before any work, where a file cannot be written or would be overwritten; by the first rank, who writes."""
+    if rank() > 0:
+        return
     for path in paths:
         if path.is_dir():
             raise IsADirectoryError(f"cannot write to {str(path)!r}: it is a directory.")

@@ -1,7 +1,7 @@
 """The audit record of a repair, and the files that it names."""
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esvdfair.cli._files import sha256_of, staged
+from esvdfair.cli._inputs import EXPLAINED_ROWS, some_rows
 from esvdfair.cli._output import to_json
 
 if TYPE_CHECKING:
     from esvdfair.estimator import ESVDFair
-    from esvdfair.tables import Rows
+    from esvdfair.tables import TableBatches
 
 FORMAT = "esvdfair-record-1"
 PACKAGES = ("esvdfair", "numpy", "scipy", "scikit-learn", "pandas", "onnx", "onnxruntime")
@@ -42,13 +43,16 @@ class Written:
 
 def write_repaired(
     fair: "ESVDFair",
-    rows: "Rows",
-    judging: "Rows | None",
+    table: "TableBatches | None",
+    judging: "TableBatches | None",
     written: Written,
     *,
     command: Sequence[str] | None,
+    moments: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write the repaired model, its record and, if there is a place for it, its report: all or none.
+
+    ``moments`` describes the moments that stood in for a table of rows, if they did.
 
     Returns
     -------
@@ -66,7 +70,8 @@ def write_repaired(
             "command": None if command is None else ["esvdfair", *command],
             "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
             "parameters": _parameters(fair),
-            "data": _data(rows),
+            "data": None if table is None else _data(table),
+            **({} if moments is None else {"moments": moments}),
             "validation": None if judging is None else _data(judging),
             "reached": fair.summary_,
             "edits": [_edit(edit) for edit in fair.edits_],
@@ -77,7 +82,9 @@ def write_repaired(
         if written.report is not None:
             from esvdfair.report import write_report
 
-            shown = rows if judging is None else judging
+            judged = judging or table
+            assert judged is not None
+            shown = some_rows(judged, EXPLAINED_ROWS, seed=fair.random_state)
             write_report(
                 places[written.report], fair, shown.X, shown.y, sensitive_features=shown.groups, command=command
             )
@@ -95,15 +102,15 @@ def _parameters(fair: "ESVDFair") -> dict[str, Any]:
     return {name: value for name, value in fair.get_params(deep=False).items() if name != "model"}
 
 
-def _data(rows: "Rows") -> dict[str, Any]:
+def _data(table: "TableBatches") -> dict[str, Any]:
     return {
-        "path": str(rows.path),
-        "sha256": rows.sha256,
-        "rows": len(rows),
-        "dropped": rows.dropped,
-        "features": list(rows.X.columns),
-        "target": rows.roles.target,
-        "sensitive": list(rows.roles.sensitive),
+        "path": str(table.path),
+        "sha256": table.scan.sha256,
+        "rows": table.scan.rows,
+        "dropped": table.scan.dropped,
+        "features": table.inputs,
+        "target": table.roles.target,
+        "sensitive": list(table.roles.sensitive),
     }
 
 

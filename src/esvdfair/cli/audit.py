@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 from esvdfair.cli._inputs import (
+    AUDITED_ROWS,
     FILE,
     Reading,
+    file_bar,
     json_option,
     load_model,
     output_option,
     seed_option,
+    some_rows,
     table_options,
     target_ks_option,
 )
@@ -53,15 +56,17 @@ def audit(
     from esvdfair.cli._audit import audit_predictions
 
     model, data = _which(files, predictions)
-    with notes():
-        rows = reading.rows(data)
-        scores = rows.predictions if model is None else load_model(model, output, rows).predict(rows.X)
+    with notes(), file_bar() as show:
+        people = reading.table(data, progress=show)
+        adapter = None if model is None else load_model(model, output, people)
+        rows = some_rows(people, AUDITED_ROWS, seed=seed)
+        scores = rows.predictions if adapter is None else adapter.predict(rows.X)
         found = audit_predictions(scores, rows.groups, rows.y, seed=seed)
     met = None if target_ks is None else found.ks <= target_ks
     if as_json:
         print_json({
             "model": model, "data": data, "data_sha256": rows.sha256, "sensitive": list(rows.groups),
-            "dropped": rows.dropped,
+            "dropped": rows.dropped, "available": rows.available,
             **asdict(found), "target_ks": target_ks, "met": met, "verdict": found.verdict(),
         })  # fmt: skip
     else:

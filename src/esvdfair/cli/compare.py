@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 from esvdfair.cli._inputs import (
+    EXPLAINED_ROWS,
     FILE,
     Reading,
+    file_bar,
     json_option,
     load_model,
     model_and_data,
     seed_option,
+    some_rows,
     table_options,
 )
 from esvdfair.cli._output import interval, label_text, notes, number, print_json, progress, share, table
@@ -55,10 +58,13 @@ def compare(
     from esvdfair.core.metrics import ks_floor
 
     chosen = methods()
-    with notes(), progress(len(chosen)) as bar:
-        rows = reading.rows(data)
-        adapter = load_model(model, output, rows)
-        fit, test = split_rows(rows, seed) if validation is None else (rows, reading.rows(validation, like=rows))
+    with notes(), progress(len(chosen)) as bar, file_bar() as show:
+        whole = reading.table(data, progress=show)
+        adapter = load_model(model, output, whole)
+        judging = None if validation is None else reading.table(validation, like=whole, progress=show)
+        rows = some_rows(whole, EXPLAINED_ROWS, seed=seed)
+        judges = None if judging is None else some_rows(judging, EXPLAINED_ROWS, seed=seed)
+        fit, test = split_rows(rows, seed) if judges is None else (rows, judges)
         case = Case(str(model), output, adapter, fit, test, target_ks, seed)
         scores = []
         for method in chosen:

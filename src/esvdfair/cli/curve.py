@@ -12,6 +12,7 @@ from esvdfair.cli._inputs import (
     FILE,
     Reading,
     check_free,
+    file_bar,
     force_option,
     json_option,
     layer_of,
@@ -25,6 +26,7 @@ from esvdfair.cli._inputs import (
     validation_option,
 )
 from esvdfair.cli._output import JUDGED_ON, interval, notes, number, print_json, progress, scatter, share, table
+from esvdfair.cli._ranks import only_first_rank
 
 if TYPE_CHECKING:
     from esvdfair.tradeoff import Curve, CurvePoint
@@ -70,26 +72,25 @@ def curve(
 
     inputs = [path for path in (model, data, validation) if path is not None]
     if plot is not None:
-        _check_plot(plot)
+        check_plot(plot)
         check_free([plot], force=force, inputs=inputs)
-    with notes(), progress(2) as bar:
+    with notes(), progress(2) as bar, file_bar() as show:
         bar.set_description("reading")
-        rows = reading.rows(data)
+        rows = reading.table(data, progress=show)
         load_model(model, output, rows)
-        judging = None if validation is None else reading.rows(validation, like=rows)
+        judging = None if validation is None else reading.table(validation, like=rows, progress=show)
         bar.update()
         bar.set_description("refitting")
         found = fit_curve(
             str(model),
-            rows.X,
-            rows.y,
-            sensitive_features=rows.groups,
-            validation=None if judging is None else judging.parts,
+            rows,
+            validation=None if judging is None else (judging, None, None),
             method=method,
             layer=None if layer is None else layer_of(layer),
             output=output,
             random_state=seed,
         )
+        only_first_rank()
         if plot:
             _draw(found, target_ks, plot)
     chosen = None if target_ks is None else found.select(target_ks=target_ks)
@@ -134,7 +135,7 @@ def _show(found: "Curve", chosen: "CurvePoint | None", target_ks: float | None) 
         click.echo(f"Target KS ≤ {target_ks:g}: {reached}.")
 
 
-def _check_plot(path: Path) -> None:
+def check_plot(path: Path) -> None:
     if path.suffix.lower() not in PICTURES:
         raise ValueError(f"--plot {str(path)!r}: the name must end in one of {', '.join(PICTURES)}.")
     if find_spec("matplotlib") is None:

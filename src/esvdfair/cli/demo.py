@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from esvdfair.cli._files import staged
 from esvdfair.cli._inputs import FILE, check_free, json_option, seed_option
 from esvdfair.cli._output import interval, notes, number, print_json, progress, share, table
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from esvdfair.cli._audit import Audit
     from esvdfair.estimator import ESVDFair
 
+NAMES = ("As trained", "Repaired")
 SHARES = (0.4, 0.5)  # of all rows not to train on, and of those not to choose on either
 
 
@@ -34,10 +36,11 @@ class People:
 @click.option(
     "--report", default="demo-report.html", show_default=True, metavar="FILE", type=FILE, help="Where the report goes."
 )
+@click.option("--plot", metavar="FILE", type=FILE, help="Also draw before and after: .png, .svg or .pdf.")
 @seed_option
 @json_option
 @click.pass_context
-def demo(ctx: click.Context, target_ks: float, report: Path, seed: int, as_json: bool) -> int:
+def demo(ctx: click.Context, target_ks: float, report: Path, plot: Path | None, seed: int, as_json: bool) -> int:
     """Repair a small network that predicts wages; needs no file.
 
     Trains on the table `twoyear` (6,763 people; Kane and Rouse 1995) without their sex, repairs the network, and prints
@@ -45,13 +48,18 @@ def demo(ctx: click.Context, target_ks: float, report: Path, seed: int, as_json:
     under a minute.
 
     \b
-    Example:
-      esvdfair demo --target-ks 0.05
+    Examples:
+      esvdfair demo
+      esvdfair demo --target-ks 0.05 --plot demo.svg
     """
     from esvdfair.cli._audit import audit_predictions
+    from esvdfair.cli.curve import check_plot
     from esvdfair.report import write_report
 
-    check_free([report], force=True, inputs=[])
+    if plot is not None:
+        check_plot(plot)
+    written = [report, *([plot] if plot is not None else [])]
+    check_free(written, force=True, inputs=[])
     with notes(), progress(3) as bar:
         bar.set_description("training a network")
         train, validation, test = _people(seed)
@@ -61,7 +69,10 @@ def demo(ctx: click.Context, target_ks: float, report: Path, seed: int, as_json:
         fair = _repair(model, train, validation, target_ks, seed)
         bar.update()
         bar.set_description("judging both")
-        before, after = (audit_predictions(m.predict(test.X), test.sex, test.y, seed=seed) for m in (model, fair))
+        predictions = [m.predict(test.X) for m in (model, fair)]
+        before, after = (audit_predictions(found, test.sex, test.y, seed=seed) for found in predictions)
+        if plot is not None:
+            _draw(plot, predictions, test.sex)
         write_report(report, fair, test.X, test.y, sensitive_features=test.sex, command=ctx.obj)
     met = fair.summary_["met"]
     if as_json:
@@ -77,7 +88,7 @@ def demo(ctx: click.Context, target_ks: float, report: Path, seed: int, as_json:
         click.echo(
             "\nThe repaired network is the same network with another last layer; it, too, never asks for the sex."
         )
-        click.echo(f"wrote {report}")
+        click.echo(f"wrote {', '.join(map(str, written))}")
     return 1 if met is False else 0
 
 
@@ -127,3 +138,21 @@ def _table(before: "Audit", after: "Audit") -> str:
             [f"mean prediction of {old.group}", number(old.mean), number(new.mean), interval(new.mean_interval)]
         )
     return table(["", "before", "after", "95 % interval, after"], lines)
+
+
+def _draw(path: Path, predictions: list[Any], sex: "pd.DataFrame") -> None:
+    """Densities before and after, side by side on common axes; the same bytes on every run."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    from esvdfair.plots import plot_densities
+
+    figure = Figure(figsize=(8.4, 3.1), layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12, wspace=0.04))
+    for ax, name, found in zip(figure.subplots(1, 2, sharex=True, sharey=True), NAMES, predictions, strict=True):
+        plot_densities(found, sensitive_features=sex, ax=ax)
+        ax.set_title(f"{name}: {ax.get_title(loc='left')}", loc="left", pad=14)
+        ax.set_xlabel("predicted log hourly wage")
+        ax.locator_params(nbins=5)
+    with staged(path) as places, matplotlib.rc_context({"svg.hashsalt": "esvdfair"}):
+        figure.savefig(places[path], dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 import click
 
 from esvdfair.cli._inputs import (
+    EXPLAINED_ROWS,
     FILE,
     Reading,
+    file_bar,
     json_option,
     layer_of,
     load_model,
     model_and_data,
     seed_option,
+    some_rows,
     table_options,
     validation_option,
 )
@@ -61,14 +64,16 @@ def explain(
     from esvdfair.explain import explain_directions, explain_people, scan_layers
     from esvdfair.models import find_layer
 
-    with notes(), progress(3) as bar:
+    with notes(), progress(3) as bar, file_bar() as show:
         bar.set_description("reading")
-        rows = reading.rows(data)
-        adapter = load_model(model, output, rows)
+        whole = reading.table(data, progress=show)
+        adapter = load_model(model, output, whole)
         layers = adapter.layers()
         which = find_layer(layers, max(-2, -len(layers)) if layer is None else layer_of(layer)).name
-        judging = None if validation is None else reading.rows(validation, like=rows)
-        after = None if repaired is None else load_model(repaired, output, rows).predict(rows.X)
+        changed = None if repaired is None else load_model(repaired, output, whole)
+        judging = None if validation is None else reading.table(validation, like=whole, progress=show)
+        rows = some_rows(whole, EXPLAINED_ROWS, seed=seed)
+        judges = None if judging is None else some_rows(judging, EXPLAINED_ROWS, seed=seed)
         bar.update()
         bar.set_description("scanning layers")
         scan = scan_layers(
@@ -76,7 +81,7 @@ def explain(
             rows.X,
             rows.y,
             sensitive_features=rows.groups,
-            validation=None if judging is None else judging.parts,
+            validation=None if judges is None else judges.parts,
             output=output,
             random_state=seed,
         )
@@ -86,8 +91,9 @@ def explain(
             str(model), rows.X, sensitive_features=rows.groups, layer=which, top=top, output=output
         )
         people = None
-        if after is not None:
-            people = explain_people(adapter.predict(rows.X), after, sensitive_features=rows.groups, top=top)
+        if changed is not None:
+            before, after = (m.predict(rows.X) for m in (adapter, changed))
+            people = explain_people(before, after, sensitive_features=rows.groups, top=top)
             # rows of the file, of which some may have been left out
             places = rows.X.index
             people = replace(people, movers=tuple(replace(m, row=int(places[m.row])) for m in people.movers))

@@ -10,24 +10,34 @@ from esvdfair.cli._inputs import (
     FILE,
     Reading,
     check_free,
+    file_bar,
     force_option,
     json_option,
     layer_of,
     layer_option,
     load_model,
     method_option,
-    model_and_data,
+    output_option,
     seed_option,
     table_options,
     target_ks_option,
     validation_option,
 )
 from esvdfair.cli._output import JUDGED_ON, interval, label_text, notes, number, progress, share, table, to_json
+from esvdfair.cli._ranks import only_first_rank
 
 
 @click.command()
-@model_and_data
-@table_options(target="Column with the true value; without it the repair aims at the model's own predictions.")
+@click.argument("model", metavar="MODEL.onnx", type=FILE)
+@click.argument("data", metavar="[DATA]", type=FILE, required=False)
+@output_option
+@click.option(
+    "--moments", metavar="FILE", type=FILE, help="Instead of DATA: what `esvdfair moments` has collected or merged."
+)
+@table_options(
+    target="Column with the true value; without it the repair aims at the model's own predictions.",
+    sensitive_required=False,
+)
 @target_ks_option
 @method_option
 @layer_option
@@ -41,8 +51,9 @@ from esvdfair.cli._output import JUDGED_ON, interval, label_text, notes, number,
 def repair(
     ctx: click.Context,
     model: Path,
-    data: Path,
+    data: Path | None,
     output: str | None,
+    moments: Path | None,
     reading: Reading,
     target_ks: float | None,
     method: str,
@@ -60,23 +71,35 @@ def repair(
     of what was done: versions, fingerprints of data and models, parameters, what was reached. DATA may be the rows that
     the model was trained on; then --validation gives rows that it has not seen.
 
+    With --moments no rows are needed but those of --validation, which choose and judge: see `esvdfair moments`.
+
     Exit code 1: done and written, but --target-ks was not met.
 
     \b
-    Example:
+    Examples:
       esvdfair repair model.onnx people.csv --sensitive sex --target income --target-ks 0.1 -o fair.onnx
+      esvdfair repair model.onnx --moments all.moments --method parity -o fair.onnx
     """
     from esvdfair.cli._record import Written, write_repaired
     from esvdfair.estimator import ESVDFair
 
     written = Written(out, report)
-    inputs = [path for path in (model, data, validation) if path is not None]
+    inputs = [path for path in (model, data, moments, validation) if path is not None]
     check_free([*written.paths, written.external], force=force, inputs=inputs)
-    with notes(), progress(3) as bar:
+    if moments is not None:
+        from esvdfair.cli._moments import Request, repair_with_moments
+
+        request = Request(model, data, output, moments, reading, target_ks, method, layer, validation, seed)
+        return repair_with_moments(request, written, as_json=as_json, command=ctx.obj)
+    if data is None:
+        raise click.UsageError("Missing argument 'DATA': a table of rows, or give --moments FILE.")
+    if not reading.roles.sensitive:
+        raise click.UsageError("Missing option '--sensitive'.")
+    with notes(), progress(3) as bar, file_bar() as show:
         bar.set_description("reading")
-        rows = reading.rows(data)
+        rows = reading.table(data, progress=show)
         load_model(model, output, rows)
-        judging = None if validation is None else reading.rows(validation, like=rows)
+        judging = None if validation is None else reading.table(validation, like=rows, progress=show)
         bar.update()
         bar.set_description("repairing")
         fair = ESVDFair(
@@ -87,8 +110,8 @@ def repair(
             output=output,
             random_state=seed,
         )
-        validated = None if judging is None else judging.parts
-        fair.fit(rows.X, rows.y, sensitive_features=rows.groups, validation=validated)
+        fair.fit(rows, validation=None if judging is None else (judging, None, None))
+        only_first_rank()
         bar.update()
         bar.set_description("writing")
         record = write_repaired(fair, rows, judging, written, command=ctx.obj)
@@ -99,8 +122,8 @@ def repair(
             f"{model} repaired by {method}; judged on {fair.summary_['rows']:,} rows, "
             f"{JUDGED_ON[fair.summary_['evaluated_on']]}\n"
         )
-        click.echo(before_and_after(fair.summary_, labelled=rows.y is not None) + "\n")
-        click.echo(click.wrap_text(_verdict(fair.summary_), width=100))
+        click.echo(before_and_after(fair.summary_, labelled=rows.roles.target is not None) + "\n")
+        click.echo(click.wrap_text(verdict(fair.summary_), width=100))
         click.echo(f"\nwrote {', '.join(map(str, written.paths))}")
     return 1 if fair.summary_["met"] is False else 0
 
@@ -122,7 +145,8 @@ def before_and_after(summary: Mapping[str, Any], *, labelled: bool) -> str:
     return table(["", "before", "after", "95 % interval, after"], [*lines[:2], *lines[4:], *lines[2:4]])
 
 
-def _verdict(summary: Mapping[str, Any]) -> str:
+def verdict(summary: Mapping[str, Any]) -> str:
+    """Whether the target was met, and what parity would show."""
     floor = f"Parity itself would show a KS distance of about {share(summary['ks_floor'])} on so many rows."
     if summary["target_ks"] is None:
         return floor

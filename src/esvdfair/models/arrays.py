@@ -7,15 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def append_column(features: Any, column: NDArray[np.float64]) -> Any:
-    """``[h, y]`` (rows, p + 1) in float64, where the features (rows, p) live."""
-    if isinstance(features, np.ndarray):
-        return np.column_stack([features.astype(np.float64), column])
-    torch = sys.modules["torch"]
-    last = torch.as_tensor(column, device=features.device).unsqueeze(1)
-    return torch.cat([features.double(), last], dim=1)
-
-
 def take_rows(values: Any, index: NDArray[np.intp]) -> NDArray[Any]:
     """Some rows as NumPy; of a tensor only these rows leave its device (bfloat16 becomes float32)."""
     if isinstance(values, np.ndarray):

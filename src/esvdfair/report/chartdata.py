@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from esvdfair.densities import Array, make_grid
 from esvdfair.explain import LayerScan
 from esvdfair.report.content import Content, Step
-from esvdfair.report.figures import Array, Distributions, distributions, group_densities, make_grid, rounded
+from esvdfair.report.figures import Distributions, distributions, group_densities, rounded
 from esvdfair.report.words import error_name, group_names, layer_name, step_words
 
 GROUPS_DRAWN = 8

@@ -153,7 +153,8 @@ def _tradeoff(content: Content) -> str:
     )
     here = step_words(content, content.chosen)
     control = (
-        f'<div class="control"><label for="slider">Fairness</label><input id="slider" type="range" min="0" '
+        '<div class="control"><p>Move the slider, use the arrow keys, or choose a dot.</p>'
+        f'<label for="slider">Fairness</label><input id="slider" type="range" min="0" '
         f'max="{last}" step="1" value="{content.chosen}" aria-valuetext="{text(here)}">'
         f'<output id="readout" for="slider">{text(here)}</output></div>'
     )
@@ -162,9 +163,8 @@ def _tradeoff(content: Content) -> str:
         "density-step", f"Densities of the predictions. {here}", caption="Densities at this point of the curve."
     )
     intro = (
-        "Every dot is the same network with other weights. Move the slider (or use the arrow keys, or choose a dot) "
-        "from the untouched model to the fairest one. Dots in the grey zone cannot be told from perfect parity on the "
-        "rows that judged them."
+        "Every dot is the same network with other weights, from the untouched model to the fairest one. Dots in the "
+        "grey zone cannot be told from perfect parity on the rows that judged them."
     )
     return section(
         "tradeoff-section", "What fairness costs", paragraph(intro), control, f'<div class="pair">{charts}</div>'
@@ -219,6 +219,8 @@ def _layers(content: Content) -> str:
         f"by a refit of the last one, would reach on rows that did not fit it. → marks {layer_name(scan.best)}: of the "
         "edits that reach the lowest KS distance, give or take the sampling floor, it is the most accurate."
     )
+    if not content.hidden_edit:
+        intro += f" The repair itself, a {content.summary['method']} refit of the last layer, is none of these edits."
     header = ["layer", "size", "mean gap", "covariance gap", "KS if edited", "MSE if edited"]
     rows = layer_rows(scan)
     return section(

@@ -34,7 +34,7 @@ def layer_rows(scan: LayerScan) -> list[list[str]]:
 
 
 def feature_rows(content: Content) -> list[list[str]]:
-    return [[f.name, f"{f.group:+.2f}", f"{f.before:+.2f}", f"{f.after:+.2f}"] for f in content.features]
+    return [[f.name, *map(_signed, (f.group, f.before, f.after))] for f in content.features]
 
 
 def people_rows(people: People) -> list[list[str]]:
@@ -68,4 +68,9 @@ def mover_rows(people: People) -> list[list[str]]:
 
 
 def _follows(direction: Direction) -> str:
-    return ", ".join(f"{name} {correlation:+.2f}" for name, correlation in direction.features) or "–"
+    return ", ".join(f"{name} {_signed(correlation)}" for name, correlation in direction.features) or "–"
+
+
+def _signed(correlation: float) -> str:
+    """A correlation with its sign, which nothing has that rounds to zero."""
+    return f"{correlation:+z.2f}".replace("+0.00", "0.00")

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from esvdfair.tables import Roles, read_rows, read_table
+from esvdfair.tables import Roles, open_table, read_rows
 
 TABLE = pd.DataFrame({"a": [1.0, 2.0, 3.0, 4.0], "b": [0, 1, 0, 1], "y": [0.5, 1.5, 2.5, 3.5], "sex": list("fmfm")})
 
@@ -58,9 +58,9 @@ def test_several_attributes_and_part_of_the_rows(path):
 @pytest.mark.parametrize("mark", [b"\xef\xbb\xbf", b""])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_line_ends_and_byte_order_marks(tmp_path, mark, end):
-    table, _ = read_table(save(tmp_path, mark + end.join(["a,sex", "1,f", "2,m"]).encode()))
-    assert list(table.columns) == ["a", "sex"]
-    assert list(table["a"]) == [1, 2]
+    rows = read_rows(save(tmp_path, mark + end.join(["a,sex", "1,f", "2,m"]).encode()), Roles(("sex",)))
+    assert list(rows.X.columns) == ["a"]
+    assert list(rows.X["a"]) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_line_ends_and_byte_order_marks(tmp_path, mark, end):
     [
         ("", "is empty"),
         (" \n \n", "is empty"),
-        ("a,b\n", "2 columns and no rows"),
+        ("a,sex\n", "2 columns and no rows"),
         ("x" * 10_000_000, "line 1 is longer than 4 MB"),
         ("a,sex\n1,f\n" + "x" * 10_000_000 + "\n2,m\n", "line 3 is longer than 4 MB"),
-        (b"a,b\n\xff\xfe,1\n", "not text in UTF-8"),
+        (b"a,sex\n\xff\xfe,1\n", "not text in UTF-8"),
         (b"\x08\x00\x01model", "neither Parquet nor text"),
         ("a,b\n1,2\n", "no column 'sex'"),
-        ("a,b\n1,2\n1,2,3,4\n", "Expected 2 fields in line 3, saw 4"),
-        ("a,b\n1,2,3\n4,5,6\n", "more fields than the header has names"),
+        ("a,sex\n1,2\n1,2,3,4\n", "Expected 2 fields in line 3, saw 4"),
+        ("a,sex\n1,2,3\n4,5,6\n", "more fields than the header has names"),
         ("a,sex,a\n1,f,2\n", "header has 'a' more than once"),
         ("a;sex\n1;f\n", "separated by something else than commas"),
         (b"PAR1 cut short", "cannot be read as a table"),
@@ -91,16 +91,16 @@ def test_files_that_are_no_table(tmp_path, text, said):
 
 def test_paths_that_lead_to_no_file(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no file"):
-        read_table(tmp_path / "none.csv")
+        open_table(tmp_path / "none.csv")
     with pytest.raises(IsADirectoryError, match="is a directory"):
-        read_table(tmp_path)
+        open_table(tmp_path)
 
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
     TABLE.to_parquet(tmp_path / "table.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ImportError, match=r"esvdfair\[data\]"):
-        read_table(tmp_path / "table.parquet")
+        open_table(tmp_path / "table.parquet")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,20 @@
+"""Repair a model on data of several sites, each of which gives away group moments and no row.
+
+Every site runs :func:`collect_moments`, somebody :func:`merge_moments`, and whoever owns the model
+:func:`repair_from_moments`. Moments add up exactly, so the result is that of one pass over the rows of all sites.
+"""
+
+from esvdfair.federated.collect import MIN_ROWS, collect_moments, merge_moments
+from esvdfair.federated.repair import RIDGE, repair_from_moments
+from esvdfair.federated.sites import OutputFigures, Site, SiteMoments
+
+__all__ = [
+    "MIN_ROWS",
+    "RIDGE",
+    "OutputFigures",
+    "Site",
+    "SiteMoments",
+    "collect_moments",
+    "merge_moments",
+    "repair_from_moments",
+]

@@ -1,0 +1,244 @@
+"""At the sites: rows -> moments; and between them: moments of several sites -> one."""
+
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, TypeVar
+
+from esvdfair.batches import make_batches
+from esvdfair.core.moments import GroupMoments
+from esvdfair.distributed import together
+from esvdfair.estimator import last_layer_of
+from esvdfair.exceptions import ESVDFairWarning
+from esvdfair.federated.sites import Site, SiteMoments, Source, content_of, loaded
+from esvdfair.models import adapt
+from esvdfair.models.fingerprint import fingerprint
+from esvdfair.passes import collect_rows
+from esvdfair.shards import check_model, share_probe
+
+T = TypeVar("T")
+
+MIN_ROWS = 10
+"""Fewest rows of a group that leave a site as moments, unless asked otherwise."""
+
+
+def collect_moments(
+    model: Any,
+    X: Any,
+    y: Any = None,
+    *,
+    sensitive_features: Any = None,
+    sample_weight: Any = None,
+    output: Any = None,
+    missing: str = "error",
+    batch_size: int = 8192,
+    min_rows: int = MIN_ROWS,
+) -> SiteMoments:
+    """Moments of ``[h, y]`` in every group, h the inputs of the model's last linear layer: one pass over the rows.
+
+    Under ``torch.distributed`` every rank passes its own rows, and all get the moments of all of them.
+
+    Parameters
+    ----------
+    model, X, y, sensitive_features, sample_weight, output, missing, batch_size
+        As in :class:`esvdfair.ESVDFair` and its ``fit``. Without ``y`` the moments are of h alone, and a repair can
+        aim at the model's own predictions only. One group is enough here; the others may be at other sites.
+    min_rows : int
+        A group with fewer rows is refused: moments of one row *are* that row.
+
+    Returns
+    -------
+    SiteMoments
+        ``.save(path)`` writes the file that may be sent.
+
+    Raises
+    ------
+    ValueError
+        No rows, a group below ``min_rows``, or whatever ``ESVDFair.fit`` would refuse.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.neural_network import MLPRegressor
+    >>> from esvdfair.federated import collect_moments, merge_moments, repair_from_moments
+    >>> rng = np.random.default_rng(0)
+    >>> a = rng.integers(0, 2, 400)
+    >>> X = rng.normal(size=(400, 3)) + a[:, None]
+    >>> y = X.sum(axis=1) + rng.normal(size=400)
+    >>> model = MLPRegressor(hidden_layer_sizes=(8,), max_iter=2000, random_state=0).fit(X, y)
+    >>> sites = [collect_moments(model, X[i::2], y[i::2], sensitive_features=a[i::2]) for i in (0, 1)]
+    >>> fair = repair_from_moments(model, merge_moments(sites))
+    >>> fair.summary_["mean_gap_before"] > 0.1, fair.summary_["mean_gap_after"] < 1e-9
+    (True, True)
+    """
+    adapter = adapt(model, output=output)
+    batches = make_batches(X, y, sensitive_features, sample_weight, missing=missing, batch_size=batch_size)
+    with together():
+        probe, labelled = share_probe(next(iter(batches), None))
+        layers = adapter.layers(probe)
+        check_model(layers)
+        # Beside the moments the pass keeps a sample of rows; it is made as small as it can be, and dropped here.
+        seen = collect_rows(adapter, batches, layers[-1], split=None, seed=0, training_rows=1, heldout_rows=1)
+        moments = seen.moments
+        _check_sizes(moments, min_rows)
+    return SiteMoments(
+        moments=moments,
+        model=fingerprint(adapter.model),
+        layer=last_layer_of(adapter, layers, probe),
+        labelled=labelled,
+        sites=(Site(content_of(moments), moments.labels, tuple(moments.rows.tolist()), _version()),),
+        sensitive=_names(sensitive_features),
+        features=_names(probe),
+        target=(_names(y) or (None,))[0],
+    )
+
+
+def merge_moments(parts: Sequence[Source]) -> SiteMoments:
+    """Add up the moments of several sites.
+
+    Parameters
+    ----------
+    parts : sequence of SiteMoments, or of paths of files that hold them
+
+    Raises
+    ------
+    ValueError
+        The parts are of different models, layers, label states or columns; the error says what differs and where. Or
+        the same rows come twice, also inside a file that was merged before: they would count double.
+    """
+    named = [(_name_of(part, place), loaded(part)) for place, part in enumerate(parts, start=1)]
+    if not named:
+        raise ValueError("got no moments to merge; give those of one site at least.")
+    (first_name, first), *others = named
+    for name, part in others:
+        _check_alike(first_name, first, name, part)
+    _check_apart(named)
+    _note_lone_groups(named)
+    moments = GroupMoments()
+    for _, part in named:
+        moments.merge(part.moments)
+    return replace(
+        first,
+        moments=moments,
+        sites=tuple(
+            replace(site, name=site.name or (None if isinstance(source, SiteMoments) else Path(source).name))
+            for source, (_, part) in zip(parts, named, strict=True)
+            for site in part.sites
+        ),
+        sensitive=_first(part.sensitive for _, part in named),
+        features=_first(part.features for _, part in named),
+        target=_first(part.target for _, part in named),
+    )
+
+
+# --- checks --------------------------------------------------------------------------------------------------------
+
+
+def _check_sizes(moments: GroupMoments, min_rows: int) -> None:
+    small = [
+        f"{label!r} has {rows}" for label, rows in zip(moments.labels, moments.rows, strict=True) if rows < min_rows
+    ]
+    if small:
+        raise ValueError(
+            f"a group has fewer rows than min_rows={min_rows}: {', '.join(small)}. Moments of so few people tell much "
+            "about each of them, and those of a single person are that person's row. Leave these people out or join "
+            "groups, here and at the other sites."
+        )
+
+
+def _check_alike(name: str, one: SiteMoments, other_name: str, other: SiteMoments) -> None:
+    facts = {
+        "model (SHA-256)": (one.model, other.model),
+        "layer": (one.layer.name, other.layer.name),
+        "number of the layer's inputs": (len(one.layer.weight), len(other.layer.weight)),
+        "head": (one.layer.head.kind, other.layer.head.kind),
+        "label": ("labelled" if one.labelled else "no label", "labelled" if other.labelled else "no label"),
+        "sensitive columns": _first_difference(one.sensitive, other.sensitive),
+        "target column": (one.target, other.target),
+        "features": _first_difference(one.features, other.features),
+    }
+    differing = [
+        f"{what}: {_safe(theirs)} in {other_name}, {_safe(mine)} in {name}"
+        for what, (mine, theirs) in facts.items()
+        if mine != theirs and None not in (mine, theirs)
+    ]
+    if differing:
+        raise ValueError(
+            f"{other_name} and {name} cannot be merged; they differ in the {'; the '.join(differing)}. All sites must "
+            "run one model on the same columns, all with labels or all without."
+        )
+
+
+def _first_difference(one: tuple[str, ...] | None, other: tuple[str, ...] | None) -> tuple[str | None, str | None]:
+    """Where two lists of names first differ, in words; a pair of None when they agree or one is unknown."""
+    if one is None or other is None:
+        return None, None
+    pairs = enumerate(zip_longest(one, other), start=1)
+    place, names = next(((place, pair) for place, pair in pairs if pair[0] != pair[1]), (0, (None, None)))
+    mine, theirs = (f"no column {place}" if name is None else f"{name[:60]!r} as column {place}" for name in names)
+    return (mine, theirs) if place else (None, None)
+
+
+def _safe(fact: object) -> str:
+    """What a file says of itself, in a form that cannot steer a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(fact)[:100])
+
+
+def _check_apart(named: list[tuple[str, SiteMoments]]) -> None:
+    holder: dict[str, str] = {}
+    for name, part in named:
+        for site in part.sites:
+            if site.fingerprint in holder:
+                raise ValueError(
+                    f"{name} holds the same rows as {holder[site.fingerprint]}; merged, they would count twice. Give "
+                    "each collection once, alone or inside a file that was merged before."
+                )
+            holder[site.fingerprint] = name
+
+
+def _note_lone_groups(named: list[tuple[str, SiteMoments]]) -> None:
+    groups = dict.fromkeys(label for _, part in named for label in part.moments.labels)
+    lone = [
+        f"{label!r} is not in {', '.join(absent)}"
+        for label in groups
+        if (absent := [name for name, part in named if label not in part.moments.labels])
+    ]
+    if lone:
+        warnings.warn(
+            f"some groups are not at every site: {'; '.join(lone)}. That is well if these people are not there; groups "
+            "are matched by their values, so all sites must write them alike.",
+            ESVDFairWarning,
+            stacklevel=3,
+        )
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+
+
+def _first(values: Iterable[T | None]) -> T | None:
+    """The first that is known."""
+    return next((value for value in values if value is not None), None)
+
+
+def _name_of(source: Source, place: int) -> str:
+    return f"part {place}" if isinstance(source, SiteMoments) else repr(os.fspath(source))
+
+
+def _names(values: Any) -> tuple[str, ...] | None:
+    """Names of the columns of a DataFrame or Series; None for data without names."""
+    columns = getattr(values, "columns", None)
+    if columns is not None:
+        return tuple(map(str, columns))
+    name = getattr(values, "name", None)
+    return None if name is None else (str(name),)
+
+
+def _version() -> str:
+    try:
+        return version("esvdfair")
+    except PackageNotFoundError:  # run from its source
+        return "unknown"

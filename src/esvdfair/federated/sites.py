@@ -1,0 +1,220 @@
+"""Moments that travel: group moments at the input of a model's last layer, and all that says what they are of."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esvdfair.candidates import LastLayer
+from esvdfair.core.groups import Label
+from esvdfair.core.moments import GroupMoments
+from esvdfair.models.heads import Head
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One collection of rows: what tells it from others, and how many rows of which group it had.
+
+    ``name`` is that of the file it came in; ``version`` that of the esvdfair that collected it.
+    """
+
+    fingerprint: str
+    labels: tuple[Label, ...]
+    rows: tuple[int, ...]
+    version: str
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class OutputFigures:
+    """What moments tell exactly about predictions ``p = a·h + c`` of a layer's inputs h.
+
+    Attributes
+    ----------
+    means, variances : (G,) of the predictions of every group; variances unbiased, NaN of a single row
+    mean_gap, variance_gap : largest difference of either between two groups
+    mse, r2 : against the labels, over all rows; None where there are none, or where the head is curved
+    group_mse, group_r2 : (G,) the same within every group
+    """
+
+    means: Array
+    variances: Array
+    mse: float | None = None
+    r2: float | None = None
+    group_mse: Array | None = None
+    group_r2: Array | None = None
+
+    @property
+    def mean_gap(self) -> float:
+        return float(np.ptp(self.means))
+
+    @property
+    def variance_gap(self) -> float:
+        return float(np.ptp(self.variances))
+
+
+@dataclass(frozen=True)
+class SiteMoments:
+    """Group moments of one site, or of several that were merged; holds no row.
+
+    Attributes
+    ----------
+    moments : of ``[h, y]`` in every group, h the inputs of the model's last linear layer; of h alone without labels
+    model : SHA-256 of the model (:func:`esvdfair.models.fingerprint.fingerprint`)
+    layer : the last linear layer and the head after it, as they are in that model
+    labelled : whether the last column is a label y
+    sensitive, features, target : names of the columns; None where the data had no names
+    sites : what the moments were merged from, one entry for each collection
+    """
+
+    moments: GroupMoments
+    model: str
+    layer: LastLayer
+    labelled: bool
+    sites: tuple[Site, ...]
+    sensitive: tuple[str, ...] | None = None
+    features: tuple[str, ...] | None = None
+    target: str | None = None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to one file: a zip of plain arrays with a header in JSON, no pickle; it appears whole or not at all."""
+        self.moments.save(path, about=self.about())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "SiteMoments":
+        """Read what :meth:`save` wrote; ValueError for a file of another kind, or a damaged one."""
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"there is no file {os.fspath(path)!r}.")
+        moments, about = GroupMoments.load_with_about(path)
+        if about is None:
+            raise ValueError(
+                f"{os.fspath(path)!r} does not say which model and layer its moments are of, so they cannot be used "
+                "safely. Collect them with `esvdfair moments collect` or esvdfair.federated.collect_moments."
+            )
+        try:
+            return cls._from_about(moments, about)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{os.fspath(path)!r} is a damaged moments file: {error}.") from error
+
+    def about(self) -> dict[str, Any]:
+        """All but the moments, as JSON can hold it."""
+        layer = {"name": self.layer.name, "weight": self.layer.weight.tolist(), "bias": self.layer.bias}
+        return {
+            "model": self.model,
+            "layer": layer | {"head": asdict(self.layer.head)},
+            "width": len(self.layer.weight),
+            "labelled": self.labelled,
+            "sensitive": self.sensitive,
+            "features": self.features,
+            "target": self.target,
+            "sites": [asdict(site) for site in self.sites],
+        }
+
+    @classmethod
+    def _from_about(cls, moments: GroupMoments, about: Mapping[str, Any]) -> "SiteMoments":
+        layer = about["layer"]
+        weight = np.array(layer["weight"], dtype=np.float64)
+        labelled, bias = bool(about["labelled"]), layer["bias"]
+        if weight.ndim != 1 or not np.isfinite(weight).all() or len(weight) + labelled != moments.width:
+            raise ValueError(f"its moments have {moments.width} columns, and its layer does not fit them")
+        sensitive, features = (
+            None if about[k] is None else tuple(map(str, about[k])) for k in ("sensitive", "features")
+        )
+        return cls(
+            moments=moments,
+            model=str(about["model"]),
+            layer=LastLayer(str(layer["name"]), weight, None if bias is None else float(bias), Head(**layer["head"])),
+            labelled=labelled,
+            sites=tuple(_site(item) for item in about["sites"]),
+            sensitive=sensitive,
+            features=features,
+            target=None if about["target"] is None else str(about["target"]),
+        )
+
+    @property
+    def rows(self) -> int:
+        """Number of rows that the moments have seen."""
+        return int(self.moments.rows.sum())
+
+    def figures(self, weight: Array | None = None, bias: float | None = None) -> OutputFigures:
+        """What the moments tell about the model's predictions, or about those with another last layer.
+
+        Where the head is curved, means and variances are those before it, and errors are unknown. Without labels there
+        is no error either; see :meth:`change`.
+        """
+        a, c = self._outputs(weight, bias)
+        p = len(a)
+        means = self.moments.means[:, :p] @ a + c
+        within = np.einsum("gij,i,j->g", self.moments.scatters[:, :p, :p], a, a)
+        with np.errstate(divide="ignore", invalid="ignore"):  # one row has no variance
+            # as GroupMoments.covariances, which asks for two groups; here one can be looked at
+            variances = within / (self.moments.counts - self.moments.weight_squares / self.moments.counts)
+        if not self.labelled or not self.layer.head.is_affine:
+            return OutputFigures(means, variances)
+        mse, group_mse = self._squares(np.append(a, -1.0), c)
+        label = np.append(np.zeros(p), 1.0)
+        spread, _ = self._squares(label, -float(self.moments.pooled_mean()[-1]))
+        group_spread = self.moments.scatters[:, -1, -1] / self.moments.counts
+        r2 = 1 - mse / spread if spread > 0 else None
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return OutputFigures(means, variances, mse, r2, group_mse, 1 - group_mse / group_spread)
+
+    def change(self, weight: Array, bias: float) -> tuple[float, Array] | None:
+        """Mean squared change of the predictions when the last layer becomes another: overall, and (G,) by group.
+
+        None where the head is curved.
+        """
+        if not self.layer.head.is_affine:
+            return None
+        (a, c), (before, offset) = self._outputs(weight, bias), self._outputs(None, None)
+        return self._squares(np.append(a - before, np.zeros(int(self.labelled))), c - offset)
+
+    def _outputs(self, weight: Array | None, bias: float | None) -> tuple[Array, float]:
+        """a (p,) and c of the predictions ``a·h + c``; of the outputs before the head where that is curved."""
+        w, b = (self.layer.weight, self.layer.bias or 0.0) if weight is None else (weight, bias or 0.0)
+        if not self.layer.head.is_affine:
+            return w, b
+        zero, one = (float(p) for p in self.layer.head.apply([0.0, 1.0]))
+        return (one - zero) * w, zero + (one - zero) * b
+
+    def _squares(self, a: Array, c: float) -> tuple[float, Array]:
+        """``E(a·x + c)²`` over all rows, and (G,) in every group: ``aᵀ scatter_g a / Σw + (a·mean_g + c)²``."""
+        moments = self.moments
+        within = np.einsum("gij,i,j->g", moments.scatters, a, a) / moments.counts
+        squares = np.maximum(within, 0.0) + (moments.means @ a + c) ** 2
+        return float(moments.counts @ squares / moments.counts.sum()), squares
+
+
+Source = SiteMoments | str | os.PathLike[str]
+
+
+def content_of(moments: GroupMoments) -> str:
+    """SHA-256 of the numbers: two collections of the same rows have the same."""
+    digest = hashlib.sha256(json.dumps(moments.labels).encode())
+    for array in (moments.rows, moments.counts, moments.weight_squares, moments.means, moments.scatters):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def loaded(source: Source) -> SiteMoments:
+    """Moments as they are, or read from a file."""
+    return source if isinstance(source, SiteMoments) else SiteMoments.load(source)
+
+
+def _site(item: Mapping[str, Any]) -> Site:
+    labels = tuple(tuple(label) if isinstance(label, list) else label for label in item["labels"])
+    name = item["name"]
+    return Site(
+        str(item["fingerprint"]),
+        labels,
+        tuple(int(rows) for rows in item["rows"]),
+        str(item["version"]),
+        None if name is None else str(name),
+    )

@@ -1,0 +1,72 @@
+"""SHA-256 of a model, by which two people can tell that they hold the same one."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+
+def fingerprint(model: Any) -> str:
+    """SHA-256 of a model's structure and weights, the same on every machine.
+
+    Parameters
+    ----------
+    model : torch.nn.Module, scikit-learn estimator, or path or bytes of an ONNX file
+        Of an ONNX file without external data it is the SHA-256 of the file; with external data, of the file that holds
+        all tensors inside. Of a torch module it covers the classes of all submodules, their parameters and buffers,
+        not the code of ``forward``. Of a scikit-learn estimator it covers parameters and fitted attributes.
+    """
+    if isinstance(model, str | bytes | bytearray | os.PathLike):
+        return _of_onnx(bytes(model) if isinstance(model, bytearray) else model)
+    if hasattr(model, "state_dict"):
+        from esvdfair.models._torch_modules import unwrap
+
+        core = unwrap(model)
+        model = {name: type(module).__qualname__ for name, module in core.named_modules()}, core.state_dict()
+    digest = hashlib.sha256()
+    for part in _parts(model, ()):
+        digest.update(len(part).to_bytes(8, "little") + part)  # the length keeps neighbours apart
+    return digest.hexdigest()
+
+
+def _of_onnx(model: str | bytes | os.PathLike[str]) -> str:
+    from esvdfair.models._onnx_file import read_model
+
+    proto, external = read_model(model)
+    if external or isinstance(model, bytes):
+        return hashlib.sha256(model if isinstance(model, bytes) else proto.SerializeToString()).hexdigest()
+    with open(model, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _parts(value: Any, above: tuple[int, ...]) -> Iterator[bytes]:
+    """What a nested value consists of, in a fixed order; ``above`` are the objects that it stands in."""
+    if hasattr(value, "detach"):
+        from esvdfair.models._torch_values import to_numpy
+
+        yield str(value.dtype).encode()
+        value = to_numpy(value)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        yield f"{value.dtype.str}{value.shape}".encode()
+        yield value.tobytes()
+    elif value is None or isinstance(value, bool | int | float | str | bytes):
+        yield repr(value).encode()
+    elif isinstance(value, Mapping):
+        yield f"{len(value)} names".encode()
+        for key in sorted(value, key=str):
+            yield str(key).encode()
+            yield from _parts(value[key], above)
+    elif isinstance(value, list | tuple | np.ndarray):
+        yield f"{len(value)} items".encode()
+        for item in value:
+            yield from _parts(item, above)
+    else:
+        yield getattr(value, "__qualname__", type(value).__qualname__).encode()
+        if id(value) not in above:
+            # What is private is the memory of training, such as the optimiser, not what predicts.
+            public = {name: item for name, item in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+            yield from _parts(public, (*above, id(value)))

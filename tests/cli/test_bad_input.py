@@ -1,0 +1,168 @@
+"""What a person at a terminal gets wrong: one clear line, exit code 2, and nothing is left behind."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+ROLES = ["--sensitive", "sex", "--target", "income"]
+
+
+@pytest.fixture
+def refuses(files, refused, tmp_path, written):
+    """`repair` on another table or model is refused and writes nothing; gives the line."""
+    place = tmp_path / "out"
+    place.mkdir()
+
+    def run(*, data=files.data, model=files.model, roles=ROLES, more=()):
+        said = refused("repair", model, data, *roles, *more, "-o", place / "fair.onnx", "--report", place / "page.html")
+        assert written(place) == []
+        return said
+
+    return run
+
+
+@pytest.fixture
+def changed(files, tmp_path):
+    """A table like that of `files` with something else in it."""
+
+    def save(**columns):
+        data = pd.read_csv(files.data)
+        for name, values in columns.items():
+            data[name] = values(data[name]) if callable(values) else values
+        data.to_csv(tmp_path / "changed.csv", index=False)
+        return tmp_path / "changed.csv"
+
+    return save
+
+
+def holes(*rows):
+    return lambda column: column.where(~np.isin(np.arange(len(column)), rows))
+
+
+def test_a_file_that_is_not_there(refuses, tmp_path):
+    assert "there is no file" in refuses(data=tmp_path / "none.csv")
+    assert "there is no file" in refuses(model=tmp_path / "none.onnx")
+
+
+def test_a_directory(refuses, tmp_path):
+    assert "is a directory; a CSV or Parquet file is needed" in refuses(data=tmp_path)
+    assert "is a directory" in refuses(model=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"sex,income,age,hours,school\nm,1,2,3,4,5,6\n", "more fields than the header has names"),
+        (b"sex,income,age,hours,school\nm,1,2,3,4\nm,1,2,3,4,5\n", "Expected 5 fields in line 3, saw 6"),
+        (b"sex,income,age,hours,school\n", "5 columns and no rows"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "neither Parquet nor text in UTF-8"),
+        (b"sex,income,age,hours,school\n\xe9,1,2,3,4\n", "not text in UTF-8"),
+        (b"sex;income;age;hours;school\nm;1;2;3;4\n", "separated by something else than commas"),
+        (b"sex,income,age,hours,school\nm,1,2,3," + b"4" * 10_000_000 + b"\n", "line 2 is longer than 4 MB"),
+        (b"x" * 10_000_000, "line 1 is longer than 4 MB"),
+        (b'sex,income,age,hours,school\n"m,1,2,3,4\nf,1,2,3,4\n', "cannot be read as a table"),
+    ],
+)
+def test_a_malformed_table(refuses, tmp_path, content, said):
+    path = tmp_path / "odd.csv"
+    path.write_bytes(content)
+    assert said in refuses(data=path)
+
+
+def test_a_table_given_as_the_model_and_the_other_way_round(refuses, files):
+    assert "not an ONNX model" in refuses(model=files.data)
+    assert "neither Parquet nor text in UTF-8" in refuses(data=files.model)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.01, 0.5, 0.9, 0.999])
+def test_a_truncated_model(refuses, files, tmp_path, part):
+    whole = files.model.read_bytes()
+    (tmp_path / "cut.onnx").write_bytes(whole[: int(part * len(whole))])
+    assert "cut.onnx" in refuses(model=tmp_path / "cut.onnx")
+
+
+@pytest.mark.parametrize("part", [0.0, 0.001, 0.5, 0.99])
+def test_a_truncated_parquet_file(refuses, files, tmp_path, part):
+    whole = files.new.read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(whole[: max(int(part * len(whole)), 4)])
+    assert "cannot be read as a table" in refuses(data=tmp_path / "cut.parquet")
+
+
+def test_a_parquet_file_with_a_broken_page(refuses, files, tmp_path):
+    content = bytearray(files.new.read_bytes())
+    content[8:2000] = bytes(1992)
+    (tmp_path / "broken.parquet").write_bytes(content)
+    assert "cannot be read as a table" in refuses(data=tmp_path / "broken.parquet")
+
+
+@pytest.mark.parametrize(
+    ("roles", "said"),
+    [
+        (["--sensitive", "Sexe", "--target", "income"], "has no column 'Sexe'. Did you mean 'sex'?"),
+        (["--sensitive", "sex", "--target", "incme"], "has no column 'incme'. Did you mean 'income'?"),
+        ([*ROLES, "--features", "age,hours,scool"], "has no column 'scool'. Did you mean 'school'?"),
+        (["--sensitive", "zzz"], "has no column 'zzz'. It has 'age'"),
+    ],
+)
+def test_a_column_that_is_not_there(refuses, roles, said):
+    assert said in refuses(roles=roles)
+
+
+def test_a_target_that_is_not_numeric(refuses, changed):
+    path = changed(income=lambda column: column.astype(object).where(column.index != 500, "a lot"))
+    assert "'income' of" in refuses(data=path)
+    assert "the target, is not numeric, for example 'a lot'" in refuses(data=path)
+
+
+def test_an_input_that_is_not_numeric(refuses, changed):
+    path = changed(age=lambda column: column.astype(object).where(column.index != 500, "old"))
+    assert "column 'age' is not numeric" in refuses(data=path)
+
+
+def test_one_group_only(refuses, changed):
+    assert "all 600 rows of" in refuses(data=changed(sex="female"))
+    assert "are of one group, 'female' in 'sex'; parity needs two" in refuses(data=changed(sex="female"))
+
+
+def test_missing_values(refuses, changed, invoke, files, tmp_path):
+    path = changed(age=holes(3, 7), sex=holes(7, 8, 9))
+    said = refuses(data=path)
+    assert "missing values in 4 of 600 rows ('sex' 3, 'age' 2)" in said
+    assert "--drop-missing leaves those rows out; --missing-group makes people without a group a group" in said
+    assert "missing values in 2 of 600 rows ('age' 2)" in refuses(data=path, more=["--missing-group"])
+    words = ["repair", files.model, path, *ROLES, "--method", "exact", "-o", tmp_path / "fair.onnx", "--drop-missing"]
+    assert invoke(*words).exit_code == 0
+    assert "all 600 rows of" in refuses(data=changed(age=np.nan), more=["--drop-missing"])
+
+
+def test_a_missing_group_is_a_group(invoke, changed, files):
+    path = changed(sex=holes(*range(0, 600, 6)))
+    result = invoke("audit", files.model, path, *ROLES, "--missing-group")
+    assert result.exit_code == 0
+    assert "\nmissing" in result.stdout
+
+
+def test_infinite_values(refuses, changed):
+    path = changed(age=lambda column: column.where(column.index != 3, np.inf))
+    assert "column 'age' of" in refuses(data=path)
+    assert "holds 1 infinite values; correct or remove those rows" in refuses(data=path)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.parametrize("command", ["audit", "curve"])
+def test_a_full_disk_behind_stdout(files, command):
+    """What is printed cannot be written: an error, not a silent success."""
+    words = [command, files.model, files.data, *ROLES, *(["--method", "exact"] if command == "curve" else [])]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "esvdfair", *map(str, words)],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
