@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # two pips must not write to one environment
-.PHONY: help demo test lint types format clean
+.PHONY: help demo test bench lint types format clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ test: $(VENV)/.dev  ## Run all tests; fail when branch coverage of esvdfair.core
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal \
 		--cov=esvdfair.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=95
 
+bench: $(VENV)/.bench  ## Measure speed and growth on a quiet machine (ten minutes or so), write docs/performance.md
+	$(BIN)/python benchmarks/scale.py
+
 lint: $(VENV)/.dev  ## Check style and formatting (ruff)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -44,16 +47,21 @@ clean:  ## Remove the virtual environment and all caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# `.demo` and `.dev` are stamps in the environment: which part of the package's extras it holds.
+# `.demo`, `.bench` and `.dev` are stamps in the environment: which part of the package's extras it holds.
 $(VENV)/.demo: pyproject.toml constraints.txt $(BIN)/python
 	@echo "Installing esvdfair[data] into $(VENV)"
 	@$(PIP) -e '.[data]'
 	@touch $@
 
+$(VENV)/.bench: pyproject.toml constraints.txt $(BIN)/python
+	@echo "Installing esvdfair[torch,onnx,peers] into $(VENV); the first time takes a few minutes"
+	@$(PIP) -e '.[torch,onnx,peers]'
+	@touch $@
+
 $(VENV)/.dev: pyproject.toml constraints.txt $(BIN)/python
 	@echo "Installing esvdfair[dev] into $(VENV); the first time takes a few minutes"
 	@$(PIP) -e '.[dev]'
-	@touch $(VENV)/.demo $@
+	@touch $(VENV)/.demo $(VENV)/.bench $@
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { \

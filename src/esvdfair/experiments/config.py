@@ -91,6 +91,7 @@ class Experiment:
     transport_levels : KS distances at which `transport` is compared with methods that reach another one; 1 is no bound
     optimum_levels : the points of the optimum's curve, from which regret is interpolated
     shown_levels : those levels that the table shows
+    shown_transport : those levels of `transport` that it shows
     shown_range : range of predictions in the figures of densities
     printed : the paper's numbers, for ``preparation="paper"``
     """
@@ -105,9 +106,10 @@ class Experiment:
     epsilon: float = 1e-5
     bins: int = 18
     target_ks: float = 0.10
-    transport_levels: tuple[float, ...] = (0.10, 0.15, 0.20, 0.25, 0.30, 1.0)
+    transport_levels: tuple[float, ...] = (0.10, 0.12, 0.15, 0.20, 0.25, 0.30, 1.0)
     optimum_levels: tuple[float, ...] = (0.0, 0.025, 0.05, 0.075, 0.10, 0.15, 0.20, 0.30)
     shown_levels: tuple[float, ...] = (0.05, 0.10, 0.15)
+    shown_transport: tuple[float, ...] = (0.10, 0.12)
     training: Training = field(default_factory=Training)
     finetune: Finetune = field(default_factory=Finetune)
     shown_range: tuple[float, float] = (0.0, 1.0)
@@ -116,7 +118,7 @@ class Experiment:
     def protocol(self) -> dict[str, Any]:
         """All that decides the rows, as plain values; saved beside them, so that rows of two protocols never mix."""
         plain = asdict(self)
-        for name in ("printed", "shown_levels"):
+        for name in ("printed", "shown_levels", "shown_transport"):
             del plain[name]
         return _listed(plain)  # type: ignore[no-any-return]  # a dict gives a dict
 

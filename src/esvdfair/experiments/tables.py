@@ -111,7 +111,7 @@ def summarize(rows: Sequence[Row], experiment: Experiment) -> list[Line]:
 
 def shown(lines: Sequence[Line], experiment: Experiment) -> list[Line]:
     """The lines that a table shows: of the curves of `transport` and of the optimum only some points."""
-    levels = {"transport": (experiment.target_ks,), "optimum": experiment.shown_levels}
+    levels = {"transport": experiment.shown_transport, "optimum": experiment.shown_levels}
     return [line for line in lines if line.variant.level in levels.get(line.variant.method, (line.variant.level,))]
 
 

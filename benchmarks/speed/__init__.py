@@ -1,0 +1,1 @@
+"""The parts of `benchmarks/scale.py`: one file for each benchmark, and what they share."""
