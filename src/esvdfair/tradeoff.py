@@ -39,8 +39,8 @@ class Judge:
     def mse(self, prediction: Array) -> Array:
         """(k,) weighted mean squared error of each of k columns of predictions (n, k)."""
         share = self.weight / self.weight.sum()
-        error: Array = share @ (prediction - self.y[:, None]) ** 2
-        return error
+        # Column by column, here and below: all candidates at once would be several copies of a large table.
+        return np.array([share @ (column - self.y) ** 2 for column in prediction.T])
 
     def ks(self, prediction: Array) -> Array:
         """(k,) Kolmogorov–Smirnov distance between the groups, for each column."""
@@ -110,8 +110,9 @@ class Judged:
             np.concatenate([self.judge.weight, self.training_judge.weight]),
             self.judge.labels,
         )
-        fresh = np.sqrt(together.ks(np.vstack([self.judging, self.training])) ** 2 + floor**2)
-        return np.maximum(alone, (alone + fresh) / 2 + MARGIN * floor)
+        columns = zip(self.judging.T, self.training.T, strict=True)
+        on_all = np.concatenate([together.ks(np.concatenate(pair)[:, None]) for pair in columns])
+        return np.maximum(alone, (alone + np.hypot(on_all, floor)) / 2 + MARGIN * floor)
 
 
 @dataclass(frozen=True)
