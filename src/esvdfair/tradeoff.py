@@ -112,7 +112,8 @@ class Judged:
         )
         columns = zip(self.judging.T, self.training.T, strict=True)
         on_all = np.concatenate([together.ks(np.concatenate(pair)[:, None]) for pair in columns])
-        return np.maximum(alone, (alone + np.hypot(on_all, floor)) / 2 + MARGIN * floor)
+        expected: Array = (alone + np.hypot(on_all, floor)) / 2 + MARGIN * floor
+        return np.maximum(alone, expected)
 
 
 @dataclass(frozen=True)

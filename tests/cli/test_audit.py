@@ -165,3 +165,9 @@ def test_labels_cannot_steer_the_terminal(files, invoke, tmp_path):
     text = invoke("audit", tmp_path / "odd.csv", "--predictions", "score", *SEX).stdout
     assert "\x1b" not in text
     assert "\\x1b[31mmale\\n" in text
+
+
+def test_the_target_of_an_audit_is_not_aimed_at(invoke):
+    shown = " ".join(invoke("audit", "--help").stdout.split())
+    assert "Largest KS distance between groups that passes; beyond it the exit code is 1." in shown
+    assert "aim at" not in shown

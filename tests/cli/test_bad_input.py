@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+from threading import Thread
 
 import numpy as np
 import pandas as pd
 import pytest
+
+from esvdfair.cli import _inputs
 
 ROLES = ["--sensitive", "sex", "--target", "income"]
 
@@ -75,8 +78,44 @@ def test_a_malformed_table(refuses, tmp_path, content, said):
 
 
 def test_a_table_given_as_the_model_and_the_other_way_round(refuses, files):
-    assert "not an ONNX model" in refuses(model=files.data)
+    assert "is not an ONNX model but a table; the model comes first: MODEL.onnx DATA" in refuses(model=files.data)
+    assert "the model comes first: MODEL.onnx DATA" in refuses(model=files.new, data=files.model)
     assert "neither Parquet nor text in UTF-8" in refuses(data=files.model)
+
+
+def test_a_model_of_another_width_is_refused_before_the_scan(refuses, monkeypatch):
+    def scan(*_, **__):
+        raise AssertionError("the table was scanned")
+
+    monkeypatch.setattr(_inputs, "TableBatches", scan)
+    assert "the model takes 3 columns and" in refuses(roles=["--sensitive", "sex"])
+
+
+def test_a_model_of_another_width_for_rows_from_a_pipe(refuses, files, tmp_path):
+    """What comes through a pipe is read once only, so its header is not looked at beforehand."""
+    os.mkfifo(tmp_path / "pipe")
+    writer = Thread(target=lambda: (tmp_path / "pipe").write_bytes(files.data.read_bytes()), daemon=True)
+    writer.start()
+    assert "the model takes 3 columns and" in refuses(data=tmp_path / "pipe", roles=["--sensitive", "sex"])
+    writer.join(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--layer", "0"], "--layer 0 with --method transport, which edits the last layer alone; leave --layer out, or "
+                           "use --method exact or paper."),
+        (["--layer", "-1", "--method", "exact"], "layer -1 is the output layer; --method exact edits a hidden layer"),
+    ],
+)  # fmt: skip
+def test_options_that_contradict_each_other_are_called_by_their_names(refuses, options, said):
+    assert said in refuses(more=options)
+
+
+def test_a_sensitive_column_of_many_numbers(refuses, changed):
+    said = refuses(data=changed(sex=np.arange(600)))
+    assert "the sensitive column 'sex' takes 600 different whole numbers" in said
+    assert "bin it first, or write words for the numbers if these really are groups" in said
 
 
 @pytest.mark.parametrize("part", [0.0, 0.01, 0.5, 0.9, 0.999])

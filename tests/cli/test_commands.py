@@ -8,6 +8,7 @@ import sys
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
 from esvdfair.cli import main
 
@@ -59,8 +60,24 @@ def test_without_a_command_the_help_is_shown(invoke):
         assert re.search(rf"^  {name} ", result.stdout, re.MULTILINE)
 
 
-def test_a_command_that_is_not_there(refused):
-    assert "No such command 'repare'" in refused("repare")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["audt"], "there is no command 'audt'; did you mean 'audit'?"),
+        (["Repare"], "there is no command 'Repare'; did you mean 'repair'?"),
+        (["moments", "colect"], "there is no command 'colect'; did you mean 'collect'?"),
+        (["moments", "xyz"], "there is no command 'xyz'; there are collect, merge, show."),
+    ],
+)
+def test_a_command_that_is_not_there(refused, words, said):
+    assert refused(*words) == f"esvdfair: {said}\n"
+
+
+@pytest.mark.parametrize("words", [*([name] for name in COMMANDS), ["moments", "collect"]])
+def test_values_of_options_have_plain_names(invoke, words):
+    shown = invoke(*words, "--help").stdout
+    assert "--" in shown
+    assert not re.search(r"RANGE|TEXT|INTEGER|FLOAT", shown)
 
 
 def run(*words, **env):
@@ -89,6 +106,30 @@ def test_a_terminal_without_the_letters(files):
     done = run(*words, PYTHONIOENCODING="latin-1")
     assert done.returncode == 0
     assert "Target KS ? 1: met." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "typed", "offered"),
+    [
+        ("--sensitive", "s", ["school", "sex"]),
+        ("--target", "", ["age", "hours", "school", "income", "sex"]),
+        ("--features", "age,h", ["age,hours"]),
+        ("--target", "zzz", []),
+    ],
+)
+def test_columns_are_completed(files, option, typed, offered):
+    completion = ShellComplete(main, {}, "esvdfair", "_ESVDFAIR_COMPLETE")
+    for command in ("audit", "repair", "explain"):
+        for data in (files.data, files.new):
+            words = [command, str(files.model), str(data), "--seed", "1", option]
+            assert [item.value for item in completion.get_completions(words, typed)] == offered
+    assert completion.get_completions(["audit", "none.csv", option], typed) == []
+
+
+def test_columns_of_predictions_are_completed(files):
+    completion = ShellComplete(main, {}, "esvdfair", "_ESVDFAIR_COMPLETE")
+    (found,) = completion.get_completions(["audit", str(files.scores), "--predictions"], "sc")
+    assert found.value == "score"
 
 
 @pytest.mark.parametrize(("words", "offered"), [("esvdfair rep", "repair"), ("esvdfair repair --tar", "--target-ks")])

@@ -7,7 +7,7 @@ import pytest
 from esvdfair import ks_distance
 from esvdfair.baselines import WassersteinBarycenter
 from esvdfair.cli import _comparison
-from esvdfair.cli._comparison import split_rows
+from esvdfair.cli._comparison import Method, split_rows
 from esvdfair.models.onnx import OnnxAdapter
 from esvdfair.tables import Roles, read_rows
 
@@ -20,7 +20,7 @@ NAMES = [
 
 def without_scans(monkeypatch, *left_out):
     """Fewer methods, for tests that look at something else."""
-    kept = [method for method in _comparison.methods() if method[0] not in left_out]
+    kept = [method for method in _comparison.methods() if method.name not in left_out]
     monkeypatch.setattr(_comparison, "methods", lambda: kept)
 
 
@@ -57,13 +57,13 @@ def test_rows_of_validation_judge(files, invoke, monkeypatch):
 
 def test_a_method_that_cannot_be_applied_says_why(files, invoke, monkeypatch):
     def fail(case):
-        raise ValueError("no hidden layer")
+        raise ValueError("no hidden layer for method='exact'")
 
-    methods = [_comparison.methods()[0], ("exact", "nothing", True, fail)]
+    methods = [_comparison.methods()[0], Method("exact", "nothing", True, fail)]
     monkeypatch.setattr(_comparison, "methods", lambda: methods)
     result = invoke("compare", files.model, files.data, *ROLES)
     assert result.exit_code == 0
-    assert "exact: not possible here. no hidden layer" in result.stdout
+    assert "exact: not possible here. no hidden layer for --method exact" in result.stdout
     assert "MSE of female" in result.stdout
 
 

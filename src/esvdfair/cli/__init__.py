@@ -8,7 +8,9 @@ from typing import Any
 
 import click
 
+from esvdfair.cli._group import SuggestingGroup
 from esvdfair.cli._ranks import run_on_ranks
+from esvdfair.cli._words import in_options
 from esvdfair.distributed import RankError
 
 # Command -> its module, which is imported when it is needed and holds a click command of the same name.
@@ -26,7 +28,7 @@ _COMMANDS = {
 BAD_INPUT = 2
 
 
-class Commands(click.Group):
+class Commands(SuggestingGroup):
     """Commands loaded on demand; errors of the user are one line on stderr and exit code 2."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -71,7 +73,7 @@ def _exit_code(command: Callable[[], Any]) -> int:
         _say("interrupted")
         return 130
     except (ValueError, TypeError, OSError, ImportError, RankError) as error:
-        _say(str(error))
+        _say(in_options(str(error)))
         return BAD_INPUT
     return code if isinstance(code, int) else 0
 
@@ -95,7 +97,7 @@ def main(ctx: click.Context) -> None:
     Exit codes: 0 done; 1 done, but the target was not met; 2 bad input, and nothing was written.
 
     \b
-    Completion of commands and options with the tab key; put the line for your shell into its start-up file:
+    Completion of commands, options and columns with the tab key; put the line for your shell into its start-up file:
       bash  eval "$(_ESVDFAIR_COMPLETE=bash_source esvdfair)"
       zsh   eval "$(_ESVDFAIR_COMPLETE=zsh_source esvdfair)"
       fish  _ESVDFAIR_COMPLETE=fish_source esvdfair | source

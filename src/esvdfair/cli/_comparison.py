@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,13 @@ class Case:
     seed: int
 
 
-Method = tuple[str, str, bool, Callable[[Case], Array]]
+class Method(NamedTuple):
+    """One line of the table, and how its predictions for the test rows are made; other fields as in :class:`Score`."""
+
+    name: str
+    needs: str
+    same_model: bool
+    run: Callable[[Case], Array]
 
 
 def split_rows(rows: Rows, seed: int) -> tuple[Rows, Rows]:
@@ -79,30 +85,30 @@ def split_rows(rows: Rows, seed: int) -> tuple[Rows, Rows]:
 
 def methods() -> list[Method]:
     """Everything that is compared, in the order of the table."""
-    ours = [(name, "nothing", True, _repaired(name)) for name in reversed(METHODS)]
+    ours = [Method(name, "nothing", True, _repaired(name)) for name in reversed(METHODS)]
     theirs: list[Method] = []
     for name, make in (("barycenter", _barycenter), ("private histogram", _histogram)):
-        theirs.append((name, "the group", False, _aware(make)))
-        theirs.append((f"{name}, group predicted", "nothing", False, _unaware(make)))
+        theirs.append(Method(name, "the group", False, _aware(make)))
+        theirs.append(Method(f"{name}, group predicted", "nothing", False, _unaware(make)))
     return [
-        ("the model as it is", "nothing", True, lambda case: case.adapter.predict(case.test.X)),
+        Method("the model as it is", "nothing", True, lambda case: case.adapter.predict(case.test.X)),
         *ours,
         *theirs,
-        ("unaware optimum", "nothing", False, _optimum),
+        Method("unaware optimum", "nothing", False, _optimum),
     ]
 
 
 def run_method(case: Case, method: Method) -> Score:
     """Fit a method and judge it; one that cannot be applied here says why."""
-    name, needs, same, run = method
+    score = Score(method.name, method.needs, method.same_model)
     start = perf_counter()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ESVDFairWarning)  # a target that is not met shows in the numbers
-            prediction = np.asarray(run(case), dtype=np.float64)
+            prediction = np.asarray(method.run(case), dtype=np.float64)
     except ValueError as error:
-        return Score(name, needs, same, error=str(error))
-    return _judge(case, Score(name, needs, same, seconds=perf_counter() - start), prediction)
+        return replace(score, error=str(error))
+    return _judge(case, replace(score, seconds=perf_counter() - start), prediction)
 
 
 def _judge(case: Case, score: Score, prediction: Array) -> Score:

@@ -1,26 +1,23 @@
-"""What commands share on their way in: arguments, options, and the rows and the model that they lead to."""
+"""The rows and the model that a command works on."""
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 from tqdm import tqdm
 
-from esvdfair.distributed import rank
+from esvdfair.cli._output import some_names
 from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.tables import Progress, Roles, Rows, TableBatches
+from esvdfair.tables import Progress, Roles, Rows, TableBatches, open_table
+from esvdfair.tables.roles import check_roles
 
 if TYPE_CHECKING:
     from esvdfair.models.onnx import OnnxAdapter
 
-Command = Callable[..., Any]
-FILE = click.Path(path_type=Path)
 AUDITED_ROWS = 1_000_000
 """Rows that a command holds at once to measure predictions; a sample stands for a larger file."""
 EXPLAINED_ROWS = 100_000
@@ -37,23 +34,49 @@ class Reading:
     missing_group: bool
 
     def table(
-        self,
-        path: Path,
-        *,
-        like: TableBatches | None = None,
-        min_groups: int = 2,
-        progress: Progress | None = None,
+        self, path: Path, *models: "OnnxAdapter", min_groups: int = 2, progress: Progress | None = None
     ) -> TableBatches:
-        """The rows of a file of any size; with the inputs of ``like``, by name, when it stands beside another file."""
-        roles = self.roles if like is None else replace(self.roles, features=tuple(like.inputs))
-        return TableBatches(
+        """The rows of a file of any size.
+
+        Raises
+        ------
+        ValueError
+            The table cannot be used, or one of the models takes other columns: the error lists both sides.
+        """
+        if models and path.is_file():  # before a long scan; but what comes through a pipe is read once only
+            self._check_width(models, path, check_roles(self.roles, open_table(path).columns, path))
+        table = TableBatches(
             path,
-            roles,
+            self.roles,
             drop_missing=self.drop_missing,
             missing_group=self.missing_group,
             min_groups=min_groups,
             progress=progress,
         )
+        self._check_width(models, path, table.inputs)
+        for model in models:
+            model.predict(table.scan.head)  # what else the model does not take, before any long work
+        return table
+
+    def tables(
+        self, data: Path, validation: Path | None, *models: "OnnxAdapter", progress: Progress | None = None
+    ) -> tuple[TableBatches, TableBatches | None]:
+        """The rows that fit and those that judge, if they have a file; their inputs are the same columns, by name."""
+        rows = self.table(data, *models, progress=progress)
+        if validation is None:
+            return rows, None
+        alike = replace(self, roles=replace(self.roles, features=tuple(rows.inputs)))
+        return rows, alike.table(validation, progress=progress)
+
+    def _check_width(self, models: Sequence["OnnxAdapter"], path: Path, names: list[str]) -> None:
+        for width in (model.n_features for model in models):
+            if width is not None and width != len(names):
+                apart = ", ".join(f"{name} ({role})" for name, role in self.roles.named().items() if name not in names)
+                raise ValueError(
+                    f"the model takes {width} columns and {str(path)!r} gives it {len(names)}: "
+                    f"{some_names(names, 30)}. Not given to it: {apart or 'none'}. Name the model's inputs, in its "
+                    "order: --features A,B,C"
+                )
 
 
 def some_rows(table: TableBatches, most: int, *, seed: int) -> Rows:
@@ -87,132 +110,28 @@ def file_bar() -> Iterator[Progress]:
         yield show
 
 
-def table_options(
-    *, target: str = "Column with the true value.", sensitive_required: bool = True
-) -> Callable[[Command], Command]:
-    """Options that say what the columns are; the command gets them as one ``reading``."""
-    options: list[Callable[[Command], Command]] = [
-        click.option("--sensitive", multiple=True, required=sensitive_required, metavar="COL", help="Column with "
-                     "the group of each person; repeat it for several, whose combinations become the groups."),
-        click.option("--target", metavar="COL", help=target),
-        click.option("--features", metavar="A,B,C", help="The model's inputs in its order. Default: all other columns "
-                     "in file order; a sensitive column is an input only when named here."),
-        click.option("--drop-missing", is_flag=True, help="Leave out rows with a missing value."),
-        click.option("--missing-group", is_flag=True, help="People without a value of a sensitive "
-                     "column become a group of their own."),
-    ]  # fmt: skip
-
-    def decorate(command: Command) -> Command:
-        @wraps(command)
-        def collected(
-            *args: Any,
-            sensitive: tuple[str, ...],
-            target: str | None,
-            features: str | None,
-            drop_missing: bool,
-            missing_group: bool,
-            **rest: Any,
-        ) -> Any:
-            names = None if features is None else tuple(name.strip() for name in features.split(","))
-            roles = Roles(sensitive, target, rest.get("predictions"), names)
-            return command(*args, reading=Reading(roles, drop_missing, missing_group), **rest)
-
-        return _with(options, collected)
-
-    return decorate
-
-
-def model_and_data(command: Command) -> Command:
-    """The arguments MODEL and DATA, and which output of the model is meant."""
-    return _with(
-        [
-            click.argument("model", metavar="MODEL.onnx", type=FILE),
-            click.argument("data", metavar="DATA", type=FILE),
-            output_option,
-        ],
-        command,
-    )
-
-
-output_option = click.option(
-    "--output", metavar="NAME", help="Which output of the model is the prediction, if several."
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")
-seed_option = click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of all that is drawn."
-)
-method_option = click.option(
-    "--method",
-    type=click.Choice(["transport", "parity", "exact", "paper"]),
-    default="transport",
-    show_default=True,
-    help="transport: whole distributions, last layer. parity: means and variances, last layer. exact: a hidden layer, "
-    "then the last. paper: the paper's Algorithm 2.",
-)
-layer_option = click.option(
-    "--layer", metavar="LAYER", help="Layer that exact and paper edit: index or name.  [default: -2]"
-)
-validation_option = click.option(
-    "--validation", metavar="FILE", type=FILE, help="Rows that the model was not trained on, to choose and to judge."
-)
-target_ks_option = click.option(
-    "--target-ks", type=click.FloatRange(0, 1), metavar="KS", help="Largest KS distance between groups to aim at."
-)
-force_option = click.option("--force", is_flag=True, help="Replace files that are there.")
-
-
-def _with(options: list[Callable[[Command], Command]], command: Command) -> Command:
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def layer_of(text: str) -> int | str:
-    """A layer by index when it is a whole number, else by name."""
-    return int(text) if text.removeprefix("-").isdecimal() else text
-
-
-def load_model(path: Path, output: str | None, table: TableBatches) -> "OnnxAdapter":
-    """Read a model and see that it takes the inputs of this table.
+def load_model(path: Path, output: str | None) -> "OnnxAdapter":
+    """Read a model.
 
     Raises
     ------
     ValueError
-        The file is no ONNX regressor, or takes other columns; the error lists both sides.
+        The file is no ONNX regressor; of a table the error says that the model comes first.
     """
     from esvdfair.models.onnx import OnnxAdapter
 
     try:
-        adapter = OnnxAdapter(path, output=output)
-    except ValueError as error:
-        raise ValueError(str(error).replace("output=name", "--output NAME")) from None
-    width, names = adapter.n_features, table.inputs
-    if width is not None and width != len(names):
-        apart = ", ".join(f"{name} ({role})" for name, role in table.roles.named().items() if name not in names)
-        raise ValueError(
-            f"the model takes {width} columns and {str(table.path)!r} gives it {len(names)}: {_shortened(names)}. Not "
-            f"given to it: {apart or 'none'}. Name the model's inputs, in its order: --features A,B,C"
-        )
-    adapter.predict(table.scan.head)  # what else the model does not take, before any long work
-    return adapter
+        return OnnxAdapter(path, output=output)
+    except ValueError:
+        if _is_table(path):
+            raise ValueError(
+                f"{str(path)!r} is not an ONNX model but a table; the model comes first: MODEL.onnx DATA"
+            ) from None
+        raise
 
 
-def _shortened(names: list[str], shown: int = 30) -> str:
-    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
-
-
-def check_free(paths: list[Path], *, force: bool, inputs: list[Path]) -> None:
-    """Fail, before any work, where a file cannot be written or would be overwritten; by the first rank, who writes."""
-    if rank() > 0:
-        return
-    for path in paths:
-        if path.is_dir():
-            raise IsADirectoryError(f"cannot write to {str(path)!r}: it is a directory.")
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}.")
-        if any(path.exists() and other.exists() and path.samefile(other) for other in inputs):
-            raise ValueError(f"{str(path)!r} is a file that is read; write the result elsewhere.")
-        if path.exists() and not force:
-            raise FileExistsError(f"{str(path)!r} is there already; --force replaces it.")
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise ValueError("two results would go to one file; give each a name of its own.")
+def _is_table(path: Path) -> bool:
+    try:
+        return path.is_file() and len(open_table(path).columns) > 1
+    except (OSError, ValueError, ImportError):
+        return False

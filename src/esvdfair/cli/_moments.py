@@ -9,12 +9,23 @@ import click
 
 from esvdfair.cli._files import sha256_of
 from esvdfair.cli._inputs import Reading, file_bar, load_model
-from esvdfair.cli._output import JUDGED_ON, label_text, notes, number, print_json, printable, progress, table
+from esvdfair.cli._output import (
+    JUDGED_ON,
+    label_text,
+    notes,
+    number,
+    print_json,
+    printable,
+    progress,
+    some_names,
+    table,
+)
 from esvdfair.cli._ranks import only_first_rank
 from esvdfair.cli._record import Written, write_repaired
+from esvdfair.cli.repair import before_and_after, verdict
 from esvdfair.estimator import ESVDFair
 from esvdfair.federated import MIN_ROWS, SiteMoments, repair_from_moments
-from esvdfair.tables import TableBatches
+from esvdfair.tables import Progress, TableBatches
 
 UNKNOWN_KS = (
     "KS distance: unknown. Moments tell means and variances, not whole distributions; --validation FILE gives rows to "
@@ -95,7 +106,7 @@ def show_moments(site: SiteMoments) -> None:
     facts = [
         ["moments of", f"{len(site.layer.weight)} inputs of layer {site.layer.name}" + _label(site)],
         ["SHA-256 of the model", site.model],
-        ["inputs of the model", _some(site.features)],
+        ["inputs of the model", "not named" if site.features is None else some_names(site.features, 8)],
     ]
     if len(site.moments.labels) > 1:
         facts.append(["gap of means", number(found["mean_gap"])])
@@ -116,12 +127,6 @@ def _label(site: SiteMoments) -> str:
     return f" and the label {site.target}" if site.target else " and the label"
 
 
-def _some(names: Sequence[str] | None, shown: int = 8) -> str:
-    if names is None:
-        return "not named"
-    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
-
-
 # --- repair --moments ----------------------------------------------------------------------------------------------
 
 
@@ -136,7 +141,7 @@ class Request:
     reading: Reading
     target_ks: float | None
     method: str
-    layer: str | None
+    layer: int | str | None
     validation: Path | None
     seed: int
 
@@ -162,7 +167,7 @@ class Request:
         if self.validation is None and report is not None:
             raise click.UsageError("--report needs --validation FILE: it shows predictions for rows.")
 
-    def read_validation(self, site: SiteMoments, show: Any) -> TableBatches | None:
+    def read_validation(self, site: SiteMoments, show: Progress) -> TableBatches | None:
         """The rows that judge; columns that were not named are those of the moments."""
         if self.validation is None:
             return None
@@ -170,7 +175,8 @@ class Request:
         roles = replace(
             roles, sensitive=roles.sensitive or site.sensitive or (), features=roles.features or site.features
         )
-        return replace(self.reading, roles=roles).table(self.validation, progress=show)
+        model = load_model(self.model, self.output)
+        return replace(self.reading, roles=roles).table(self.validation, model, progress=show)
 
 
 def repair_with_moments(request: Request, written: Written, *, as_json: bool, command: Sequence[str] | None) -> int:
@@ -180,8 +186,6 @@ def repair_with_moments(request: Request, written: Written, *, as_json: bool, co
         bar.set_description("reading")
         site = SiteMoments.load(request.moments)
         judging = request.read_validation(site, show)
-        if judging is not None:
-            load_model(request.model, request.output, judging)
         bar.update()
         bar.set_description("repairing")
         fair = repair_from_moments(
@@ -206,8 +210,6 @@ def repair_with_moments(request: Request, written: Written, *, as_json: bool, co
 
 
 def _show_repair(fair: ESVDFair, site: SiteMoments, request: Request, judging: TableBatches | None) -> None:
-    from esvdfair.cli.repair import before_and_after, verdict
-
     sites = f"{len(site.sites)} sites" if len(site.sites) > 1 else "1 site"
     click.echo(f"{request.model} repaired by parity from moments of {site.rows:,} rows at {sites}", nl=False)
     if judging is None:

@@ -12,6 +12,7 @@ import click
 import numpy as np
 from tqdm import tqdm
 
+from esvdfair.cli._words import in_options
 from esvdfair.core.groups import Label
 from esvdfair.exceptions import ESVDFairWarning
 
@@ -21,12 +22,6 @@ JUDGED_ON = {
     "train": "the rows that fitted it; new people will fare worse",
 }
 _WIDEST = 40  # characters of one cell
-# What warnings of the library call things -> what the command line does.
-_OPTIONS = {
-    "target_ks=": "--target-ks ",
-    "See curve_ for what": "`esvdfair curve` shows what",
-    "Pass validation=": "Give --validation FILE",
-}
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, widest: int = _WIDEST) -> str:
@@ -50,6 +45,11 @@ def printable(text: str, widest: int = _WIDEST) -> str:
 def label_text(label: Label) -> str:
     """A group as people write it; of several attributes, their values."""
     return ", ".join(map(str, label)) if isinstance(label, tuple) else str(label)
+
+
+def some_names(names: Sequence[str], shown: int) -> str:
+    """Names, of many the first few."""
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
 
 
 def number(value: float | None) -> str:
@@ -102,9 +102,7 @@ def notes() -> Iterator[None]:
         warnings.simplefilter("always", ESVDFairWarning)
         yield
     for text in dict.fromkeys(str(warning.message) for warning in caught):
-        for name, option in _OPTIONS.items():
-            text = text.replace(name, option)
-        click.echo(f"note: {' '.join(text.split())}", err=True)
+        click.echo(f"note: {in_options(text)}", err=True)
 
 
 @contextmanager

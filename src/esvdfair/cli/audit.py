@@ -6,16 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from esvdfair.cli._inputs import (
-    AUDITED_ROWS,
+from esvdfair.cli._inputs import AUDITED_ROWS, Reading, file_bar, load_model, some_rows
+from esvdfair.cli._options import (
     FILE,
-    Reading,
-    file_bar,
+    complete_columns,
     json_option,
-    load_model,
     output_option,
     seed_option,
-    some_rows,
     table_options,
     target_ks_option,
 )
@@ -27,9 +24,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("files", metavar="[MODEL.onnx] DATA", nargs=-1, type=FILE)
-@click.option("--predictions", metavar="COL", help="Column with predictions, instead of a model.")
+@click.option(
+    "--predictions",
+    metavar="COL",
+    shell_complete=complete_columns,
+    help="Column with predictions, instead of a model.",
+)
 @table_options(target="Column with the true value; adds the error of every group.")
-@target_ks_option
+@target_ks_option("Largest KS distance between groups that passes; beyond it the exit code is 1.")
 @output_option
 @seed_option
 @json_option
@@ -57,8 +59,8 @@ def audit(
 
     model, data = _which(files, predictions)
     with notes(), file_bar() as show:
-        people = reading.table(data, progress=show)
-        adapter = None if model is None else load_model(model, output, people)
+        adapter = None if model is None else load_model(model, output)
+        people = reading.table(data, *([adapter] if adapter else []), progress=show)
         rows = some_rows(people, AUDITED_ROWS, seed=seed)
         scores = rows.predictions if adapter is None else adapter.predict(rows.X)
         found = audit_predictions(scores, rows.groups, rows.y, seed=seed)

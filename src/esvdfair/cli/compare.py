@@ -6,19 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from esvdfair.cli._inputs import (
-    EXPLAINED_ROWS,
-    FILE,
-    Reading,
-    file_bar,
-    json_option,
-    load_model,
-    model_and_data,
-    seed_option,
-    some_rows,
-    table_options,
-)
+from esvdfair.cli._inputs import EXPLAINED_ROWS, Reading, file_bar, load_model, some_rows
+from esvdfair.cli._options import FILE, json_option, model_and_data, seed_option, table_options, target_ks_option
 from esvdfair.cli._output import interval, label_text, notes, number, print_json, progress, share, table
+from esvdfair.cli._words import in_options
 
 if TYPE_CHECKING:
     from esvdfair.cli._comparison import Score
@@ -26,11 +17,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @model_and_data
-@table_options(target="Column with the true value; without it, error means distance to the model's own predictions.")
+@table_options()
 @click.option("--validation", metavar="FILE", type=FILE, help="Rows that judge. Default: 30 % of DATA.")
-@click.option(
-    "--target-ks", default=0.1, show_default=True, type=click.FloatRange(0, 1), metavar="KS", help="What to aim at."
-)
+@target_ks_option(default=0.1)
 @seed_option
 @json_option
 def compare(
@@ -48,7 +37,7 @@ def compare(
     Every method learns from 70 % of the rows and is judged on the other 30 %; or it learns from DATA and is judged on
     the rows of --validation. The barycentre (Chzhen et al. 2020) and the private histogram (Xian et al. 2024) need to
     know a person's group at prediction, or predict it; the unaware optimum is the best that can be done without it,
-    but is no longer the model.
+    as far as its guess of the group is right, but is no longer the model.
 
     \b
     Example:
@@ -59,16 +48,15 @@ def compare(
 
     chosen = methods()
     with notes(), progress(len(chosen)) as bar, file_bar() as show:
-        whole = reading.table(data, progress=show)
-        adapter = load_model(model, output, whole)
-        judging = None if validation is None else reading.table(validation, like=whole, progress=show)
+        adapter = load_model(model, output)
+        whole, judging = reading.tables(data, validation, adapter, progress=show)
         rows = some_rows(whole, EXPLAINED_ROWS, seed=seed)
         judges = None if judging is None else some_rows(judging, EXPLAINED_ROWS, seed=seed)
         fit, test = split_rows(rows, seed) if judges is None else (rows, judges)
         case = Case(str(model), output, adapter, fit, test, target_ks, seed)
         scores = []
         for method in chosen:
-            bar.set_description(method[0])
+            bar.set_description(method.name)
             scores.append(run_method(case, method))
             bar.update()
     floor = ks_floor(sensitive_features=test.groups, random_state=seed)
@@ -85,7 +73,7 @@ def compare(
     click.echo(_table(scores))
     for score in scores:
         if score.error:
-            click.echo(f"\n{score.method}: not possible here. {' '.join(score.error.split())}")
+            click.echo(f"\n{score.method}: not possible here. {in_options(score.error)}")
 
 
 def _table(scores: "list[Score]") -> str:

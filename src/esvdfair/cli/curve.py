@@ -1,29 +1,21 @@
 """`esvdfair curve`: what each degree of parity costs."""
 
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from esvdfair.cli._files import staged
-from esvdfair.cli._inputs import (
+from esvdfair.cli._files import check_free, check_plot, staged
+from esvdfair.cli._inputs import Reading, file_bar, load_model
+from esvdfair.cli._options import (
     FILE,
-    Reading,
-    check_free,
-    file_bar,
     force_option,
     json_option,
-    layer_of,
-    layer_option,
-    load_model,
-    method_option,
     model_and_data,
+    repair_options,
     seed_option,
     table_options,
-    target_ks_option,
-    validation_option,
 )
 from esvdfair.cli._output import JUDGED_ON, interval, notes, number, print_json, progress, scatter, share, table
 from esvdfair.cli._ranks import only_first_rank
@@ -31,16 +23,11 @@ from esvdfair.cli._ranks import only_first_rank
 if TYPE_CHECKING:
     from esvdfair.tradeoff import Curve, CurvePoint
 
-PICTURES = (".png", ".svg", ".pdf")
-
 
 @click.command()
 @model_and_data
-@table_options(target="Column with the true value; without it, error means distance to the model's own predictions.")
-@validation_option
-@method_option
-@layer_option
-@target_ks_option
+@table_options()
+@repair_options
 @click.option("--plot", metavar="FILE", type=FILE, help="Also draw the curve: .png, .svg or .pdf.")
 @force_option
 @seed_option
@@ -50,10 +37,10 @@ def curve(
     data: Path,
     output: str | None,
     reading: Reading,
-    validation: Path | None,
-    method: str,
-    layer: str | None,
     target_ks: float | None,
+    method: str,
+    layer: int | str | None,
+    validation: Path | None,
     plot: Path | None,
     force: bool,
     seed: int,
@@ -76,9 +63,7 @@ def curve(
         check_free([plot], force=force, inputs=inputs)
     with notes(), progress(2) as bar, file_bar() as show:
         bar.set_description("reading")
-        rows = reading.table(data, progress=show)
-        load_model(model, output, rows)
-        judging = None if validation is None else reading.table(validation, like=rows, progress=show)
+        rows, judging = reading.tables(data, validation, load_model(model, output), progress=show)
         bar.update()
         bar.set_description("refitting")
         found = fit_curve(
@@ -86,7 +71,7 @@ def curve(
             rows,
             validation=None if judging is None else (judging, None, None),
             method=method,
-            layer=None if layer is None else layer_of(layer),
+            layer=layer,
             output=output,
             random_state=seed,
         )
@@ -94,7 +79,7 @@ def curve(
         if plot:
             _draw(found, target_ks, plot)
     chosen = None if target_ks is None else found.select(target_ks=target_ks)
-    met = None if chosen is None else chosen.ks <= (target_ks or 0.0)
+    met = None if chosen is None or target_ks is None else chosen.ks <= target_ks
     if as_json:
         print_json({
             "model": model, "data": data, "method": method, "evaluated_on": found.evaluated_on,
@@ -103,13 +88,15 @@ def curve(
             "points": [asdict(point) for point in found.points],
         })  # fmt: skip
     else:
-        _show(found, chosen, target_ks)
+        _show(found, chosen)
+        if met is not None:
+            click.echo(f"Target KS ≤ {target_ks:g}: {'met by →' if met else 'not met; → comes closest'}.")
         if plot:
             click.echo(f"wrote {plot}")
     return 1 if met is False else 0
 
 
-def _show(found: "Curve", chosen: "CurvePoint | None", target_ks: float | None) -> None:
+def _show(found: "Curve", chosen: "CurvePoint | None") -> None:
     click.echo(f"{len(found)} repaired models, judged on {JUDGED_ON[found.evaluated_on]}\n")
     lines = [
         [
@@ -130,16 +117,6 @@ def _show(found: "Curve", chosen: "CurvePoint | None", target_ks: float | None) 
     marks = ["•"] * len(found) + ["◉"] * (len(order) - len(found))
     click.echo(scatter([p.ks for p in order], [p.mse for p in order], marks))
     click.echo(f"\nKS floor {share(found.ks_floor)}: what parity itself would show on so many rows.")
-    if chosen is not None:
-        reached = "met by →" if chosen.ks <= (target_ks or 0.0) else "not met; → comes closest"
-        click.echo(f"Target KS ≤ {target_ks:g}: {reached}.")
-
-
-def check_plot(path: Path) -> None:
-    if path.suffix.lower() not in PICTURES:
-        raise ValueError(f"--plot {str(path)!r}: the name must end in one of {', '.join(PICTURES)}.")
-    if find_spec("matplotlib") is None:
-        raise ImportError("--plot needs matplotlib: pip install 'esvdfair[plots]'.")
 
 
 def _draw(found: "Curve", target_ks: float | None, path: Path) -> None:

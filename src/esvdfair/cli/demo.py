@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esvdfair.cli._files import staged
-from esvdfair.cli._inputs import FILE, check_free, json_option, seed_option
+from esvdfair.cli._files import check_free, check_plot, staged
+from esvdfair.cli._options import FILE, json_option, seed_option, target_ks_option
 from esvdfair.cli._output import interval, notes, number, print_json, progress, share, table
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ class People:
 
 
 @click.command()
-@click.option(
-    "--target-ks", default=0.1, show_default=True, type=click.FloatRange(0, 1), metavar="KS", help="What to aim at."
-)
+@target_ks_option(default=0.1)
 @click.option(
     "--report", default="demo-report.html", show_default=True, metavar="FILE", type=FILE, help="Where the report goes."
 )
@@ -53,7 +51,6 @@ def demo(ctx: click.Context, target_ks: float, report: Path, plot: Path | None, 
       esvdfair demo --target-ks 0.05 --plot demo.svg
     """
     from esvdfair.cli._audit import audit_predictions
-    from esvdfair.cli.curve import check_plot
     from esvdfair.report import write_report
 
     if plot is not None:

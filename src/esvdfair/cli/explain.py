@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from esvdfair.cli._inputs import (
-    EXPLAINED_ROWS,
+from esvdfair.cli._inputs import EXPLAINED_ROWS, Reading, file_bar, load_model, some_rows
+from esvdfair.cli._options import (
     FILE,
-    Reading,
-    file_bar,
     json_option,
-    layer_of,
-    load_model,
+    layer_option,
     model_and_data,
     seed_option,
-    some_rows,
     table_options,
     validation_option,
 )
@@ -29,12 +25,17 @@ if TYPE_CHECKING:
 
 @click.command()
 @model_and_data
-@table_options(target="Column with the true value; without it, error means distance to the model's own predictions.")
+@table_options()
 @validation_option
-@click.option("--layer", metavar="LAYER", help="Layer whose directions to show: index or name.  [default: last hidden]")
+@layer_option("Layer whose directions to show: index or name.  [default: last hidden]")
 @click.option("--repaired", metavar="FILE", type=FILE, help="A repaired model; adds who is moved by it.")
 @click.option(
-    "--top", default=5, show_default=True, type=click.IntRange(min=1), help="Directions, and people, to list."
+    "--top",
+    default=5,
+    show_default=True,
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Directions, and people, to list.",
 )
 @seed_option
 @json_option
@@ -44,7 +45,7 @@ def explain(
     output: str | None,
     reading: Reading,
     validation: Path | None,
-    layer: str | None,
+    layer: int | str | None,
     repaired: Path | None,
     top: int,
     seed: int,
@@ -66,12 +67,10 @@ def explain(
 
     with notes(), progress(3) as bar, file_bar() as show:
         bar.set_description("reading")
-        whole = reading.table(data, progress=show)
-        adapter = load_model(model, output, whole)
-        layers = adapter.layers()
-        which = find_layer(layers, max(-2, -len(layers)) if layer is None else layer_of(layer)).name
-        changed = None if repaired is None else load_model(repaired, output, whole)
-        judging = None if validation is None else reading.table(validation, like=whole, progress=show)
+        models = [load_model(path, output) for path in (model, repaired) if path is not None]
+        layers = models[0].layers()
+        which = find_layer(layers, max(-2, -len(layers)) if layer is None else layer).name
+        whole, judging = reading.tables(data, validation, *models, progress=show)
         rows = some_rows(whole, EXPLAINED_ROWS, seed=seed)
         judges = None if judging is None else some_rows(judging, EXPLAINED_ROWS, seed=seed)
         bar.update()
@@ -91,8 +90,8 @@ def explain(
             str(model), rows.X, sensitive_features=rows.groups, layer=which, top=top, output=output
         )
         people = None
-        if changed is not None:
-            before, after = (m.predict(rows.X) for m in (adapter, changed))
+        if repaired is not None:
+            before, after = (m.predict(rows.X) for m in models)
             people = explain_people(before, after, sensitive_features=rows.groups, top=top)
             # rows of the file, of which some may have been left out
             places = rows.X.index

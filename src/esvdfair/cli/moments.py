@@ -2,29 +2,26 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from esvdfair.cli._inputs import (
-    FILE,
-    Reading,
-    check_free,
-    file_bar,
-    force_option,
-    json_option,
-    load_model,
-    model_and_data,
-    table_options,
-)
+from esvdfair.cli._files import check_free, staged
+from esvdfair.cli._group import SuggestingGroup
+from esvdfair.cli._inputs import Reading, file_bar, load_model
+from esvdfair.cli._options import FILE, force_option, json_option, model_and_data, table_options
 from esvdfair.cli._output import notes, print_json, progress
 from esvdfair.cli._ranks import only_first_rank
+
+if TYPE_CHECKING:
+    from esvdfair.federated import SiteMoments
 
 MIN_ROWS = 10  # esvdfair.federated.MIN_ROWS, without importing it for --help
 
 out_option = click.option("-o", "--out", metavar="FILE", required=True, type=FILE, help="Where the moments go.")
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=SuggestingGroup, invoke_without_command=True)
 @click.pass_context
 def moments(ctx: click.Context) -> None:
     """Collect group moments at several sites, merge them, and repair a model without their rows.
@@ -75,31 +72,18 @@ def collect(
     Example:
       esvdfair moments collect model.onnx people.csv --sensitive sex --target income -o a.moments
     """
-    from esvdfair.cli._files import staged
-    from esvdfair.cli._moments import described, figures_of, show_moments
     from esvdfair.federated import collect_moments
 
     check_free([out], force=force, inputs=[model, data])
     with notes(), progress(2) as bar, file_bar() as show:
         bar.set_description("reading")
-        rows = reading.table(data, min_groups=1, progress=show)
-        load_model(model, output, rows)
+        rows = reading.table(data, load_model(model, output), min_groups=1, progress=show)
         bar.update()
         bar.set_description("collecting")
-        try:
-            site = collect_moments(str(model), rows, output=output, min_rows=min_rows)
-        except ValueError as error:
-            raise ValueError(str(error).replace("min_rows=", "--min-rows ")) from None
+        site = collect_moments(str(model), rows, output=output, min_rows=min_rows)
         only_first_rank()
         site = replace(site, sensitive=rows.roles.sensitive, features=tuple(rows.inputs), target=rows.roles.target)
-        with staged(out) as places:
-            site.save(places[out])
-    if as_json:
-        print_json(described(site, out) | {"predictions": figures_of(site)})
-        return
-    click.echo(f"moments of {site.rows:,} rows of {data} at {model}\n")
-    show_moments(site)
-    click.echo(f"\nwrote {out}")
+    _write(site, out, f"moments of {site.rows:,} rows of {data} at {model}", as_json=as_json)
 
 
 @moments.command()
@@ -116,19 +100,24 @@ def merge(files: tuple[Path, ...], out: Path, force: bool, as_json: bool) -> Non
     Example:
       esvdfair moments merge a.moments b.moments -o all.moments
     """
-    from esvdfair.cli._files import staged
-    from esvdfair.cli._moments import described, figures_of, show_moments
     from esvdfair.federated import merge_moments
 
     check_free([out], force=force, inputs=list(files))
     with notes():
         site = merge_moments(files)
-        with staged(out) as places:
-            site.save(places[out])
+    _write(site, out, f"{len(files)} files merged, {site.rows:,} rows", as_json=as_json)
+
+
+def _write(site: "SiteMoments", out: Path, title: str, *, as_json: bool) -> None:
+    """Write moments to their file, and print what they say."""
+    from esvdfair.cli._moments import described, figures_of, show_moments
+
+    with staged(out) as places:
+        site.save(places[out])
     if as_json:
         print_json(described(site, out) | {"predictions": figures_of(site)})
         return
-    click.echo(f"{len(files)} files merged, {site.rows:,} rows\n")
+    click.echo(title + "\n")
     show_moments(site)
     click.echo(f"\nwrote {out}")
 

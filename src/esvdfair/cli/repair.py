@@ -6,24 +6,18 @@ from typing import Any
 
 import click
 
-from esvdfair.cli._inputs import (
+from esvdfair.cli._files import check_free
+from esvdfair.cli._inputs import Reading, file_bar, load_model
+from esvdfair.cli._options import (
     FILE,
-    Reading,
-    check_free,
-    file_bar,
     force_option,
     json_option,
-    layer_of,
-    layer_option,
-    load_model,
-    method_option,
     output_option,
+    repair_options,
     seed_option,
     table_options,
-    target_ks_option,
-    validation_option,
 )
-from esvdfair.cli._output import JUDGED_ON, interval, label_text, notes, number, progress, share, table, to_json
+from esvdfair.cli._output import JUDGED_ON, interval, label_text, notes, number, print_json, progress, share, table
 from esvdfair.cli._ranks import only_first_rank
 
 
@@ -38,10 +32,7 @@ from esvdfair.cli._ranks import only_first_rank
     target="Column with the true value; without it the repair aims at the model's own predictions.",
     sensitive_required=False,
 )
-@target_ks_option
-@method_option
-@layer_option
-@validation_option
+@repair_options
 @click.option("-o", "--out", metavar="FILE", required=True, type=FILE, help="Where the repaired model goes.")
 @click.option("--report", metavar="FILE", type=FILE, help="Also write a report of one HTML page.")
 @force_option
@@ -57,7 +48,7 @@ def repair(
     reading: Reading,
     target_ks: float | None,
     method: str,
-    layer: str | None,
+    layer: int | str | None,
     validation: Path | None,
     out: Path,
     report: Path | None,
@@ -97,16 +88,14 @@ def repair(
         raise click.UsageError("Missing option '--sensitive'.")
     with notes(), progress(3) as bar, file_bar() as show:
         bar.set_description("reading")
-        rows = reading.table(data, progress=show)
-        load_model(model, output, rows)
-        judging = None if validation is None else reading.table(validation, like=rows, progress=show)
+        rows, judging = reading.tables(data, validation, load_model(model, output), progress=show)
         bar.update()
         bar.set_description("repairing")
         fair = ESVDFair(
             str(model),
             method=method,
             target_ks=target_ks,
-            layer=None if layer is None else layer_of(layer),
+            layer=layer,
             output=output,
             random_state=seed,
         )
@@ -116,7 +105,7 @@ def repair(
         bar.set_description("writing")
         record = write_repaired(fair, rows, judging, written, command=ctx.obj)
     if as_json:
-        click.echo(to_json(record))
+        print_json(record)
     else:
         click.echo(
             f"{model} repaired by {method}; judged on {fair.summary_['rows']:,} rows, "

@@ -23,8 +23,15 @@ Runs = list[tuple[Experiment, Preparation]]
 
 @click.command()
 @click.argument("what", type=click.Choice(WHAT))
-@click.option("--seeds", default="33-82", show_default=True, help="Splits to run: a range or a list.")
-@click.option("--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Processes of one thread each.")
+@click.option("--seeds", default="33-82", show_default=True, metavar="SEEDS", help="Splits to run: a range or a list.")
+@click.option(
+    "--jobs",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes of one thread each.",
+)
 @click.option(
     "--out",
     default="reproduction",
@@ -34,7 +41,9 @@ Runs = list[tuple[Experiment, Preparation]]
     help="Where rows, tables and figures go.",
 )
 @click.option("--preparation", type=click.Choice(["paper", "clean"]), help="How the data is prepared; see below.")
-@click.option("--epochs", type=click.IntRange(min=1), help="Fewer epochs of training, for a quick look only.")
+@click.option(
+    "--epochs", type=click.IntRange(min=1), metavar="N", help="Fewer epochs of training, for a quick look only."
+)
 @click.option("--peers", is_flag=True, help="Run other libraries too; needs the extra `peers`.")
 @click.option("--json", "as_json", is_flag=True, help="Print the tables as JSON.")
 def reproduce(
