@@ -131,6 +131,13 @@ def _reason(experiment: Experiment, line: Line) -> str:
             "bins that are not empty and the linear program is degenerate; each solver returns another of its many "
             "solutions."
         )
+    if experiment is COMPAS and line.variant == _PAPER:
+        return (
+            f"{ours} Not fully explained. The paper does not say how the columns are encoded, and ours is a guess that "
+            "matches the printed numbers of the untouched network best. Neither erratum explains the rest: with the "
+            "printed cubic the error is as large, and with the unguarded solve the row stays close to the untouched "
+            "network (both rows follow below)."
+        )
     return f"{ours} Not explained."
 
 
@@ -214,18 +221,20 @@ right forms."""
 
 def _goals(tables: Tables) -> str:
     """`transport` against what it is to reach; after ±, the standard error of the mean over seeds."""
-    header = ["`transport`, KS ≤ 0.1", "MSE", "goal", "KS", "goal", "regret", "goal", "target met on validation"]
+    header = ["`transport`", "target KS", "MSE", "goal", "KS", "goal", "regret", "goal", "target met on validation"]
     cells = [header, ["---"] * len(header)]
     for e, preparation in ((LAW, "paper"), (COMPAS, "paper"), (LAW, "clean"), (COMPAS, "clean")):
-        rows = [row for row in tables[e.name, preparation] if row.variant == Variant("transport", level=e.target_ks)]
-        if not rows:
-            continue
         goals = [f"≤ {g:g}" for g in _MSE_AND_KS[e.name]] if preparation == "paper" else ["", ""]
-        regrets = [row.regret for row in rows if row.regret is not None]
-        mse, ks = (_mean_and_error([getattr(row, name) for row in rows], digits=4) for name in ("mse", "ks"))
-        met = f"{np.mean([bool(row.met) for row in rows]):.0%}"
-        regret = _mean_and_error(regrets, digits=3) if regrets else ""
-        cells.append([f"{e.name}, {preparation}", mse, goals[0], ks, goals[1], regret, f"≤ {_REGRET:g}", met])
+        for level in e.shown_transport:
+            rows = [row for row in tables[e.name, preparation] if row.variant == Variant("transport", level=level)]
+            if not rows:
+                continue
+            regrets = [row.regret for row in rows if row.regret is not None]
+            mse, ks = (_mean_and_error([getattr(row, name) for row in rows], digits=4) for name in ("mse", "ks"))
+            met = f"{np.mean([bool(row.met) for row in rows]):.0%}"
+            regret = _mean_and_error(regrets, digits=3) if regrets else ""
+            found = [f"{level:g}", mse, goals[0], ks, goals[1], regret, f"≤ {_REGRET:g}", met]
+            cells.append([f"{e.name}, {preparation}", *found])
     table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
     return f"After ± here the standard error of the mean over the seeds.\n\n{table}"
 
