@@ -5,10 +5,12 @@
     python benchmarks/scale.py --only fit,curve      # some of fit, peers, growth, processes, curve, latency
 
 Needs the extras torch, onnx and peers (`make bench` installs them).
+
+One thread unless told otherwise: the thread pools of torch and of NumPy's BLAS both spin while they wait, and on few
+cores they then slow each other down, which says nothing about the library (try `--threads 2 --only fit`).
 """
 
 import argparse
-import os
 import time
 import warnings
 from collections.abc import Callable
@@ -108,7 +110,7 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="full")
     parser.add_argument("--quick", dest="size", action="store_const", const="quick", help="the same as --size quick")
     parser.add_argument("--only", default=",".join(BENCHMARKS), help="benchmarks to run, with commas between")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=None, help="default for a full run: docs/performance.md")
     arguments = parser.parse_args()
     chosen = arguments.only.split(",")

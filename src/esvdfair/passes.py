@@ -145,8 +145,7 @@ class _Sample:
 
     def __init__(self, bound: int, seed: int) -> None:
         self._bound, self._seed = bound, seed
-        self._kept: dict[Label, list[tuple[NDArray[Any], ...]]] = {}
-        self._threshold: dict[Label, float] = {}
+        self._kept: dict[Label, _Kept] = {}
         self._like: NDArray[Any] = np.zeros((0, 0))  # no rows, of the dtype and width of the features of all ranks
         self.seen: dict[Label, list[float]] = {}  # [rows, Σw] of every group
 
@@ -161,33 +160,23 @@ class _Sample:
             count = self.seen.setdefault(label, [0.0, 0.0])
             count[0] += int(mine.sum())
             count[1] += float(weight[mine].sum())
-            index = np.flatnonzero(mine & (key < self._threshold.get(label, 1.0)))
-            part = (
+            kept = self._kept.setdefault(label, _Kept())
+            index = np.flatnonzero(mine & (key < kept.threshold))
+            kept.add(
                 key[index],
                 take_rows(features, index),
                 take_rows(prediction, index).astype(np.float64),
                 np.full(len(index), np.nan) if batch.y is None else batch.y[index],
                 weight[index],
             )
-            self._kept.setdefault(label, []).append(part)
-            self._prune(label)
+            kept.prune(self._share())
 
     def _share(self) -> int:
         return max(self._bound // max(len(self.seen), 2), 1)
 
-    def _prune(self, label: Label) -> None:
-        """Drop the largest keys when there are more than twice the share of rows."""
-        parts = self._kept[label]
-        if sum(len(part[0]) for part in parts) <= 2 * self._share():
-            return
-        merged = tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
-        order = np.argsort(merged[0], kind="stable")[: self._share()]
-        self._kept[label] = [tuple(column[order] for column in merged)]
-        self._threshold[label] = float(merged[0][order[-1]])
-
     def count_all_ranks(self) -> None:
         """Add up what the ranks have seen, so that all of them know every group and its share."""
-        own = [part[1][:0] for parts in self._kept.values() for part in parts]
+        own = [kept.columns[1][:0] for kept in self._kept.values()]
         described = all_gather((self.seen, own[:1] and [own[0].astype(np.result_type(*own))]))
         alike = [features for _, kind in described for features in kind]
         self._like = alike[0].astype(np.result_type(*alike)) if alike else np.zeros((0, 0))
@@ -200,7 +189,7 @@ class _Sample:
 
     def rows(self, labels: tuple[Label, ...]) -> Rows:
         """The sample, in an order that does not depend on how the rows came, nor to which rank."""
-        parts = [(code, part) for code, label in enumerate(labels) for part in self._kept.get(label, [])]
+        parts = [(code, self._kept[label].columns) for code, label in enumerate(labels) if label in self._kept]
         code = np.repeat([code for code, _ in parts], [len(part[0]) for _, part in parts]).astype(np.intp)
         key = np.concatenate([np.zeros(0), *(part[0] for _, part in parts)])
         chosen = self._smallest(all_rows(code), all_rows(key))
@@ -227,6 +216,48 @@ class _Sample:
         chosen = np.empty(len(code), dtype=bool)
         chosen[order] = np.arange(len(code)) - start < self._share()
         return chosen
+
+
+class _Kept:
+    """Rows of one group, in arrays with room to spare.
+
+    One array for each part of a batch that stays would leave holes between the large arrays that come and go, and the
+    process would grow with the number of rows though it holds no more of them.
+    """
+
+    def __init__(self) -> None:
+        self._room: list[NDArray[Any]] = []
+        self._size = 0
+        self.threshold = 1.0  # rows with a larger key cannot be among the smallest any more
+
+    @property
+    def columns(self) -> list[NDArray[Any]]:
+        """Keys first, then what was added beside them."""
+        return [column[: self._size] for column in self._room]
+
+    def add(self, *columns: NDArray[Any]) -> None:
+        """Copy rows in: their keys, then anything else that has as many rows."""
+        end = self._size + len(columns[0])
+        if not self._room:
+            self._room = [column[:0] for column in columns]
+        for i, (room, column) in enumerate(zip(self._room, columns, strict=True)):
+            dtype = np.result_type(room, column)
+            if end > len(room) or dtype != room.dtype:
+                wider = np.empty((max(end, 2 * len(room)), *column.shape[1:]), dtype=dtype)
+                wider[: self._size] = room[: self._size]
+                self._room[i] = wider
+            self._room[i][self._size : end] = column
+        self._size = end
+
+    def prune(self, share: int) -> None:
+        """Drop the largest keys when there are a quarter more rows than ``share``."""
+        if self._size <= 1.25 * share:
+            return
+        order = np.argsort(self._room[0][: self._size], kind="stable")[:share]
+        for column in self._room:
+            column[:share] = column[order]
+        self._size = share
+        self.threshold = float(self._room[0][share - 1])
 
 
 def _pick(parts: list[NDArray[Any]], none: NDArray[Any], index: NDArray[np.intp]) -> NDArray[Any]:
