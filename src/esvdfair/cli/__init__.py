@@ -1,5 +1,6 @@
 """The command line. One file a command: parse, call one library function, print."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -74,8 +75,17 @@ def _exit_code(command: Callable[[], Any]) -> int:
         return 130
     except (ValueError, TypeError, OSError, ImportError, RankError) as error:
         _say(in_options(str(error)))
+        _drop_unwritten()
         return BAD_INPUT
     return code if isinstance(code, int) else 0
+
+
+def _drop_unwritten() -> None:
+    """Forget what a full disk did not take: Python would try again as it ends, and leave with a code of its own."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(message: str) -> None:
