@@ -41,8 +41,8 @@ def run(widths: Sequence[int], rows: int, *, transcribed: int, sample: int, repe
         [*goals, goal],
         [
             "`CorrelationRemover.fit` regresses every feature on the group and stops there: O(rows × width), no "
-            "covariance, while LEACE and our edit need XᵀX, O(rows × width²). It therefore wins on fitting alone once "
-            "the width is large; but its result must be applied to every row, now and at each prediction, with the "
+            "covariance, while LEACE and our edit need XᵀX, O(rows × width²). It has less work to do, the wider "
+            "the layer; but its result must be applied to every row, now and at each prediction, with the "
             "sensitive attribute at hand, and it removes mean differences without regard to what that costs the "
             "layer's outputs. `fit_transform` is the time to repaired activations; our edit has that in the weights.",
             f"The transcription is `benchmarks/speed/transcription.py`: Algorithm 1 as printed, errata put right, with "
