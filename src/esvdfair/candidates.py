@@ -148,12 +148,11 @@ class Refits:
         quadratic = Quadratic.from_moments(
             self._moments, space=self.space, target=self._moments.width - 1, original=self.layer.weight, ridge=ridge
         )
-        zero, one = (float(p) for p in head.apply([0.0, 1.0]))
-        slope = one - zero
+        slope, intercept = head.line
         return replace(
             quadratic,
             cross=quadratic.cross / slope,
-            target_mean=(quadratic.target_mean - zero) / slope,
+            target_mean=(quadratic.target_mean - intercept) / slope,
             target_variance=quadratic.target_variance / slope**2,
         )
 

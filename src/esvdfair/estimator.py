@@ -171,13 +171,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         with together():
             self._check_options()
             setting = self._setting(X, y, sensitive_features, sample_weight, validation)
-            repair = share_curve(self._repair(setting))
-            point = self._choose(repair)
-            point, self.edits_, self.summary_ = broadcast(
-                lambda: (point, repair.edits(point.index), self._summary(repair, point))
-            )
-            self.curve_ = repair.curve
-            self.estimator_ = repair.curve.model(point.index)
+            self._finish(self._repair(setting))
             self._predictor = adapt(self.estimator_, output=self.output)
         return self
 
@@ -257,6 +251,16 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             refit="parity" if self.method == "exact" else (self.refit or "sgd"),
         )
 
+    def _finish(self, repair: Repair) -> None:
+        """Take a point of the judged curve; the same on every rank."""
+        repair = share_curve(repair)
+        point = self._choose(repair)
+        point, self.edits_, self.summary_ = broadcast(
+            lambda: (point, repair.edits(point.index), self._summary(repair, point))
+        )
+        self.curve_ = repair.curve
+        self.estimator_ = repair.curve.model(point.index)
+
     def _choose(self, repair: Repair) -> CurvePoint:
         curve = repair.curve
         if self.max_mse_increase is not None:
@@ -273,7 +277,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
                 "show at these group sizes; no model can be shown to meet it on these rows. More rows in the "
                 "smallest group would lower that floor.",
                 ESVDFairWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         elif point.judged_ks > target:
             failing = "meets" if point.ks > target else "can be relied on to keep"
@@ -282,7 +286,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
                 f"[{point.ks_low:.3f}, {point.ks_high:.3f}] on the {curve.evaluated_on} rows and about "
                 f"{point.judged_ks:.3f} to expect on fresh ones. See curve_ for what can be reached.",
                 ESVDFairWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         return point
 
@@ -296,7 +300,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             f"no candidate stays within max_mse_increase={increase:g}; took the most accurate, with mean squared error "
             f"{point.mse:.4g} against {before:.4g} before.",
             ESVDFairWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
         return point
 

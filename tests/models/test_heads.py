@@ -210,3 +210,9 @@ def test_any_affine_map_of_a_plain_head_is_recovered(kind, scale, sign, offset, 
     assert head.kind == expected.kind
     size = np.abs(expected.apply(z)).max()
     np.testing.assert_allclose(head.apply(z), expected.apply(z), rtol=1e-8, atol=1e-8 * size)
+
+
+def test_the_line_of_an_affine_head():
+    head = Head("affine", scale=-2.0, offset=1.0, inner_scale=0.5, inner_offset=3.0)
+    slope, intercept = head.line
+    np.testing.assert_allclose(head.apply([0.0, 7.0]), [intercept, 7.0 * slope + intercept])

@@ -4,13 +4,13 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esvdfair.cli._files import sha256_of, staged
 from esvdfair.cli._inputs import EXPLAINED_ROWS, some_rows
 from esvdfair.cli._output import to_json
+from esvdfair.versions import version_of
 
 if TYPE_CHECKING:
     from esvdfair.estimator import ESVDFair
@@ -68,7 +68,7 @@ def write_repaired(
             "format": FORMAT,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": None if command is None else ["esvdfair", *command],
-            "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+            "versions": {"python": platform.python_version()} | {name: version_of(name) for name in PACKAGES},
             "parameters": _parameters(fair),
             "data": None if table is None else _data(table),
             **({} if moments is None else {"moments": moments}),
@@ -89,13 +89,6 @@ def write_repaired(
                 places[written.report], fair, shown.X, shown.y, sensitive_features=shown.groups, command=command
             )
     return record
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _parameters(fair: "ESVDFair") -> dict[str, Any]:

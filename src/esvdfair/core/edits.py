@@ -268,6 +268,7 @@ def _edit_mean(
     solution = solve_mean(sigma, 1.0 / s**2, allowed)
     kept = np.divide(solution.sigma, sigma, out=np.ones_like(sigma), where=sigma > 0)
     after = w - (moved * (1.0 - kept)) @ (vt @ inverse)
+    gap_after = gaps.mean_gap(after, moments)
     return _result(
         layer,
         after,
@@ -275,10 +276,10 @@ def _edit_mean(
         sigma,
         solution,
         budget=allowed,
-        achieved=gaps.mean_gap(after, moments),
+        achieved=gap_after,
         output_change=float(np.sum(((1.0 - kept) * size) ** 2)),  # the v_j L⁺ are orthonormal under C
         gap_before=gaps.mean_gap(w, moments),
-        gap_after=gaps.mean_gap(after, moments),
+        gap_after=gap_after,
     )
 
 

@@ -3,11 +3,9 @@
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Self
 from zipfile import BadZipFile
 
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 
 from esvdfair.core.groups import Label, encode_groups, sort_key
 from esvdfair.distributed import all_gather, all_sum
+from esvdfair.files import whole_file
 
 _FORMAT = "esvdfair-moments-1"
 _CACHED_ROWS = 256  # rows of 256 float64 columns that fit in a core's own cache, with room to spare
@@ -210,18 +209,22 @@ class GroupMoments:
     def scatters(self) -> NDArray[np.float64]:
         return np.array([_numpy(m.scatter) for m in self._ordered()], dtype=np.float64)
 
+    @property
+    def divisors(self) -> NDArray[np.float64]:
+        """(G,) what makes a scatter an unbiased covariance: Σw − Σw²/Σw.
+
+        N_g − 1 without weights; unchanged when all weights are scaled (``numpy.cov`` with ``aweights``).
+        """
+        return self.counts - self.weight_squares / self.counts
+
     def covariances(self) -> NDArray[np.float64]:
         """(G, n, n) unbiased covariance of each group.
-
-        The divisor is Σw − Σw²/Σw: N_g − 1 without weights, and unchanged when all weights are scaled
-        (``numpy.cov`` with ``aweights``).
 
         Differs from the paper: its M divides both groups by N₁ − 1.
         """
         if self._covariances is None:
             self.require_groups(rows=2)
-            divisor = self.counts - self.weight_squares / self.counts
-            self._covariances = self.scatters / divisor[:, None, None]
+            self._covariances = self.scatters / self.divisors[:, None, None]
             self._covariances.flags.writeable = False
         return self._covariances
 
@@ -276,17 +279,10 @@ class GroupMoments:
 
         ``about`` is any mapping that JSON can hold: what these are moments of. It stands in the file's header.
         """
-        path = Path(path)
         header = {"format": _FORMAT, "labels": self.labels, **({} if about is None else {"about": dict(about)})}
         arrays = {name: getattr(self, name) for name in _FIELDS} if self._groups else {}
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez(file, header=np.array(json.dumps(header)), **arrays)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with whole_file(path) as file:
+            np.savez(file, header=np.array(json.dumps(header)), **arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "GroupMoments":

@@ -3,15 +3,14 @@
 import csv
 import io
 import json
-import os
 import re
-import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from esvdfair.experiments.config import Experiment, Preparation, Variant
+from esvdfair.files import whole_file
 
 _FORMAT = "esvdfair-seed-1"
 
@@ -143,18 +142,10 @@ def to_csv(rows: Iterable[Row]) -> str:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write beside ``path`` and rename: readers see the old file or the new one, whole."""
+    """Write a file, whole or not at all, in a folder that is made when it is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = content.encode() if isinstance(content, str) else content
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with beside.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with whole_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

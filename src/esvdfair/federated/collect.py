@@ -4,7 +4,6 @@ import os
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from esvdfair.models import adapt
 from esvdfair.models.fingerprint import fingerprint
 from esvdfair.passes import collect_rows
 from esvdfair.shards import check_model, share_probe
+from esvdfair.versions import version_of
 
 T = TypeVar("T")
 
@@ -90,7 +90,11 @@ def collect_moments(
         model=fingerprint(adapter.model),
         layer=last_layer_of(adapter, layers, probe),
         labelled=labelled,
-        sites=(Site(content_of(moments), moments.labels, tuple(moments.rows.tolist()), _version()),),
+        sites=(
+            Site(
+                content_of(moments), moments.labels, tuple(moments.rows.tolist()), version_of("esvdfair") or "unknown"
+            ),
+        ),
         sensitive=_names(sensitive_features),
         features=_names(probe),
         target=(_names(y) or (None,))[0],
@@ -235,10 +239,3 @@ def _names(values: Any) -> tuple[str, ...] | None:
         return tuple(map(str, columns))
     name = getattr(values, "name", None)
     return None if name is None else (str(name),)
-
-
-def _version() -> str:
-    try:
-        return version("esvdfair")
-    except PackageNotFoundError:  # run from its source
-        return "unknown"

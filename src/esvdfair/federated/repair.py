@@ -24,7 +24,6 @@ from esvdfair.repair import (
     last_edit,
     last_weights,
     refit_by_parity,
-    share_curve,
 )
 from esvdfair.shards import share_probe
 
@@ -92,7 +91,7 @@ def repair_from_moments(
         if validation is None:
             _finish_blind(fair, adapter, site)
         else:
-            _finish_judged(fair, _judged_repair(fair, adapter, site, validation))
+            fair._finish(_judged_repair(fair, adapter, site, validation))
     fair._predictor = adapt(fair.estimator_, output=output)
     width = adapter.n_features or (None if site.features is None else len(site.features))
     if width is not None:
@@ -121,17 +120,6 @@ def _judged_repair(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments, val
         mean_reduction=reduction,
         covariance_reduction=reduction,
     )
-
-
-def _finish_judged(fair: ESVDFair, repair: Repair) -> None:
-    """The point that the validation rows choose, as in ``ESVDFair.fit``."""
-    repair = share_curve(repair)
-    point = fair._choose(repair)
-    point, fair.edits_, fair.summary_ = broadcast(
-        lambda: (point, repair.edits(point.index), fair._summary(repair, point))
-    )
-    fair.curve_ = repair.curve
-    fair.estimator_ = repair.curve.model(point.index)
 
 
 def _finish_blind(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments) -> None:

@@ -154,8 +154,7 @@ class SiteMoments:
         means = self.moments.means[:, :p] @ a + c
         within = np.einsum("gij,i,j->g", self.moments.scatters[:, :p, :p], a, a)
         with np.errstate(divide="ignore", invalid="ignore"):  # one row has no variance
-            # as GroupMoments.covariances, which asks for two groups; here one can be looked at
-            variances = within / (self.moments.counts - self.moments.weight_squares / self.moments.counts)
+            variances = within / self.moments.divisors
         if not self.labelled or not self.layer.head.is_affine:
             return OutputFigures(means, variances)
         mse, group_mse = self._squares(np.append(a, -1.0), c)
@@ -181,8 +180,8 @@ class SiteMoments:
         w, b = (self.layer.weight, self.layer.bias or 0.0) if weight is None else (weight, bias or 0.0)
         if not self.layer.head.is_affine:
             return w, b
-        zero, one = (float(p) for p in self.layer.head.apply([0.0, 1.0]))
-        return (one - zero) * w, zero + (one - zero) * b
+        slope, intercept = self.layer.head.line
+        return slope * w, intercept + slope * b
 
     def _squares(self, a: Array, c: float) -> tuple[float, Array]:
         """``E(a·x + c)²`` over all rows, and (G,) in every group: ``aᵀ scatter_g a / Σw + (a·mean_g + c)²``."""

@@ -90,6 +90,12 @@ class Head:
         """Whether a squared error before the head is, up to a factor, one after it."""
         return self.kind in ("identity", "affine")
 
+    @property
+    def line(self) -> tuple[float, float]:
+        """Slope and intercept of an affine head: ``p = slope · z + intercept``."""
+        intercept, one = (float(p) for p in self.apply([0.0, 1.0]))
+        return one - intercept, intercept
+
     def inverse(self, prediction: Any) -> Array:
         """Outputs of the last linear layer that give these predictions.
 

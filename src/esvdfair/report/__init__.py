@@ -9,11 +9,10 @@ slider only draws.
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 from esvdfair.estimator import ESVDFair
+from esvdfair.files import whole_file
 from esvdfair.report.content import gather
 from esvdfair.report.page import render
 
@@ -71,11 +70,5 @@ def write_report(
         The file cannot be written; what was there before is still there.
     """
     page = render_report(fair, X, y, sensitive_features=sensitive_features, command=command, title=title)
-    place = Path(path)
-    draft = place.with_name(f".esvdfair-{token_hex(8)}.html")
-    try:
-        with draft.open("xb") as file:
-            file.write(page.encode("utf-8", "replace"))
-        os.replace(draft, place)
-    finally:
-        draft.unlink(missing_ok=True)  # only there when something failed
+    with whole_file(path) as file:
+        file.write(page.encode("utf-8", "replace"))

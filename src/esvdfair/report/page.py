@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 
 import numpy as np
@@ -30,6 +29,7 @@ from esvdfair.report.words import (
     step_words,
     what_apart_means,
 )
+from esvdfair.versions import version_of
 
 
 def render(content: Content, *, command: Sequence[str] | str | None, title: str | None) -> str:
@@ -290,10 +290,7 @@ def _origin(command: Sequence[str] | str | None) -> str:
         line = "esvdfair.report.write_report(path, fair, X, y, sensitive_features=…)"
     else:
         line = command if isinstance(command, str) else shlex.join(["esvdfair", *command])
-    try:
-        made_by = f"esvdfair {version('esvdfair')}"
-    except PackageNotFoundError:
-        made_by = "esvdfair"
+    made_by = f"esvdfair {version_of('esvdfair') or ''}".strip()
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return section(
         "origin",
