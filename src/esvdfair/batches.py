@@ -5,18 +5,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from esvdfair.core.groups import Label, encode_groups
+from esvdfair.core.checks import Label, check_column, check_groups, check_weight, row_count
 from esvdfair.distributed import rank, world_size
-from esvdfair.models.protocol import row_count, row_slice
-
-MISSING = "missing"
-"""Label of the group of people whose attribute is missing, with ``missing="group"``."""
-
-MAX_INTEGER_GROUPS = 50
-"""More distinct whole numbers than this are taken for a measurement, not for groups."""
+from esvdfair.models.protocol import row_slice
 
 
 @dataclass(frozen=True)
@@ -155,69 +148,6 @@ def make_batches(
             "silently. Yield (X, y, sensitive[, weight]) batches instead."
         )
     return StreamBatches(x, missing=missing)
-
-
-def check_column(values: Any, rows: int, name: str) -> NDArray[np.float64]:
-    """(rows,) finite float64 of an array-like of shape (rows,) or (rows, 1)."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
-    raw = np.asarray(values)
-    if np.iscomplexobj(raw):
-        raise ValueError(f"Complex data not supported: {name} holds complex numbers.")
-    try:
-        column = raw.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} holds values that are not numbers ({error}); esvdfair repairs regression.") from error
-    if column.ndim == 2 and column.shape[1] != 1:
-        raise ValueError(
-            f"{name} has {column.shape[1]} columns; a regressor with several outputs is repaired one output at a time. "
-            f"Pass one column of {name}."
-        )
-    if column.ndim > 2 or column.ndim == 0:
-        raise ValueError(f"{name} has shape {column.shape}; expected ({rows},).")
-    column = column.reshape(-1)
-    if len(column) != rows:
-        raise ValueError(f"X has {rows} rows but {name} has {len(column)} values; they must match row by row.")
-    bad = int(np.count_nonzero(~np.isfinite(column)))
-    if bad:
-        raise ValueError(f"{name} holds {bad} NaN or infinite values; drop those rows.")
-    return column
-
-
-def check_weight(values: Any, rows: int) -> NDArray[np.float64]:
-    """(rows,) finite weights, not negative, not all zero; the share of one rank among several may be."""
-    weight = check_column(values, rows, "sample_weight")
-    if (weight < 0).any() or not (weight.any() or world_size() > 1):
-        raise ValueError("sample_weight must not be negative, and not zero everywhere.")
-    return weight
-
-
-def check_groups(sensitive_features: Any, rows: int, missing: str) -> tuple[tuple[Label, ...], NDArray[np.intp]]:
-    """Labels and codes of the groups; missing values are an error or, with ``missing="group"``, a group."""
-    if rows == 0 and row_count(sensitive_features) == 0:
-        return (), np.zeros(0, dtype=np.intp)
-    if missing == "group":
-        sensitive_features = _label_missing(sensitive_features)
-    labels, codes = encode_groups(sensitive_features)
-    if len(codes) != rows:
-        raise ValueError(f"X has {rows} rows but sensitive_features has {len(codes)}; they must match row by row.")
-    if len(labels) > MAX_INTEGER_GROUPS and all(type(label) is int for label in labels):
-        raise ValueError(
-            f"sensitive_features takes {len(labels)} different whole numbers, so it looks continuous; bin it first, "
-            "for example with pandas.cut, or pass strings if these really are groups."
-        )
-    return labels, codes
-
-
-def _label_missing(sensitive_features: Any) -> pd.DataFrame:
-    if hasattr(sensitive_features, "detach"):
-        sensitive_features = sensitive_features.detach().cpu().numpy()
-    frame = pd.DataFrame(sensitive_features)
-    columns = []
-    for i in range(frame.shape[1]):
-        column = frame.iloc[:, i].astype(object)
-        columns.append(column.where(column.notna(), MISSING))
-    return pd.concat(columns, axis=1) if columns else frame
 
 
 def row_key(row_id: NDArray[np.int64], seed: int) -> NDArray[np.float64]:

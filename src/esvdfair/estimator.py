@@ -13,12 +13,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from esvdfair.batches import Batch, Batches, held_out, is_stream, make_batches, row_key
 from esvdfair.candidates import TARGETS, LastLayer
+from esvdfair.core.checks import count_not_finite, row_count
 from esvdfair.core.edits import check_reduction
 from esvdfair.distributed import broadcast, together, world_size
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.models import adapt
-from esvdfair.models.arrays import count_not_finite
-from esvdfair.models.protocol import LinearLayer, ModelAdapter, row_count
+from esvdfair.models.protocol import LinearLayer, ModelAdapter
 from esvdfair.repair import (
     FACTORS,
     Repair,

@@ -1,5 +1,57 @@
-"""The warning class of the library, so that users can filter or escalate its warnings alone."""
+"""Errors and warnings that name parameters, so that every front end can name them in its own words.
+
+A message is a text, or a template and the values of its fields. A field whose value is :class:`Given` is a parameter:
+Python says ``target_ks=0.1`` and ``validation``, the command line ``--target-ks 0.1`` and ``--validation``, each by its
+own :data:`Word`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Word = Callable[[str, Any], str]
+"""A parameter as a front end writes it: its name, and its value or None."""
 
 
-class ESVDFairWarning(UserWarning):
+@dataclass(frozen=True)
+class Given:
+    """A parameter in a message: ``name=value``, or its name alone where there is no value."""
+
+    value: Any = None
+
+
+def python_word(name: str, value: Any) -> str:
+    """A parameter as Python code has it."""
+    return name if value is None else f"{name}={value!r}"
+
+
+class _Message(Exception):
+    """A text; or, in ``args``, a template and its values. ``str`` names parameters as Python code does."""
+
+    def __init__(self, template: str = "", values: Mapping[str, Any] | None = None, **more: Any) -> None:
+        super().__init__(*([template] if not more and not values else [template, {**(values or {}), **more}]))
+
+    def say(self, word: Word) -> str:
+        """The message with parameters in the words of a front end."""
+        template, values = self.args if len(self.args) == 2 else (self.args[0], None)
+        if values is None:
+            return str(template)  # a plain text may hold braces
+        words = {name: word(name, v.value) if isinstance(v, Given) else v for name, v in values.items()}
+        return str(template).format_map(words)
+
+    def __str__(self) -> str:
+        return self.say(python_word)
+
+
+class InputError(_Message, ValueError):
+    """What was given cannot be used.
+
+    Examples
+    --------
+    >>> print(InputError("{target_ks} needs {validation}.", target_ks=Given(0.1), validation=Given()))
+    target_ks=0.1 needs validation.
+    """
+
+
+class ESVDFairWarning(_Message, UserWarning):
     """Something the user should know about the repair: a target not met, a fallback taken."""

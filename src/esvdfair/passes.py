@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esvdfair.batches import Batch, Batches, Splitter, row_key
-from esvdfair.core.groups import Label, sort_key
+from esvdfair.core.checks import Label, count_not_finite, sort_key, take_rows
 from esvdfair.core.moments import GroupMoments
 from esvdfair.distributed import all_gather, all_rows, rank, reading, together, world_size
-from esvdfair.models.arrays import count_not_finite, take_rows
 from esvdfair.models.protocol import LinearLayer, ModelAdapter
 from esvdfair.shards import gather_labelled
 

@@ -12,8 +12,8 @@ from scipy.optimize import brentq
 
 from esvdfair.batches import Batch, Batches, Splitter
 from esvdfair.candidates import RIDGES, STRENGTHS, Candidate, LastLayer, Refits
+from esvdfair.core.checks import Label
 from esvdfair.core.edits import LayerEdit, account, edit_exact, edit_paper
-from esvdfair.core.groups import Label
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.parity import ParityProblem
 from esvdfair.core.refit.quadratic import Quadratic

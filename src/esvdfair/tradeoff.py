@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from esvdfair.candidates import Candidate
-from esvdfair.core.groups import Label
+from esvdfair.core.checks import Label
 from esvdfair.core.metrics import group_mse, ks_distance_ci, ks_floor, ks_from_codes, mean_gap, variance_gap
 
 Array = NDArray[np.float64]

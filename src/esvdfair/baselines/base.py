@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.core.groups import Label, encode_groups
+from esvdfair.core.checks import Label, encode_groups
 
 Floats: TypeAlias = NDArray[np.float64]
 FittedOn: TypeAlias = Literal["scores", "targets"]

@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils.validation import check_is_fitted
 
 from esvdfair.baselines.base import Floats, label_array
-from esvdfair.core.groups import encode_groups
+from esvdfair.core.checks import encode_groups
 
 
 class GroupPredictor(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types

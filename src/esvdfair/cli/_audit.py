@@ -8,8 +8,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from esvdfair.batches import check_groups
 from esvdfair.cli._output import label_text, number, share
+from esvdfair.core.checks import check_groups
 from esvdfair.core.metrics import ks_distance, ks_distance_ci, ks_floor, mean_gap, variance_gap, wasserstein_distance
 from esvdfair.estimator import NULL_QUANTILE
 

@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from esvdfair.cli._words import in_options
-from esvdfair.core.groups import Label
+from esvdfair.core.checks import Label
 from esvdfair.exceptions import ESVDFairWarning
 
 JUDGED_ON = {

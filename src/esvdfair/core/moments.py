@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.core.groups import Label, encode_groups, sort_key
+from esvdfair.core.checks import Label, encode_groups, sort_key
 from esvdfair.distributed import all_gather, all_sum
 from esvdfair.files import whole_file
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from esvdfair.candidates import RIDGES
-from esvdfair.core.groups import encode_groups
+from esvdfair.core.checks import encode_groups
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.optimum import fit_optimum
 from esvdfair.core.refit.ols import fit_ols

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from esvdfair.core.groups import encode_groups
+from esvdfair.core.checks import encode_groups
 from esvdfair.core.metrics import ks_distance, ks_floor, mean_gap, variance_gap
 from esvdfair.experiments.config import Experiment, Preparation
 from esvdfair.experiments.methods import METHODS, Outcome

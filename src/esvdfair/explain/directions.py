@@ -12,14 +12,13 @@ from sklearn.utils.validation import check_is_fitted
 
 from esvdfair.batches import Batches, is_stream, make_batches
 from esvdfair.core import gaps
+from esvdfair.core.checks import Label, take_rows
 from esvdfair.core.edits import edit_exact
-from esvdfair.core.groups import Label
 from esvdfair.core.moments import GroupMoments
 from esvdfair.estimator import ESVDFair
 from esvdfair.explain.features import correlate, name_features
 from esvdfair.explain.layers import covariance_factor, layer_moments
 from esvdfair.models import adapt
-from esvdfair.models.arrays import take_rows
 from esvdfair.models.protocol import LinearLayer, ModelAdapter, find_layer
 
 Array = NDArray[np.float64]

@@ -7,9 +7,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from esvdfair.batches import check_column, check_groups, check_weight
-from esvdfair.core.groups import Label
-from esvdfair.models.protocol import row_count
+from esvdfair.core.checks import Label, check_column, check_groups, check_weight, row_count
 
 Array = NDArray[np.float64]
 

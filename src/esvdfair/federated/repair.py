@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from esvdfair.candidates import Candidate, Refits
-from esvdfair.core.groups import Label
+from esvdfair.core.checks import Label
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.parity import ParityProblem
 from esvdfair.distributed import broadcast, together

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esvdfair.candidates import LastLayer
-from esvdfair.core.groups import Label
+from esvdfair.core.checks import Label
 from esvdfair.core.moments import GroupMoments
 from esvdfair.models.heads import Head
 

@@ -20,6 +20,7 @@ except ImportError as error:
         f"ONNX models need onnx and onnxruntime ({error}): pip install 'esvdfair[onnx]'.", name=error.name
     ) from error
 
+from esvdfair.core.checks import row_count
 from esvdfair.models._onnx_file import all_tensors, read_model, write_model
 from esvdfair.models._onnx_graph import Graph
 from esvdfair.models._onnx_heads import FLOATS, describe, head_kinds
@@ -32,7 +33,6 @@ from esvdfair.models.protocol import (
     LinearLayer,
     check_replacement,
     find_layer,
-    row_count,
     row_slice,
 )
 

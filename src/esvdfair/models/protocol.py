@@ -142,12 +142,6 @@ def check_replacement(
         raise ValueError(f"new weights of layer {layer!r} are not all finite.")
 
 
-def row_count(x: Any) -> int:
-    """Number of rows of an array, DataFrame, tensor, sparse matrix or nested list."""
-    shape = getattr(x, "shape", None)
-    return int(shape[0]) if shape else len(x)
-
-
 def row_slice(x: Any, start: int, stop: int) -> Any:
     """Rows start..stop of `x`, in its own type (a DataFrame keeps its column names)."""
     if hasattr(x, "iloc"):

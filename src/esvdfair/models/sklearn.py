@@ -14,13 +14,13 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from esvdfair.core.checks import row_count
 from esvdfair.models.heads import Head, find_head, probe_points
 from esvdfair.models.protocol import (
     PREDICT_ROWS,
     PROBE_ROWS,
     LinearLayer,
     check_replacement,
-    row_count,
     row_slice,
 )
 

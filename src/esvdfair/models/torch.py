@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from esvdfair.core.checks import row_count
 from esvdfair.models import _torch_trace as tracing
 from esvdfair.models._torch_modules import (
     assign,
@@ -35,7 +36,6 @@ from esvdfair.models.protocol import (
     PROBE_ROWS,
     LinearLayer,
     check_replacement,
-    row_count,
     row_slice,
 )
 

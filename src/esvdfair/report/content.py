@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from esvdfair.batches import check_column, check_groups, is_stream
-from esvdfair.core.groups import Label
+from esvdfair.batches import is_stream
+from esvdfair.core.checks import Label, check_column, check_groups
 from esvdfair.estimator import ESVDFair
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.explain import Directions, LayerScan, People, explain_directions, explain_people, scan_layers

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from esvdfair.core.groups import Label
+from esvdfair.core.checks import Label
 from esvdfair.explain import Directions, LayerGap
 from esvdfair.report.content import UNNAMED, Content
 from esvdfair.report.figures import Distributions

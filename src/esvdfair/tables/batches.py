@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from esvdfair.batches import Batch, row_key
-from esvdfair.core.groups import Label
+from esvdfair.core.checks import Label
 from esvdfair.tables.columns import Usage
 from esvdfair.tables.opening import open_table
 from esvdfair.tables.roles import Roles, check_roles

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from esvdfair.batches import MISSING
+from esvdfair.core.checks import MISSING
 from esvdfair.tables.roles import Roles
 from esvdfair.tables.words import short
 

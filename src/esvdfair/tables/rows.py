@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from esvdfair.core.groups import Label
+from esvdfair.core.checks import Label
 from esvdfair.tables.columns import Usage, as_float, numbers
 from esvdfair.tables.roles import Roles
 from esvdfair.tables.scan import Scan, check_labels

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from esvdfair.batches import check_groups
-from esvdfair.core.groups import Label
+from esvdfair.core.checks import Label, check_groups
 from esvdfair.distributed import all_gather, rank, reading, together, world_size
 from esvdfair.tables.columns import OTHER, Types, Usage, as_float, count_infinite, not_numeric, numbers, text_in
 from esvdfair.tables.sources import Chunk, Source

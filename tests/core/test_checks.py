@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from esvdfair.core.groups import encode_groups
+from esvdfair.core.checks import encode_groups
 
 
 @pytest.mark.parametrize(

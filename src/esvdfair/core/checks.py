@@ -1,13 +1,122 @@
-"""From whatever names the sensitive groups to labels and integer codes."""
+"""Every check of a column, a weight and groups, and the one way from a tensor to NumPy.
 
+What users pass comes through here first: arrays, lists, pandas objects, torch tensors on any device.
+"""
+
+import sys
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from esvdfair.distributed import world_size
+
 Scalar: TypeAlias = str | int | bool
 Label: TypeAlias = Scalar | tuple[Scalar, ...]
+
+MISSING = "missing"
+"""Label of the group of people whose attribute is missing, with ``missing="group"``."""
+
+MAX_INTEGER_GROUPS = 50
+"""More distinct whole numbers than this are taken for a measurement, not for groups."""
+
+
+# --- arrays of any framework ---------------------------------------------------------------------------------------
+
+
+def to_numpy(values: Any) -> NDArray[Any]:
+    """An array-like as NumPy; a torch tensor comes from its device (bfloat16, which NumPy lacks, as float32)."""
+    if not hasattr(values, "detach"):
+        return np.asarray(values)
+    tensor = values.detach().cpu()
+    return np.asarray((tensor.float() if tensor.dtype == sys.modules["torch"].bfloat16 else tensor).numpy())
+
+
+def row_count(x: Any) -> int:
+    """Number of rows of an array, DataFrame, tensor, sparse matrix or nested list."""
+    shape = getattr(x, "shape", None)
+    return int(shape[0]) if shape else len(x)
+
+
+def take_rows(values: Any, index: NDArray[np.intp]) -> NDArray[Any]:
+    """Some rows as NumPy; of a tensor only these rows leave its device."""
+    if isinstance(values, np.ndarray):
+        return values[index]
+    return to_numpy(values.index_select(0, sys.modules["torch"].as_tensor(index, device=values.device)))
+
+
+def count_not_finite(values: Any) -> int:
+    """How many values are NaN or infinite; one number leaves the device."""
+    finite = np.isfinite(values) if isinstance(values, np.ndarray) else values.isfinite()
+    return int((~finite).sum())
+
+
+# --- columns -------------------------------------------------------------------------------------------------------
+
+
+def check_column(values: Any, rows: int, name: str) -> NDArray[np.float64]:
+    """(rows,) finite float64 of an array-like of shape (rows,) or (rows, 1)."""
+    raw = to_numpy(values)
+    if np.iscomplexobj(raw):
+        raise ValueError(f"Complex data not supported: {name} holds complex numbers.")
+    try:
+        column = raw.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} holds values that are not numbers ({error}); esvdfair repairs regression.") from error
+    if column.ndim == 2 and column.shape[1] != 1:
+        raise ValueError(
+            f"{name} has {column.shape[1]} columns; a regressor with several outputs is repaired one output at a time. "
+            f"Pass one column of {name}."
+        )
+    if column.ndim > 2 or column.ndim == 0:
+        raise ValueError(f"{name} has shape {column.shape}; expected ({rows},).")
+    column = column.reshape(-1)
+    if len(column) != rows:
+        raise ValueError(f"X has {rows} rows but {name} has {len(column)} values; they must match row by row.")
+    bad = int(np.count_nonzero(~np.isfinite(column)))
+    if bad:
+        raise ValueError(f"{name} holds {bad} NaN or infinite values; drop those rows.")
+    return column
+
+
+def check_weight(values: Any, rows: int) -> NDArray[np.float64]:
+    """(rows,) finite weights, not negative, not all zero; the share of one rank among several may be."""
+    weight = check_column(values, rows, "sample_weight")
+    if (weight < 0).any() or not (weight.any() or world_size() > 1):
+        raise ValueError("sample_weight must not be negative, and not zero everywhere.")
+    return weight
+
+
+# --- groups --------------------------------------------------------------------------------------------------------
+
+
+def check_groups(sensitive_features: Any, rows: int, missing: str) -> tuple[tuple[Label, ...], NDArray[np.intp]]:
+    """Labels and codes of the groups; missing values are an error or, with ``missing="group"``, a group."""
+    if rows == 0 and row_count(sensitive_features) == 0:
+        return (), np.zeros(0, dtype=np.intp)
+    if missing == "group":
+        sensitive_features = _label_missing(sensitive_features)
+    labels, codes = encode_groups(sensitive_features)
+    if len(codes) != rows:
+        raise ValueError(f"X has {rows} rows but sensitive_features has {len(codes)}; they must match row by row.")
+    if len(labels) > MAX_INTEGER_GROUPS and all(type(label) is int for label in labels):
+        raise ValueError(
+            f"sensitive_features takes {len(labels)} different whole numbers, so it looks continuous; bin it first, "
+            "for example with pandas.cut, or pass strings if these really are groups."
+        )
+    return labels, codes
+
+
+def _label_missing(sensitive_features: Any) -> pd.DataFrame:
+    if hasattr(sensitive_features, "detach"):
+        sensitive_features = to_numpy(sensitive_features)
+    frame = pd.DataFrame(sensitive_features)
+    columns = []
+    for i in range(frame.shape[1]):
+        column = frame.iloc[:, i].astype(object)
+        columns.append(column.where(column.notna(), MISSING))
+    return pd.concat(columns, axis=1) if columns else frame
 
 
 def encode_groups(groups: Any) -> tuple[tuple[Label, ...], NDArray[np.intp]]:
@@ -35,8 +144,8 @@ def encode_groups(groups: Any) -> tuple[tuple[Label, ...], NDArray[np.intp]]:
     >>> labels, codes.tolist()
     (('a', 'b'), [1, 0, 1])
     """
-    if hasattr(groups, "detach"):  # a torch tensor, on whichever device
-        groups = groups.detach().cpu().numpy()
+    if hasattr(groups, "detach"):
+        groups = to_numpy(groups)
     if isinstance(groups, pd.DataFrame):
         columns = [groups.iloc[:, i] for i in range(groups.shape[1])]
     else:

@@ -1,0 +1,45 @@
+"""Numbers and labels as people read them; the report and the command line share them."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from esvdfair.core.checks import Label
+
+WIDEST = 40
+"""Characters of a name that are shown."""
+
+
+def label_text(label: Label) -> str:
+    """A group as people write it; of several attributes, their values."""
+    return ", ".join(map(str, label)) if isinstance(label, tuple) else str(label)
+
+
+def some_names(names: Sequence[str], shown: int) -> str:
+    """Names, of many the first few."""
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
+
+
+def printable(text: str, widest: int = WIDEST) -> str:
+    """Text from a user's file that can neither steer a terminal nor break a table."""
+    safe = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    return safe if len(safe) <= widest else safe[: widest - 1] + "…"
+
+
+def number(value: float | None) -> str:
+    """Four digits that count; a dash for none."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:.4g}"
+
+
+def share(value: float | None) -> str:
+    """A KS distance, three digits after the point."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:.3f}"
+
+
+def percent(value: float | None) -> str:
+    """A part of all, in per cent."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:.0%}"
+
+
+def interval(ends: tuple[float, float] | None, form: Callable[[float], str] = number) -> str:
+    """``[low, high]``; a dash when there is none."""
+    return "–" if ends is None else f"[{form(ends[0])}, {form(ends[1])}]"
