@@ -147,7 +147,7 @@ def check_column(values: Any, rows: int | None, name: str, *, of: str = "X") -> 
         column = check_numbers(values, name).astype(np.float64)
     if column.ndim == 2 and column.shape[1] != 1:
         raise InputError(
-            f"{{{name}}} has shape {column.shape}, {column.shape[1]} columns; a regressor with several outputs is "
+            f"{{{name}}} has {column.shape[1]} columns, shape {column.shape}; a regressor with several outputs is "
             f"repaired one output at a time. Pass one column of {{{name}}}.",
             {name: Given()},
         )
@@ -172,7 +172,7 @@ def check_rows(got: int, rows: int, name: str, *, of: str = "X") -> None:
     """Raise unless ``name`` has one entry for each of the ``rows`` rows of ``of``."""
     if got != rows:
         raise InputError(
-            f"{{{of}}} has {rows} rows but {{{name}}} has {got}; they must match row by row.",
+            f"{{{of}}} has {rows} rows but {{{name}}} has {got} values; they must match row by row.",
             {of: Given(), name: Given()},
         )
 
