@@ -33,8 +33,10 @@ class PrivateHistogram(ScoreMap):
         Range of the bins; scores outside count into the outer bins. None takes the range of the fitted values,
         which is refused together with ``epsilon``, because the range itself would leak rows.
     epsilon : float or None
-        Differential privacy ε of the fit with respect to changing one row (the number of rows and the names of the
-        groups count as public); None adds no noise.
+        Differential privacy ε of the histogram with respect to changing one row (the number of rows and the names of
+        the groups count as public); None adds no noise. Not covered: the model whose scores these are, repeated fits,
+        an integer ``random_state`` (who knows it can take the noise off again), and the low bits of Laplace noise in
+        floating point. It is for comparing methods, not for publishing.
     alpha : float in [0, 1]
         Allowed KS distance between two groups of the fitted (noisy) distribution after transport.
     fitted_on : {"scores", "targets"}
