@@ -32,6 +32,9 @@ from numpy.typing import NDArray
 
 from esvdfair.models.heads import Head
 
+Weights = Mapping[str, tuple[NDArray[Any], NDArray[Any] | None]]
+"""New weights: layer name -> (weight, bias); a bias of None keeps the one that is there."""
+
 PROBE_ROWS = 256
 """Rows of a batch that `layers` and `head` look at: enough to see the structure, cheap on any model."""
 
