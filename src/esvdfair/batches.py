@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from esvdfair.core.checks import Label, check_column, check_groups, check_weight, row_count
 from esvdfair.distributed import all_gather, rank, world_size
-from esvdfair.models.protocol import row_slice
+from esvdfair.models.base import row_slice
 
 
 @dataclass(frozen=True)

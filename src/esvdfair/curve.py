@@ -15,7 +15,7 @@ from esvdfair.core.refit.quadratic import Fit
 from esvdfair.distributed import broadcast
 from esvdfair.exceptions import ESVDFairWarning, Given
 from esvdfair.methods import Predicted, predict, weights_of
-from esvdfair.models.protocol import ModelAdapter, Weights
+from esvdfair.models.base import ModelAdapter, Weights
 from esvdfair.sample import Effort, Rows, Sample
 
 Array = NDArray[np.float64]

@@ -20,7 +20,7 @@ from esvdfair.curve import Curve, CurvePoint, choose, judge, mean_squared_errors
 from esvdfair.distributed import all_gather, broadcast, together, world_size
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models import adapt
-from esvdfair.models.protocol import ModelAdapter
+from esvdfair.models.base import ModelAdapter
 from esvdfair.sample import Effort, Sample, Setting, draw, prepare
 
 METHODS = ("paper", "exact", "parity", "transport")

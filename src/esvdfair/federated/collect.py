@@ -13,7 +13,7 @@ from esvdfair.distributed import together
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.federated.sites import MomentsFile, Site, SiteMoments, content_of, loaded
 from esvdfair.models import adapt
-from esvdfair.models.fingerprint import fingerprint
+from esvdfair.models.base import fingerprint
 from esvdfair.sample import Effort, draw, prepare
 from esvdfair.versions import version_of
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from esvdfair.core.checks import Label
 from esvdfair.core.moments import GroupMoments
 from esvdfair.models.heads import Head
-from esvdfair.models.protocol import LinearLayer
+from esvdfair.models.base import LinearLayer
 
 Array = NDArray[np.float64]
 
@@ -67,7 +67,7 @@ class SiteMoments:
     Attributes
     ----------
     moments : of ``[h, y]`` in every group, h the inputs of the model's last linear layer; of h alone without labels
-    model : SHA-256 of the model (:func:`esvdfair.models.fingerprint.fingerprint`)
+    model : SHA-256 of the model (:func:`esvdfair.models.base.fingerprint`)
     layer, head : the last linear layer and what maps its output to the prediction, as they are in that model
     labelled : whether the last column is a label y
     sensitive, features, target : names of the columns; None where the data had no names
