@@ -29,8 +29,8 @@ from esvdfair.core.refit.sgd import finetune
 from esvdfair.core.refit.transport import TransportProblem, transport_path
 from esvdfair.distributed import broadcast
 from esvdfair.exceptions import Given, InputError
-from esvdfair.models.heads import Head
 from esvdfair.models.base import LinearLayer, Weights, find_layer
+from esvdfair.models.heads import Head
 from esvdfair.sample import Effort, Rows, Sample, Setting, draw, hold
 
 Array = NDArray[np.float64]

@@ -20,8 +20,8 @@ from esvdfair.core.checks import Label, count_not_finite, row_count, sort_key, t
 from esvdfair.core.moments import GroupMoments
 from esvdfair.distributed import all_gather, all_rows, broadcast, first_rank_rows, rank, reading, together, world_size
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
-from esvdfair.models.heads import Head
 from esvdfair.models.base import PROBE_ROWS, LinearLayer, ModelAdapter, Weights, row_slice
+from esvdfair.models.heads import Head
 
 Array = NDArray[np.float64]
 

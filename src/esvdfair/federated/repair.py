@@ -43,7 +43,8 @@ def repair_from_moments(
     validation : (X, y, sensitive_features) or a fourth item with weights, optional
         Local rows on which candidates are judged and one is chosen, as by ``ESVDFair(method="parity")``. Without them
         group means and variances become equal over the rows of the moments, with the ridge ``RIDGE``, and no more can
-        be said of the result than moments tell: ``summary_["ks_after"]`` is None, ``point_`` is None, and there is no ``curve_``.
+        be said of the result than moments tell: ``summary_["ks_after"]`` and ``point_`` are None, and there is no
+        ``curve_``.
     target_ks : float, optional
         As in ESVDFair; needs ``validation``, since no moments tell a KS distance.
     output, missing, batch_size, effort, random_state : as in ESVDFair

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from esvdfair.core.checks import Label
 from esvdfair.core.moments import GroupMoments
-from esvdfair.models.heads import Head
 from esvdfair.models.base import LinearLayer
+from esvdfair.models.heads import Head
 
 Array = NDArray[np.float64]
 
