@@ -8,7 +8,7 @@ import pytest
 
 from esvdfair import ks_distance
 from esvdfair.plots import GROUPS, plot_curve, plot_densities
-from esvdfair.tradeoff import Curve, CurvePoint
+from esvdfair.curve import Curve, CurvePoint
 
 
 def curve():
