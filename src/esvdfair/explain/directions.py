@@ -306,7 +306,7 @@ def _stability(rank: int, halves: list[list[_Axis]]) -> float | None:
     if not halves or min(map(len, halves)) < rank:
         return None
     left, right = (axes[rank - 1].u for axes in halves)
-    return float(min(abs(left @ right), 1.0))
+    return min(abs(float(left @ right)), 1.0)
 
 
 def _adapters(model: Any, output: Any) -> tuple[ModelAdapter, ModelAdapter | None]:
