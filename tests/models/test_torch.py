@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from esvdfair.core.checks import row_count
 from esvdfair.models import adapt, find_layer
-from esvdfair.models.base import PREDICT_ROWS
+from esvdfair.models.base import PREDICT_ROWS, row_slice, take
 from esvdfair.models.torch import TorchAdapter
 
 X = np.random.default_rng(0).normal(size=(300, 6))
@@ -697,6 +698,67 @@ def test_an_embedding_gets_its_integers():
     assert [layer.name for layer in adapter.layers(rows)] == ["out"]
     np.testing.assert_array_equal(adapter.predict(rows), model(rows).detach().numpy().ravel())
     assert adapter.head(rows).kind == "identity"
+
+
+class Sentences(nn.Module):
+    """As a Hugging Face regressor: arguments by name, of which some have defaults, and a dict of results."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(9, 4), nn.Linear(4, 1)
+
+    def forward(self, input_ids, attention_mask=None, return_dict=True):
+        assert input_ids.dtype == attention_mask.dtype == torch.int64
+        mask = attention_mask.unsqueeze(-1).to(self.out.weight.dtype)
+        pooled = (self.table(input_ids) * mask).sum(dim=1) / mask.sum(dim=1)
+        return {"logits": self.out(pooled), "hidden": pooled}
+
+
+IDS = torch.randint(0, 9, (300, 5), generator=torch.Generator().manual_seed(0))
+MASK = (torch.arange(5) <= IDS[:, :1] % 5).long()
+SEVERAL = {
+    "by name": lambda: {"attention_mask": MASK, "input_ids": IDS},
+    "another mapping": lambda: collections.UserDict(input_ids=IDS, attention_mask=MASK, return_dict=True),
+    "in order": lambda: (IDS, MASK),
+    "list": lambda: [IDS, MASK],
+    "NumPy": lambda: {"input_ids": IDS.numpy(), "attention_mask": MASK.numpy()},
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_inputs(name):
+    torch.manual_seed(0)
+    model, x = Sentences(), SEVERAL[name]()
+    expected = model(IDS, MASK)["logits"].detach().numpy().ravel()
+    adapter = adapt(model, output="logits")
+    assert row_count(x) == 300
+    np.testing.assert_array_equal(adapter.predict(x), expected)
+    assert [layer.name for layer in adapter.layers(x)] == ["out"]
+    assert adapter.head(x).kind == "identity"
+    some = take(x, np.array([3, 1]))
+    inputs, prediction = adapter.capture(some, ["out"])
+    assert inputs["out"].shape == (2, 4)
+    np.testing.assert_allclose(prediction.numpy(), expected[[3, 1]], rtol=1e-6)
+    edited = adapter.replace({"out": (np.zeros((1, 4)), np.ones(1))})
+    np.testing.assert_array_equal(edited.predict(row_slice(x, 0, 7)), np.ones(7))
+    np.testing.assert_array_equal(IDS.numpy(), SEVERAL["by name"]()["input_ids"].numpy())
+
+
+def test_a_mapping_or_tuple_may_be_the_one_input():
+    by_name = Wrapped(lambda self, x: self.net(x["a"]) + 0 * x["b"].double().mean(), net=mlp())
+    in_order = Wrapped(lambda self, x: self.net(x[0]) + 0 * x[1].double().mean(), net=mlp())
+    assert adapt(by_name).predict({"a": X, "b": IDS}).shape == (300,)
+    assert adapt(in_order).predict((X, IDS)).shape == (300,)
+
+
+def test_several_inputs_of_different_lengths():
+    with pytest.raises(ValueError, match=r"different lengths \(input_ids: 300, attention_mask: 299\)"):
+        adapt(Sentences(), output="logits").predict({"input_ids": IDS, "attention_mask": MASK[1:]})
+
+
+def test_a_list_of_rows_is_a_table():
+    model = mlp()
+    np.testing.assert_array_equal(adapt(model).predict(list(X)), adapt(model).predict(X))
 
 
 def test_a_column_that_is_no_number_is_named():

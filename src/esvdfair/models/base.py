@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.core.checks import row_count, to_numpy
+from esvdfair.core.checks import row_count, several_inputs, to_numpy
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models.heads import KINDS, Head, find_head, probe_points, unsupported_head
 
@@ -209,11 +209,29 @@ def first_rows(x: Any) -> Any:
 
 def row_slice(x: Any, start: int, stop: int) -> Any:
     """Rows start..stop of `x`, in its own type (a DataFrame keeps its column names)."""
-    if hasattr(x, "iloc"):
-        return x.iloc[start:stop]
-    if hasattr(x, "tocsr"):
-        return x.tocsr()[start:stop]
-    return x[start:stop] if hasattr(x, "shape") else np.asarray(x[start:stop])
+    if hasattr(x, "shape"):
+        return _indexable(x)[start:stop]
+    return each_input(x, lambda value: row_slice(value, start, stop)) or np.asarray(x[start:stop])
+
+
+def take(x: Any, index: NDArray[np.intp]) -> Any:
+    """Some rows of `x`, in its own type (a DataFrame keeps its column names)."""
+    if hasattr(x, "shape"):
+        return _indexable(x)[index]
+    return each_input(x, lambda value: take(value, index)) or np.asarray(x)[index]
+
+
+def each_input(x: Any, change: Callable[[Any], Any]) -> Any:
+    """Several inputs, each changed, as a dict or a tuple; None when `x` is not several."""
+    inputs = several_inputs(x)
+    if inputs is None:
+        return None
+    changed = {name: change(value) for name, value in inputs.items()}
+    return {**x, **changed} if isinstance(x, Mapping) else tuple(changed.values())
+
+
+def _indexable(x: Any) -> Any:
+    return x.iloc if hasattr(x, "iloc") else x.tocsr() if hasattr(x, "tocsr") else x
 
 
 def as_column(prediction: Any, rows: int) -> Any:

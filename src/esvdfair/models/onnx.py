@@ -5,7 +5,7 @@ the CPU. An edit puts other numbers into the constants of a copy: graph, names, 
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,7 @@ except ImportError as error:
         f"ONNX models need onnx and onnxruntime ({error}): pip install 'esvdfair[onnx]'.", name=error.name
     ) from error
 
-from esvdfair.core.checks import row_count, to_numpy
+from esvdfair.core.checks import row_count, several_inputs, to_numpy
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, as_column, check_replacement, find_layer
 from esvdfair.models.onnx_graph import FLOATS, VOCABULARY, Graph, check_inference, operation_name
@@ -335,6 +335,9 @@ def _make_feeds(x: Any, inputs: Sequence[_Input]) -> Feeds:
 
     With one input for each column, the columns of a DataFrame are taken by name; else columns are taken in order.
     """
+    several = None if hasattr(x, "shape") else several_inputs(x)
+    if several is not None:
+        return _feeds_of_several(several, inputs)
     x = x.toarray() if hasattr(x, "toarray") else x
     x = x if _is_frame(x) else to_numpy(x)
     if len(inputs) == 1 and (inputs[0].shape is None or len(inputs[0].shape) > 2):
@@ -347,6 +350,20 @@ def _make_feeds(x: Any, inputs: Sequence[_Input]) -> Feeds:
         block = _take(x, columns, item)
         feeds[item.name] = block[:, 0] if item.shape is not None and len(item.shape) == 1 else block
     return feeds
+
+
+def _feeds_of_several(several: Mapping[Any, Any], inputs: Sequence[_Input]) -> Feeds:
+    """Inputs that were given one by one: by name, or in order."""
+    names = {item.name for item in inputs}
+    by_place = set(several) == set(range(len(inputs)))
+    if not by_place and set(several) != names:
+        raise ValueError(
+            f"X has the inputs {', '.join(map(str, several))}; the model takes {', '.join(sorted(names))}."
+        )
+    return {
+        item.name: _convert(to_numpy(several[place if by_place else item.name]), item, item.name)
+        for place, item in enumerate(inputs)
+    }
 
 
 def _model_input(value: onnx.ValueInfoProto) -> _Input:
