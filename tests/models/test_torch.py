@@ -334,6 +334,67 @@ def test_a_head_of_several_outputs_is_named():
         adapt(model).head(X)
 
 
+def wide(forward=lambda z: z, width=3):
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, width))
+    return Wrapped(lambda self, x: forward(self.net(x)), net=body)
+
+
+# name: (model, output, row that is edited, kind of head)
+WIDE = {
+    "one column": (wide, 1, 1, "identity"),
+    "the last column": (wide, -1, 2, "identity"),
+    "one column in a dict": (lambda: wide(lambda z: {"y": z.exp()}), ("y", 0), 0, "exp"),
+    "mean and spread": (lambda: wide(lambda z: (3 * z[:, 0] + 1, F.softplus(z[:, 1])), 2), 0, 0, "affine"),
+    "picked inside": (lambda: wide(lambda z: z[:, 2:].sigmoid()), None, 2, "sigmoid"),
+    "a callable": (wide, lambda z: 2 * z[:, 1], 1, "affine"),
+    "very wide": (lambda: wide(width=300), 217, 217, "identity"),
+    "two classes": (lambda: wide(lambda z: z.softmax(dim=1), 2), 1, 1, "sigmoid"),
+    "two classes, the first": (lambda: wide(lambda z: z.softmax(dim=1), 2), 0, 0, "sigmoid"),
+    "logits of two classes": (lambda: wide(width=2), lambda z: z.softmax(dim=1)[:, 1], 1, "sigmoid"),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_one_column_of_a_wide_layer(name):
+    model, output, row, kind = WIDE[name]
+    model = model()
+    adapter = adapt(model, output=output)
+    before, last = adapter.predict(X), adapter.layers(X)[-1]
+    assert last.weight.shape == (1, 8)
+    assert last.bias.shape == (1,)
+    head = adapter.head(X)
+    assert head.kind == kind
+    h = adapter.capture(X, ["net.2"])[0]["net.2"].double().numpy()
+    np.testing.assert_allclose(head.apply(h @ last.weight[0] + last.bias), before, rtol=1e-4, atol=1e-5)
+
+    weight = np.random.default_rng(0).normal(size=(1, 8))
+    edited = adapter.replace({"net.2": (weight, np.array([0.5]))})
+    np.testing.assert_allclose(edited.predict(X), head.apply(h @ weight[0] + 0.5), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(edited.layers(X)[-1].weight, weight, atol=1e-6)
+    same = edited.replace({"net.2": (last.weight, last.bias)}).model  # the edited one knows its column too
+    others = [i for i in range(len(model.net[2].weight)) if i != row]
+    for part in ("weight", "bias"):
+        old, new, back = (getattr(m.net[2], part).detach() for m in (model, edited.model, same))
+        assert torch.equal(old[others], new[others])
+        torch.testing.assert_close(back, old)
+    np.testing.assert_array_equal(adapter.predict(X), before)
+
+
+@pytest.mark.parametrize(
+    ("forward", "output"),
+    [(lambda z: z.softmax(dim=1), 1), (lambda z: z[:, 0] * z[:, 1], None), (lambda z: z[:, 0] + z[:, 1], None)],
+)
+def test_columns_that_make_the_prediction_together(forward, output):
+    with pytest.raises(ValueError, match=r"'net\.2' gives shape .* Only one of its outputs, or the difference of two"):
+        adapt(wide(forward), output=output).head(X)
+
+
+def test_a_column_that_is_not_there():
+    with pytest.raises(ValueError, match="returns 3 columns, and nothing in it is output=3"):
+        adapt(wide(), output=3).predict(X)
+
+
 def test_a_head_that_ignores_the_layer_is_constant():
     with pytest.raises(ValueError, match="constant"):
         adapt(after(lambda z: 0 * z + 1)).head(X)

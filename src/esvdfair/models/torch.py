@@ -27,7 +27,6 @@ from esvdfair.models.base import (
     Tail,
     Weights,
     as_column,
-    check_replacement,
     each_input,
     first_rows,
     take,
@@ -35,7 +34,7 @@ from esvdfair.models.base import (
 from esvdfair.models.heads import KINDS
 from esvdfair.models.torch_trace import INPUT, VOCABULARY, Operation, Trace, mixing, weight_of
 
-Selector = str | int | Callable[[Any], Any]
+Selector = str | int | tuple[str | int, ...] | Callable[[Any], Any]
 Inputs = torch.Tensor | tuple[Any, ...] | dict[str, Any]
 """What a module is called with: one tensor, tensors in order, or tensors by name."""
 
@@ -60,9 +59,9 @@ class TorchAdapter(ModelAdapter):
     ----------
     model : torch.nn.Module
         Never touched: what runs, in eval mode, is a private copy that shares its parameters.
-    output : str, int or callable, optional
-        What to take as the prediction when the model returns a dict (key), a tuple (index) or anything else
-        (a callable of what the model returned).
+    output : str, int, tuple of these, or callable, optional
+        What to take as the prediction when the model returns a dict (key), a tuple (index), several columns (index),
+        one inside the other (a tuple of these), or anything else (a callable of what the model returned).
 
     Notes
     -----
@@ -93,7 +92,7 @@ class TorchAdapter(ModelAdapter):
 
     def layers(self, x: Any) -> tuple[LinearLayer, ...]:
         """List the linear layers that feed the prediction, in order of execution."""
-        return self._probe(x).layers
+        return self._narrowed(self._probe(x).layers, x)
 
     def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Run one forward pass: the inputs of the named layers and the prediction, on the model's device."""
@@ -112,15 +111,16 @@ class TorchAdapter(ModelAdapter):
 
     def replace(self, weights: Weights) -> "TorchAdapter":
         """Put new weights into a deep copy; dtype, device, requires_grad and training flags stay."""
+        new: dict[str, Any] = {}
         for name, (weight, bias) in weights.items():
             module = self._linear(name)
             problem = _find_problem(name, module, self._core)
             if problem is not None:
                 raise ValueError(problem)
-            shape, has_bias = tuple(module.weight.shape), module.bias is not None
-            check_replacement(name, weight=weight, bias=bias, weight_shape=shape, has_bias=has_bias)
+            new[name] = self._whole(_describe_layer(name, 0, module), weight, bias)
         adapter = TorchAdapter(_copied(self._model), output=self._output)
-        for name, (weight, bias) in weights.items():
+        adapter._column = self._column
+        for name, (weight, bias) in new.items():
             module = adapter._linear(name)
             _assign(name, module.weight, weight)
             if bias is not None:
@@ -141,7 +141,7 @@ class TorchAdapter(ModelAdapter):
         name, like, path = probe.layers[-1].name, probe.last_output, probe.path or ()
 
         def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
-            values = torch.as_tensor(z.copy()).to(like.dtype)
+            values = torch.as_tensor(np.ascontiguousarray(z)).to(like.dtype)
             x = take(probe.rows, np.arange(len(values)) % row_count(probe.rows))
             return to_numpy(values), to_numpy(self._run_from(name, x, values))
 
@@ -513,35 +513,34 @@ def _numeric(x: Any) -> NDArray[Any]:
 
 def _select(result: Any, output: Selector | None) -> torch.Tensor:
     """Take the prediction out of what a model returned."""
-    if callable(output):
-        value = output(result)
-    elif isinstance(result, torch.Tensor):
-        if output is not None:
-            raise InputError(
-                "{output} selects from a dict or tuple, but the model returns one tensor: drop it.",
-                output=Given(output),
-            )
-        value = result
-    elif output is None:
+    value = output(result) if callable(output) else result
+    for step in output if isinstance(output, tuple) else () if callable(output) or output is None else (output,):
+        value = _item(value, step, output)
+    if isinstance(value, torch.Tensor):
+        return value
+    if output is None:
         raise InputError(
             "the model returns {contents}. Say which is the prediction: {output}, a key or an index.",
             contents=_contents(result),
             output=Given(),
         )
-    else:
-        value = _item(result, output)
-    if not isinstance(value, torch.Tensor):
-        raise InputError(
-            "{output} gives a {kind}, not a tensor of predictions.", output=Given(output), kind=type(value).__name__
-        )
-    return value
+    raise InputError(
+        "{output} gives a {kind}, not a tensor of predictions.", output=Given(output), kind=type(value).__name__
+    )
 
 
-def _item(result: Any, output: str | int) -> Any:
+def _item(result: Any, step: str | int, output: Selector | None) -> Any:
     try:
-        if isinstance(output, str) and not isinstance(result, Mapping):
-            return getattr(result, output)  # a named tuple or a dataclass
-        return result[output]
+        if isinstance(result, torch.Tensor):
+            if result.ndim == 2 and result.shape[1] > 1 and isinstance(step, int):
+                return result[:, step]
+            raise InputError(
+                "{output} selects from a dict, a tuple or several columns; the model returns one tensor: drop it.",
+                output=Given(output),
+            )
+        if isinstance(step, str) and not isinstance(result, Mapping):
+            return getattr(result, step)  # a named tuple or a dataclass
+        return result[step]
     except (KeyError, IndexError, AttributeError, TypeError) as error:
         raise InputError(
             "the model returns {contents}, and nothing in it is {output}.",
@@ -551,6 +550,8 @@ def _item(result: Any, output: str | int) -> Any:
 
 
 def _contents(result: Any) -> str:
+    if isinstance(result, torch.Tensor):
+        return f"{result.shape[1]} columns"
     if isinstance(result, Mapping):
         return f"a {type(result).__name__} with keys {', '.join(map(repr, result))}"
     if isinstance(result, list | tuple):
