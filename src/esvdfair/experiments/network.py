@@ -3,6 +3,8 @@
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -10,9 +12,42 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from esvdfair.experiments.config import Training
+from esvdfair.datasets import Dataset, Examples, Split, fetch_compas, fetch_law, load_wages, split
+from esvdfair.experiments.config import Preparation, Training
 
 Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The network of a seed and the split it was trained on; it ends in ``Linear, ReLU, Linear``."""
+
+    seed: int
+    split: Split
+    network: nn.Sequential
+
+    def examples(self, name: str) -> Examples:
+        """The rows "train", "validation", "test" or "heldout"."""
+        examples: Examples = getattr(self.split, name)
+        return examples
+
+    def scores(self, name: str) -> Array:
+        """(rows,) what the network predicts for them."""
+        return predict(self.network, self.examples(name).X)
+
+
+def train(dataset: Dataset, training: Training, seed: int) -> Trained:
+    """Split the data by ``seed`` and train the network on the training rows."""
+    parts = split(dataset, seed)
+    return Trained(seed, parts, train_network(parts.train.X, parts.train.y, seed=seed, training=training))
+
+
+@lru_cache(maxsize=2)
+def load(dataset: str, preparation: Preparation) -> Dataset:
+    """A data set of the experiments, once for each process."""
+    if dataset == "wages":
+        return load_wages()
+    return fetch_law(preparation) if dataset == "law" else fetch_compas(preparation)
 
 
 def train_network(
