@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from esvdfair.audit import Array, density, make_grid
 from esvdfair.core.checks import check_column, check_groups
 from esvdfair.core.metrics import ks_distance
-from esvdfair.densities import Array, density, make_grid
 from esvdfair.tradeoff import Curve
 
 if TYPE_CHECKING:

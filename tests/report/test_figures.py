@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from esvdfair import ks_distance
-from esvdfair.densities import make_grid
+from esvdfair.audit import make_grid
 from esvdfair.report.figures import distributions
 
 

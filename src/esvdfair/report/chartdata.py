@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from esvdfair.densities import Array, make_grid
+from esvdfair.audit import Array, make_grid
 from esvdfair.explain import LayerScan
 from esvdfair.report.content import Content, Step
 from esvdfair.report.figures import Distributions, distributions, group_densities, rounded

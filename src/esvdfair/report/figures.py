@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.densities import Array, density
+from esvdfair.audit import Array, density
 
 Codes = NDArray[np.intp]
 

@@ -1,0 +1,244 @@
+"""What can be said of predictions, their groups and, if there are any, labels: figures, a verdict, densities."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import t as student
+
+from esvdfair.core.checks import check_column, check_groups, check_weight
+from esvdfair.core.metrics import ks_distance, ks_distance_ci, ks_floor, mean_gap, variance_gap, wasserstein_distance
+from esvdfair.estimator import NULL_QUANTILE
+from esvdfair.text import label_text, number, share
+
+Array = NDArray[np.float64]
+Codes = NDArray[np.intp]
+
+CELLS = 81
+"""Values of a density."""
+REPRESENTATIVES = 512
+"""A larger sample is replaced by so many of its quantiles, which a smooth density cannot tell from it."""
+TAIL = 0.002
+"""Part of the people at either end for whom no room is kept in a chart."""
+
+
+@dataclass(frozen=True)
+class GroupFigures:
+    """One group: rows, mean and spread of its predictions, its error, its distance to everybody else.
+
+    Every pair is a 95 % interval; errors are None without labels.
+    """
+
+    group: str
+    rows: int
+    mean: float
+    mean_interval: tuple[float, float]
+    std: float
+    ks_to_rest: float
+    ks_to_rest_interval: tuple[float, float]
+    mse: float | None
+    mse_interval: tuple[float, float] | None
+    mean_error: float | None
+
+
+class Peak(NamedTuple):
+    """Stand-in until core.metrics has it."""
+
+    distance: float
+    threshold: float
+    high_group: int
+    high_share: float
+    low_group: int
+    low_share: float
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All figures of an audit, of the rows that carry weight; ``widest`` numbers the groups as ``groups`` does."""
+
+    rows: int
+    ks: float
+    ks_interval: tuple[float, float]
+    ks_floor: float
+    mean_gap: float
+    variance_gap: float
+    wasserstein: float
+    mse: float | None
+    widest: Peak
+    groups: tuple[GroupFigures, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, such as JSON takes."""
+        peak, (more, fewer) = self.widest, self._farthest()
+        widest = {
+            "threshold": peak.threshold,
+            "more": more,
+            "more_share": peak.high_share,
+            "fewer": fewer,
+            "fewer_share": peak.low_share,
+        }
+        return {**asdict(self), "widest": widest}
+
+    def verdict(self) -> str:
+        """What the figures say, in plain words."""
+        parts = [self._difference()]
+        if self.ks > NULL_QUANTILE * self.ks_floor:
+            peak, (more, fewer) = self.widest, self._farthest()
+            parts.append(
+                f"Where they differ most, {peak.high_share:.0%} of {more} but {peak.low_share:.0%} of {fewer} are "
+                f"predicted {number(peak.threshold)} or less."
+            )
+            low, high = (end(self.groups, key=lambda g: g.mean) for end in (min, max))
+            parts.append(f"The mean of {high.group} is {number(high.mean - low.mean)} above that of {low.group}.")
+        parts.extend(self._who_pays())
+        return " ".join(parts)
+
+    def _farthest(self) -> tuple[str, str]:
+        """The two groups that differ most: the one with more of its people at or below the threshold first."""
+        return self.groups[self.widest.high_group].group, self.groups[self.widest.low_group].group
+
+    def _difference(self) -> str:
+        ks, floor = share(self.ks), share(self.ks_floor)
+        if self.ks <= NULL_QUANTILE * self.ks_floor:
+            return f"No difference beyond chance: KS {ks}, and parity itself would show about {floor} on so many rows."
+        times = f"KS {ks}, {self.ks / self.ks_floor:.1f} times what parity would show on so many rows"
+        if self.ks_interval[0] == 0:
+            return f"The groups are predicted differently, but how much is uncertain: {times}."
+        return f"The groups are predicted differently: {times}."
+
+    def _who_pays(self) -> list[str]:
+        errors = [(g.mse, g.mse_interval, g.group) for g in self.groups if g.mse is not None and g.mse_interval]
+        if not errors:
+            return []
+        best, worst = min(errors), max(errors)
+        if best[1][1] >= worst[1][0]:
+            return ["The model errs about as much in every group."]
+        return [
+            f"The model errs most on {worst[2]}: mean squared error {number(worst[0])}, {number(best[0])} on {best[2]}."
+        ]
+
+
+def audit_predictions(
+    predictions: Any, groups: Any, y: Any = None, *, sample_weight: Any = None, seed: int = 0
+) -> Audit:
+    """Figures of predictions by group, with errors when there are labels.
+
+    Parameters
+    ----------
+    predictions : (rows,)
+    groups : (rows,) labels or (rows, attributes), whose combinations are the groups
+    y : (rows,) labels, if there are any
+    sample_weight : (rows,) how many people a row stands for; rows of weight 0 are left out
+    seed : of the resamples behind the intervals
+
+    Raises
+    ------
+    ValueError
+        Fewer than two groups, a group of one row, lengths that differ, missing or infinite values.
+
+    Examples
+    --------
+    >>> found = audit_predictions([1, 2, 3, 4], ["a", "a", "b", "b"])
+    >>> found.ks, found.mean_gap, [group.rows for group in found.groups]
+    (1.0, 2.0, [2, 2])
+    """
+    scores = check_column(predictions, len(predictions), "predictions")
+    truth = None if y is None else check_column(y, len(scores), "y")
+    labels, codes = check_groups(groups, len(scores), "error")
+    weight = None if sample_weight is None else check_weight(sample_weight, len(scores))
+    if weight is not None:
+        live = weight > 0
+        scores, codes, weight, truth = scores[live], codes[live], weight[live], None if truth is None else truth[live]
+    names = [label_text(label) for label in labels]
+    floor = ks_floor(sensitive_features=codes, y_pred=scores, sample_weight=weight, random_state=seed)
+    both: dict[str, Any] = {"sensitive_features": codes, "sample_weight": weight}
+    return Audit(
+        rows=len(scores),
+        ks=ks_distance(scores, **both),
+        ks_interval=ks_distance_ci(scores, **both, floor=floor, random_state=seed),
+        ks_floor=floor,
+        mean_gap=mean_gap(scores, **both),
+        variance_gap=variance_gap(scores, **both),
+        wasserstein=wasserstein_distance(scores, **both),
+        mse=None if truth is None else float(np.average((scores - truth) ** 2, weights=weight)),
+        widest=ks_peak(scores, codes, len(names), weight),
+        groups=tuple(_figures(name, codes == code, scores, truth, weight, seed) for code, name in enumerate(names)),
+    )
+
+
+def _figures(
+    name: str, mine: NDArray[np.bool_], scores: Array, truth: Array | None, weight: Array | None, seed: int
+) -> GroupFigures:
+    own = None if weight is None else weight[mine]
+    errors = None if truth is None else scores[mine] - truth[mine]
+    to_rest: dict[str, Any] = {"sensitive_features": mine, "sample_weight": weight}
+    return GroupFigures(
+        group=name,
+        rows=int(mine.sum()),
+        mean=float(np.average(scores[mine], weights=own)),
+        mean_interval=mean_interval(scores[mine], own),
+        std=_spread(scores[mine], own),
+        ks_to_rest=ks_distance(scores, **to_rest),
+        ks_to_rest_interval=ks_distance_ci(scores, **to_rest, random_state=seed),
+        mse=None if errors is None else float(np.average(errors**2, weights=own)),
+        mse_interval=None if errors is None else mean_interval(errors**2, own),
+        mean_error=None if errors is None else float(np.average(errors, weights=own)),
+    )
+
+
+def mean_interval(values: Array, weight: Array | None = None, *, confidence: float = 0.95) -> tuple[float, float]:
+    """Student's interval of a (weighted) mean; of values that are never negative it starts at 0 at the least.
+
+    With Σw = 1 the variance is Σ w²(x−x̄)²/(1−w), s²/n without weights, on 1/Σw² − 1 degrees of freedom.
+    """
+    w = np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
+    mean = float(w @ values)
+    variance = float((w**2 / (1 - w)) @ (values - mean) ** 2)
+    half = float(student.ppf((1 + confidence) / 2, 1 / (w @ w) - 1)) * variance**0.5
+    low = max(0.0, mean - half) if values.min() >= 0 else mean - half
+    return low, mean + half
+
+
+def _spread(values: Array, weight: Array | None) -> float:
+    """Standard deviation with the unbiased divisor, n − 1 without weights."""
+    w = np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
+    return float(np.sqrt(w @ (values - w @ values) ** 2 / (1 - w @ w)))
+
+
+def ks_peak(scores: Array, codes: Codes, n_groups: int, weights: Array | None = None) -> Peak:
+    """Stand-in until core.metrics has ks_peak."""
+    thresholds = np.unique(scores)
+    below = np.zeros((n_groups, len(thresholds)))
+    np.add.at(below, (codes, np.searchsorted(thresholds, scores)), 1.0 if weights is None else weights)
+    below = np.cumsum(below, axis=1)
+    below /= below[:, -1:]
+    at = int(np.ptp(below, axis=0).argmax())
+    high, low = int(below[:, at].argmax()), int(below[:, at].argmin())
+    shares = float(below[high, at]), float(below[low, at])
+    return Peak(shares[0] - shares[1], float(thresholds[at]), high, shares[0], low, shares[1])
+
+
+# --- densities, for plots and the report ---------------------------------------------------------------------------
+
+
+def make_grid(samples: Iterable[Array], cells: int = CELLS) -> Array:
+    """(cells,) evenly spaced values that cover the samples but for their outermost tails."""
+    ends = np.array([np.quantile(values, [TAIL, 1 - TAIL]) for values in samples])
+    low, high = ends[:, 0].min(), ends[:, 1].max()
+    # all values equal: any room will do, as long as it shows at the size of these values
+    room = 0.06 * (high - low) or max(0.5, abs(high) * 0.01)
+    return np.linspace(low - room, high + room, cells)
+
+
+def density(values: Array, grid: Array) -> Array:
+    """(cells,) Gaussian kernel density with Silverman's bandwidth, never narrower than a cell of the grid."""
+    quartiles = np.quantile(values, [0.25, 0.75])
+    spreads = [s for s in (values.std(), float(np.ptp(quartiles)) / 1.349) if s > 0]
+    bandwidth = max(0.9 * min(spreads, default=0.0) * len(values) ** -0.2, grid[1] - grid[0])
+    if len(values) > REPRESENTATIVES:
+        values = np.quantile(values, (np.arange(REPRESENTATIVES) + 0.5) / REPRESENTATIVES)
+    z = (grid[:, None] - values) / bandwidth
+    found: Array = np.exp(-0.5 * z**2).mean(axis=1) / (bandwidth * np.sqrt(2 * np.pi))
+    return found
