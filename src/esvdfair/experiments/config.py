@@ -2,10 +2,12 @@
 
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
+from math import inf
 from typing import Any, Literal
 
 from esvdfair.core.edits import PAPER_REDUCTIONS
-from esvdfair.datasets.remote import Preparation
+from esvdfair.datasets.remote import Preparation as Preparation
+from esvdfair.sample import Effort
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Experiment:
     target_ks : of `parity` and `transport`
     transport_levels : KS distances at which `transport` is compared with methods that reach another one; 1 is no bound
     optimum_levels : the points of the plug-in optimum's curve, from which the excess over it is interpolated
+    effort : how hard `parity`, `transport` and the estimates behind the optimum try
     shown_levels : those levels that the table shows
     shown_transport : those levels of `transport` that it shows
     shown_range : range of predictions in the figures of densities
@@ -97,6 +100,7 @@ class Experiment:
     target_ks: float = 0.10
     transport_levels: tuple[float, ...] = (0.10, 0.12, 0.15, 0.20, 0.25, 0.30, 1.0)
     optimum_levels: tuple[float, ...] = (0.0, 0.025, 0.05, 0.075, 0.10, 0.15, 0.20, 0.30)
+    effort: Effort = field(default_factory=Effort)
     shown_levels: tuple[float, ...] = (0.05, 0.10, 0.15)
     shown_transport: tuple[float, ...] = (0.10, 0.12)
     training: Training = field(default_factory=Training)
@@ -112,10 +116,12 @@ class Experiment:
 
 
 def _listed(value: Any) -> Any:
-    """Tuples as lists, the way JSON gives them back."""
+    """Tuples as lists, the way JSON gives them back; it has no infinity."""
     if isinstance(value, dict):
         return {key: _listed(item) for key, item in value.items()}
-    return [_listed(item) for item in value] if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [_listed(item) for item in value]
+    return "inf" if value == inf else value
 
 
 _UNTOUCHED = Variant("untouched")

@@ -22,7 +22,7 @@ from esvdfair.estimator import ESVDFair
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.experiments.config import Experiment, Variant
 from esvdfair.experiments.errata import edit_unguarded, edit_with_printed_cubic
-from esvdfair.experiments.network import NetworkClassifier, Trained, predict, run_through
+from esvdfair.experiments.network import NetworkClassifier, Trained, linear, predict, run_through
 from esvdfair.experiments.rows import Outcome
 from esvdfair.methods import group_probability, regression_layer
 from esvdfair.models import adapt
@@ -50,7 +50,7 @@ def baselines(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
     """Both baselines, fitted on targets as the authors did and on scores as meant, with either group."""
     methods: dict[tuple[str, str], Any] = {}
     for on, jitter in (("targets", _JITTER), ("scores", 0.0)):
-        shared = {"fitted_on": on, "random_state": trained.seed}
+        shared: dict[str, Any] = {"fitted_on": on, "random_state": trained.seed}
         methods["barycenter", on] = WassersteinBarycenter(jitter=jitter, **shared)
         methods["private_histogram", on] = PrivateHistogram(bins=experiment.bins, **shared)
     yield from _with_either_group(trained, experiment, methods)
@@ -103,12 +103,10 @@ def paper(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
 def errata(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
     """What the paper's slips do: the printed cubic, the authors' root solve, the least-squares refit."""
     ((mean, covariance),) = experiment.reductions
-    rows, hidden = trained.split.train, trained.network[-3]
+    rows, weight = trained.split.train, linear(trained.network, -3).weight.detach().double().numpy()
     moments = GroupMoments().update(run_through(trained.network[:-3], rows.X), rows.sensitive_features)
     for name, edit in (("paper_printed_cubic", edit_with_printed_cubic), ("paper_unguarded_solve", edit_unguarded)):
-        done = edit(
-            hidden.weight.detach().double().numpy(), moments, mean_reduction=mean, covariance_reduction=covariance
-        )
+        done = edit(weight, moments, mean_reduction=mean, covariance_reduction=covariance)
         yield Outcome(
             Variant.reduced(name, mean, covariance),
             finetuned(trained, done.weight, experiment.evaluated_on),
@@ -119,13 +117,14 @@ def errata(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
 
 
 def finetuned(trained: Trained, weight: Array, evaluated_on: str) -> Array:
-    """(rows,) predictions with another weight in the last hidden layer and the paper's fine-tune of the output layer."""
+    """(rows,) predictions with another weight in the last hidden layer, after the paper's fine-tune of the next."""
     network, rows = copy.deepcopy(trained.network), trained.split.train
     with torch.no_grad():
-        network[-3].weight.copy_(torch.as_tensor(weight))
+        linear(network, -3).weight.copy_(torch.as_tensor(weight))
     seen, there = (run_through(network[:-1], x) for x in (rows.X, trained.examples(evaluated_on).X))
-    start, bias = (values.detach().double().numpy() for values in (network[-1].weight[0], network[-1].bias[0]))
-    fit = finetune(seen, rows.y, weight=start, bias=float(bias), random_state=trained.seed)
+    last = linear(network, -1)
+    start = last.weight[0].detach().double().numpy()
+    fit = finetune(seen, rows.y, weight=start, bias=last.bias[0].item(), random_state=trained.seed)
     return there @ fit.weight + fit.bias
 
 
@@ -150,7 +149,8 @@ def _edited(trained: Trained, experiment: Experiment, variant: Variant, *, refit
 def repaired(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
     """`parity` at the target, `transport` at it and along its curve, every point chosen on the validation rows."""
     x, target = trained.examples(experiment.evaluated_on).X, experiment.target_ks
-    parity, transport = (repair(trained, method=method, target_ks=target) for method in ("parity", "transport"))
+    asked = {"target_ks": target, "effort": experiment.effort}
+    parity, transport = (repair(trained, method=method, **asked) for method in ("parity", "transport"))
     yield Outcome(Variant("parity", level=target), parity.predict(x), met=parity.summary_["met"])
     for level in experiment.transport_levels:
         point = transport.curve_.select(target_ks=level)
@@ -181,9 +181,11 @@ def optimum(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
             sensitive_features=rows.sensitive_features,
             validation=trained.split.validation,
             seed=trained.seed,
+            effort=experiment.effort,
         )
     )
-    (weight, bias), chance = regression_layer(sample), group_probability(sample.training, sample.judging)
+    weight, bias = regression_layer(sample, experiment.effort)
+    chance = group_probability(sample.training, sample.judging, experiment.effort)
     seen, (there,) = sample.training.features, _features(trained, experiment.evaluated_on)
     eta, eta_there, probability_there = seen @ weight + bias, there @ weight + bias, chance(there)
     for found in fit_optimum(eta, chance(seen), levels=experiment.optimum_levels):

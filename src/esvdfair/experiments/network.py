@@ -114,7 +114,7 @@ def run_epochs(
         # One gather for the epoch and views of it: a DataLoader would collate row by row.
         for batch in zip(*(torch.split(column[order], training.batch_size) for column in columns), strict=True):
             optimizer.zero_grad()
-            loss(*batch).backward()
+            loss(*batch).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         schedule.step()
 
@@ -126,6 +126,13 @@ def build_network(features: int, outputs: int = 1, *, width: int = 256, depth: i
     for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
+
+
+def linear(network: nn.Sequential, index: int) -> nn.Linear:
+    """A linear layer of the network: the output layer is -1, the last hidden one -3."""
+    layer = network[index]
+    assert isinstance(layer, nn.Linear)
+    return layer
 
 
 def run_through(network: nn.Module, X: ArrayLike) -> NDArray[np.float32]:

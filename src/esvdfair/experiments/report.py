@@ -41,20 +41,20 @@ Made by `esvdfair reproduce report` from the rows that `esvdfair reproduce all` 
 standard deviation over the seeds of a table, or the paper's own. {extent}
 
 MSE is the mean squared error, KS the Kolmogorov–Smirnov distance between the two groups' predictions. *Excess over the
-plug-in optimum* is the distance to the best that a predictor without the attribute is estimated to do at the same KS, as
-a part of what the network gains over the best constant (0: as good as that estimate, 1: as bad as a constant). It is no
-regret: the estimate comes from the same training rows and lies above the true optimum, so a value below 0 means that the
-estimate was beaten. *Agrees* means that both of our means lie within one printed standard deviation of the paper's; in
-the ablations, within the tolerance after the ±. *Predicted group*: the method needs the group at prediction and gets a
-predicted one, as in the paper. *True group*: it is given the real one, which the other methods never see; these rows are
-no fair comparison and show what the missing attribute costs.
+plug-in optimum* is the distance to the best that a predictor without the attribute is estimated to do at the same KS,
+as a part of what the network gains over the best constant (0: as good as that estimate, 1: as bad as a constant). It is
+no regret: the estimate comes from the same training rows and errs itself, so a value below 0 means that the estimate
+was beaten, not the optimum. *Agrees* means that both of our means lie within one printed standard deviation of the
+paper's; in the ablations, within the tolerance after the ±. *Predicted group*: the method needs the group at prediction
+and gets a predicted one, as in the paper. *True group*: it is given the real one, which the other methods never see;
+these rows are no fair comparison and show what the missing attribute costs.
 """
 _CLEAN = """On law the paper's features hold `dnn_bar_pass_prediction`, which takes 25 values, one for each value of the
 target: it is the target in disguise. `preparation="clean"` leaves it out, drops the four rows without gender, and fits
 scalers on the training rows only. The dates of COMPAS leak too (a custody date long after the screening goes with
 recidivism); they stay in both preparations."""
-_OTHERS = """The other slips that `docs/method.md` lists (`σk/(kγ)`, the divisor of the second covariance, the spectrum of
-W for that of M, the missing square root, transposes) are in the text alone: the tables above come from the right
+_OTHERS = """The other slips that `docs/method.md` lists (`σk/(kγ)`, the divisor of the second covariance, the spectrum
+of W for that of M, the missing square root, transposes) are in the text alone: the tables above come from the right
 forms."""
 
 

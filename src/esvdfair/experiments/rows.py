@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +134,8 @@ def with_regret(rows: Sequence[Row]) -> list[Row]:
     """The rows with their excess over the plug-in optimum, whose own rows are the curve and have none."""
     curve = np.array([(row.mse, row.ks) for row in rows if row.method == "optimum"])
     constant, untouched = (next(r.mse for r in rows if r.method == name) for name in ("constant", "untouched"))
-    shared = {"curve_mse": curve[:, 0], "curve_ks": curve[:, 1], "gain": constant - untouched}
-    return [
-        row if row.method == "optimum" else replace(row, regret=interpolated_regret(row.mse, row.ks, **shared))
-        for row in rows
-    ]
+    regret = partial(interpolated_regret, curve_mse=curve[:, 0], curve_ks=curve[:, 1], gain=constant - untouched)
+    return [row if row.method == "optimum" else replace(row, regret=regret(row.mse, row.ks)) for row in rows]
 
 
 def interpolated_regret(mse: float, ks: float, *, curve_mse: Array, curve_ks: Array, gain: float) -> float:

@@ -67,7 +67,7 @@ def run(tasks: Sequence[Task], *, jobs: int, on_done: Callable[[], object] = lam
         raise ImportError("the experiments train networks with PyTorch: pip install 'esvdfair[torch]'.")
     context = multiprocessing.get_context("spawn")  # a forked torch may hang; and threads are set before it loads
     others = set(multiprocessing.active_children())
-    with _one_thread_each():
+    with one_thread_each():
         pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_start_worker)
         try:
             for future in as_completed([pool.submit(work, task) for task in tasks]):
@@ -99,7 +99,7 @@ def _is_saved(task: Task) -> bool:
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
+def one_thread_each() -> Iterator[None]:
     """Environment of the workers: thread pools read it once, when NumPy and torch are loaded."""
     before = {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(dict.fromkeys(_THREADS, "1"))
