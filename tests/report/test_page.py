@@ -246,6 +246,8 @@ def test_what_it_refuses(case, fair):
         render_report(fair, case.X, case.y, sensitive_features=["a"] * 600)
     with pytest.raises(ValueError, match="has 1 row"):
         render_report(fair, case.X, case.y, sensitive_features=["a"] * 599 + ["b"])
+    with pytest.raises(ValueError, match="X has no rows"):
+        render_report(fair, case.X[:0], case.y[:0], sensitive_features=[])
     with pytest.raises(ValueError, match="in memory"):
         render_report(fair, iter([case.X]), sensitive_features=case.groups)
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from esvdfair.audit import Array, Codes, Peak, ks_peak
+from esvdfair.audit import Array, Codes
 from esvdfair.batches import Batch, held_out, is_stream, make_batches, take
-from esvdfair.core.metrics import group_mse, ks_distance_ci, ks_floor
+from esvdfair.core.metrics import Peak, group_mse, ks_distance_ci, ks_floor, ks_peak
 from esvdfair.curve import Curve, CurvePoint
 from esvdfair.estimator import ESVDFair
 from esvdfair.exceptions import ESVDFairWarning
@@ -127,6 +127,8 @@ def read_rows(X: Any, y: Any, sensitive_features: Any, sample_weight: Any, missi
         raise ValueError("X yields batches, but a report needs its rows in memory; pass a sample as an array.")
     X = X if hasattr(X, "shape") else np.asarray(X)
     X = X.tocsr() if hasattr(X, "tocsr") else X
+    if not X.shape[0]:
+        raise ValueError("X has no rows; there is nothing to report on.")
     (rows,) = make_batches(X, y, sensitive_features, sample_weight, missing=missing, batch_size=int(X.shape[0]))
     rows = rows if rows.weight is None else rows.take(np.flatnonzero(rows.weight > 0))
     if len(rows.labels) < 2:
