@@ -1,4 +1,5 @@
 import copy
+import os
 import pickle
 import sys
 
@@ -681,6 +682,41 @@ def test_a_layer_that_cannot_be_edited_is_named(name):
         OnnxAdapter(model.SerializeToString(), output="y").layers(X)
 
 
+def dropout(training, stored=True):
+    switch = numpy_helper.from_array(np.array(training), "switch")
+    last = [make_node("Dropout", ["z", "", "switch"], ["y"], "drop")]
+    if stored:
+        return network(last=last, tensors=[switch])
+    return network(last=[make_node("Constant", [], ["switch"], value=switch), *last])
+
+
+def batch_norm(**options):
+    ones = [tensor(name, np.ones(1)) for name in "abcd"]
+    outputs = ["y", "mean", "variance"] if options else ["y"]
+    return network(last=[make_node("BatchNormalization", ["z", *"abcd"], outputs, "norm", **options)], tensors=ones)
+
+
+@pytest.mark.parametrize(
+    "model", [lambda: dropout(True), lambda: dropout(True, False), lambda: batch_norm(training_mode=1)]
+)
+def test_a_model_exported_in_training_mode(model):
+    with pytest.raises(ValueError, match=r"'(drop|norm)' \(\w+\) is in training mode.* export after model\.eval\(\)"):
+        OnnxAdapter(model().SerializeToString())
+
+
+@pytest.mark.parametrize("model", [lambda: dropout(False), batch_norm])
+def test_a_model_exported_for_prediction(model):
+    assert OnnxAdapter(model().SerializeToString()).head(X).kind in ("identity", "affine")
+
+
+def test_a_model_that_is_no_function_of_a_row():
+    nodes = [make_node("ReduceMean", ["x"], ["m"], axes=[0]), make_node("Sub", ["x", "m"], ["c"])]
+    nodes.append(make_node("MatMul", ["c", "w"], ["y"]))
+    adapter = OnnxAdapter(model_of(nodes, [tensor("w", np.ones((6, 1)))]).SerializeToString())
+    with pytest.raises(ValueError, match="other rows stand beside it"):
+        adapter.head(X)
+
+
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
@@ -779,6 +815,20 @@ def test_model_is_what_was_given_until_it_is_edited(tmp_path):
 def test_needs_a_path_or_bytes():
     with pytest.raises(TypeError, match="path or the bytes of an ONNX model, got a ModelProto"):
         OnnxAdapter(network())
+
+
+def test_telemetry_is_off_before_onnxruntime_is_imported(monkeypatch):
+    class Watch:
+        def find_spec(self, name, path=None, target=None):
+            if name == "onnxruntime":
+                raise ImportError(f"telemetry off: {os.environ['ORT_DISABLE_TELEMETRY']}", name=name)
+
+    for name in ("esvdfair.models.onnx", "onnxruntime"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY")
+    monkeypatch.setattr(sys, "meta_path", [Watch(), *sys.meta_path])
+    with pytest.raises(ImportError, match="telemetry off: 1"):
+        adapt("model.onnx")
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime"])

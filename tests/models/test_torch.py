@@ -1,6 +1,7 @@
 import collections
 import copy
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
@@ -174,8 +175,15 @@ def assert_untouched(module, before, flags):
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", CASES)
+HALF = ("no bias", "batch norm", "sigmoid", "softplus with beta", "exp", "decreasing", "through NumPy")
+DTYPE_CASES = [
+    *((name, torch.float32) for name in CASES),
+    *((name, torch.bfloat16) for name in HALF),
+    *((name, torch.float64) for name in ("sequential", "range of a score")),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), DTYPE_CASES)
 def test_contract(name, dtype):
     """List, predict, capture, replace and head agree with each other and with the model, and leave it alone."""
     module, output, names, kind = build(name, dtype)
@@ -292,8 +300,10 @@ HEADS_TO_NAME = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", HEADS_TO_NAME)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in HEADS_TO_NAME), ("tanh", torch.bfloat16), ("square", torch.bfloat16)],
+)
 def test_unsupported_heads_are_named(name, dtype):
     function, operation = HEADS_TO_NAME[name]
     with pytest.raises(ValueError, match=operation):
@@ -579,6 +589,72 @@ def test_each_training_flag_is_put_back_and_dropout_is_off():
     assert [m.training for m in adapter.replace({}).model.modules()] == flags
 
 
+def test_threads_share_a_module_that_is_left_in_train_mode():
+    """Each adapter and each call must see dropout switched off, and no hook of another."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1)).train()
+    expected = reference(model, None)
+    shared = adapt(model)
+
+    def work(i):
+        adapter = shared if i % 2 else adapt(model)
+        _, prediction = adapter.capture(X, ["3"])
+        return np.array_equal(adapter.predict(X), expected) and np.array_equal(prediction.numpy(), expected)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(80)))
+    assert all(module.training for module in model.modules())
+
+
+class Shy(nn.Linear):
+    """Gives itself, or its weight, instead of a copy."""
+
+    def __init__(self, whole):
+        super().__init__(6, 1)
+        self.whole = whole
+
+    def __deepcopy__(self, memo):
+        if self.whole:
+            return self
+        twin = Shy(False)
+        twin.weight, twin.bias = self.weight, self.bias
+        return twin
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_copy_that_is_none(whole):
+    model = nn.Sequential(Shy(whole))
+    before = model[0].weight.detach().clone()
+    with pytest.raises(ValueError, match=r"gives back '0(\.bias)?' itself and no copy"):
+        adapt(model).replace({"0": (np.zeros((1, 6)), None)})
+    assert torch.equal(model[0].weight, before)
+
+
+NOT_OF_A_ROW = {
+    "dropout that stays on": (lambda self, x: self.net(F.dropout(x, 0.1, training=True)), "same rows"),
+    "input noise": (lambda self, x: self.net(x + 0.01 * torch.randn_like(x)), "same rows"),
+    "dropout behind the last layer": (lambda self, x: F.dropout(self.net(x), 0.1, training=True), "same rows"),
+    "centred in the batch": (lambda self, x: self.net(x - x.mean(dim=0)), "other rows stand beside it"),
+    "batch norm without statistics": (
+        lambda self, x: self.net(F.batch_norm(x, None, None, training=True)),
+        "other rows stand beside it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_OF_A_ROW)
+def test_a_model_that_is_no_function_of_a_row(name):
+    forward, said = NOT_OF_A_ROW[name]
+    with pytest.raises(ValueError, match=said):
+        adapt(Wrapped(forward, net=mlp())).head(X)
+
+
+def test_an_adapter_can_be_copied_after_use():
+    adapter = adapt(two_heads(lambda m, a: (m, a)), output=1)
+    expected = adapter.predict(X)
+    adapter.head(X)
+    np.testing.assert_array_equal(copy.deepcopy(adapter).predict(X), expected)
+
+
 CONTAINERS = {
     "float32 array": lambda x: x.astype(np.float32),
     "Fortran order": np.asfortranarray,
@@ -716,6 +792,7 @@ def test_the_probe_runs_once():
     count = len(calls)
     adapter.layers(X)
     assert len(calls) == count == 1
+    adapter.head(X)
     assert max(calls) <= 256
 
 

@@ -172,8 +172,32 @@ class ModelAdapter(ABC):
         # Half of the points with other rows and another batch: a head sees neither.
         half = len(points) // 2
         if not _close(prediction[::-1][:half], tail.run(points[::-1][:half])[1], 8 * eps):
+            self._check_repeats(rows, eps)
             raise ValueError(_bypassed(tail.layer, tail.operation))
-        return find_head(z, prediction, kinds=tail.kinds, operation=tail.operation, eps=eps)
+        head = find_head(z, prediction, kinds=tail.kinds, operation=tail.operation, eps=eps)
+        self._check_rows(rows, eps)
+        return head
+
+    def _check_repeats(self, rows: Any, eps: float) -> NDArray[Any]:
+        """Raise unless the model predicts the same for the same rows; the prediction."""
+        first, second = self.predict(rows), self.predict(rows)
+        if not _alike(first, second, eps):
+            raise ValueError(
+                "the model predicts other values for the same rows when it runs again: something in it stays random, "
+                "such as dropout or input noise that is not switched off for prediction. Switch it off."
+            )
+        return first
+
+    def _check_rows(self, rows: Any, eps: float) -> None:
+        """Raise unless the prediction of a row is a function of that row alone."""
+        whole, half = self._check_repeats(rows, eps), (row_count(rows) + 1) // 2
+        parts = [row_slice(rows, 0, half), row_slice(rows, half, row_count(rows))]
+        apart = np.concatenate([self.predict(part) for part in parts if row_count(part)])
+        if not _alike(whole, apart, eps):
+            raise ValueError(
+                "the model predicts other values for a row when other rows stand beside it (a mean over the batch, or "
+                "a batch norm without statistics of its own), so its prediction is no function of the row."
+            )
 
 
 def first_rows(x: Any) -> Any:
@@ -273,6 +297,15 @@ def _close(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> bool:
     finite = np.abs(a[np.isfinite(a)])
     size = float(np.median(finite)) if finite.size else 0.0
     return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance * size, equal_nan=True))
+
+
+def _alike(a: NDArray[Any], b: NDArray[Any], eps: float) -> bool:
+    """Whether predictions differ by no more than what another order of summation in a deep model may do to them."""
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return True  # refused elsewhere, with a count of them
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    tolerance = min(max(1e-6, 2**13 * eps), 0.1) * float(np.ptp(a)) + 64 * eps * float(np.abs(a).max())
+    return bool(np.abs(a - b).max() <= tolerance)
 
 
 # --- fingerprint: by which two people can tell that they hold the same model -----------------------------------------

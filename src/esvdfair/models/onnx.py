@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+# Its telemetry keeps a device id and events in the user's cache; a switch after the import comes too late.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 try:
     import onnx
     import onnxruntime
@@ -24,7 +26,7 @@ except ImportError as error:
 from esvdfair.core.checks import row_count, to_numpy
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, as_column, check_replacement, find_layer
-from esvdfair.models.onnx_graph import FLOATS, VOCABULARY, Graph, operation_name
+from esvdfair.models.onnx_graph import FLOATS, VOCABULARY, Graph, check_inference, operation_name
 from esvdfair.models.onnx_io import ModelSource, first_line, read_model, write_model
 
 Feeds = dict[str, NDArray[Any]]
@@ -76,6 +78,7 @@ class OnnxAdapter(ModelAdapter):
         self._given: ModelSource | None = bytes(model) if isinstance(model, bytearray) else model
         self._proto, self._external = read_model(self._given)
         self._output = _choose_output(self._proto, output)
+        check_inference(self._proto)
 
     @property
     def model(self) -> ModelSource:

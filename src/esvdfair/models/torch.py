@@ -5,8 +5,9 @@ own device; a repaired copy wears the same wrapper. Layer names are those inside
 """
 
 import copy
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeGuard
@@ -44,7 +45,7 @@ class TorchAdapter(ModelAdapter):
     Parameters
     ----------
     model : torch.nn.Module
-        Runs in eval mode while it is used here; every submodule's own training flag is put back.
+        Never touched: what runs, in eval mode, is a private copy that shares its parameters.
     output : str, int or callable, optional
         What to take as the prediction when the model returns a dict (key), a tuple (index) or anything else
         (a callable of what the model returned).
@@ -57,10 +58,11 @@ class TorchAdapter(ModelAdapter):
 
     def __init__(self, model: nn.Module, *, output: Selector | None = None) -> None:
         self._model = model
-        self._core = unwrap(model)
-        _check_initialised(self._core)
+        _check_initialised(unwrap(model))
+        self._core = _private(unwrap(model))
         self._output = output
         self._probed: _Probe | None = None
+        self._lock = threading.Lock()  # hooks of one call must not be seen by another
 
     @property
     def model(self) -> nn.Module:
@@ -103,19 +105,19 @@ class TorchAdapter(ModelAdapter):
                 raise ValueError(problem)
             shape, has_bias = tuple(module.weight.shape), module.bias is not None
             check_replacement(name, weight=weight, bias=bias, weight_shape=shape, has_bias=has_bias)
-        try:
-            adapter = TorchAdapter(copy.deepcopy(self._model), output=self._output)
-        except RuntimeError as error:
-            raise ValueError(
-                f"the model cannot be copied ({error}). An attribute that holds a tensor computed in a forward pass is "
-                "the usual cause: detach it, or do not keep it on the module."
-            ) from error
+        adapter = TorchAdapter(_copied(self._model), output=self._output)
         for name, (weight, bias) in weights.items():
             module = adapter._linear(name)
             _assign(name, module.weight, weight)
             if bias is not None:
                 _assign(name, module.bias, bias)
         return adapter
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": self._model, "output": self._output}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["model"], output=state["output"])  # type: ignore[misc]  # all else is made of these
 
     def _predict(self, x: Any) -> torch.Tensor:
         return self._run(_to_tensor(x, self._core), {})
@@ -199,11 +201,10 @@ class TorchAdapter(ModelAdapter):
         before: Mapping[str, Hook] | None = None,
         mode: AbstractContextManager[Any] | None = None,
     ) -> torch.Tensor:
-        """Forward pass in eval mode, with hooks after and before the named layers: the prediction, (rows,)."""
+        """Forward pass with hooks after and before the named layers: the prediction, (rows,)."""
         with ExitStack() as stack:
+            stack.enter_context(self._lock)
             stack.enter_context(torch.no_grad())
-            stack.enter_context(_evaluating(self._core))
-            stack.enter_context(_eagerly(self._core))
             for name, hook in (before or {}).items():
                 stack.callback(self._linear(name).register_forward_pre_hook(hook).remove)
             for name, hook in after.items():
@@ -374,31 +375,48 @@ def _assign(name: str, parameter: torch.Tensor, values: NDArray[Any]) -> None:
         parameter.copy_(rounded)
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluate, then give each submodule its own training flag back.
+def _private(model: nn.Module) -> nn.Module:
+    """A copy to run, with the parameters of the original, in eval mode, without compiled parts, which know no hooks.
 
-    The flags are set directly: `model.eval()` calls the user's `train`, which may do more (merge adapters) than
-    can be undone.
+    The flags are set directly: `eval()` calls the user's `train`, which may do more (merge adapters) than is wanted.
     """
-    flags = [(module, module.training) for module in model.modules()]
+    shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    for value in (value for module in model.modules() for value in vars(module).values()):
+        if isinstance(value, torch.Tensor) and not value.is_leaf:  # a pruned weight, a hidden state: no copy is allowed
+            shared[id(value)] = value.detach()
+    twin = _copied(model, shared)
+    for module in [*twin.modules()]:
+        module.training = False
+        for name, child in module._modules.items():
+            if child is not None and "_orig_mod" in child._modules:
+                module._modules[name] = unwrap(child)
+    return twin
+
+
+def _copied(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
+    """A deep copy, checked to be one: what it holds beyond `shared` (by id) is its own."""
     try:
-        for module, _ in flags:
-            module.training = False
-        yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
+        twin = copy.deepcopy(model, dict(shared or {}))
+    except Exception as error:  # whatever the parts of a model raise when they are copied
+        raise ValueError(
+            f"the model cannot be copied ({error}). An attribute that holds a tensor computed in a forward pass is "
+            "the usual cause: detach it, or do not keep it on the module."
+        ) from error
+    parts = [{id(part): name for name, part in _parts(item)} for item in (model, twin)]
+    kept = [parts[1][key] for key in parts[0].keys() & parts[1].keys() - (shared or {}).keys()]
+    if kept:
+        raise ValueError(
+            f"copy.deepcopy of the model gives back {min(kept)!r} itself and no copy of it: an edit would reach the "
+            "original. Check __deepcopy__ of the model's classes."
+        )
+    return twin
 
 
-def _eagerly(model: nn.Module) -> AbstractContextManager[Any]:
-    """Run compiled submodules as written: compiled code ignores hooks that were set after compilation."""
-    if all(getattr(m, "_compiled_call_impl", None) is None and "_orig_mod" not in m._modules for m in model.modules()):
-        return nullcontext()
-    if not hasattr(torch.compiler, "set_stance"):
-        raise ValueError("part of the model is compiled, which needs torch 2.6 or later here: pass it uncompiled.")
-    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
+def _parts(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Submodules, parameters and buffers, by name."""
+    yield from ((name or type(model).__name__, module) for name, module in model.named_modules())
+    yield from model.named_parameters()
+    yield from model.named_buffers()
 
 
 # --- values that go into a model and come out of it -------------------------------------------------------------------
