@@ -5,7 +5,7 @@ import pytest
 
 from esvdfair.batches import ArrayBatches, held_out, row_key
 from esvdfair.core.moments import GroupMoments
-from esvdfair.models.protocol import LinearLayer
+from esvdfair.models.base import LinearLayer
 from esvdfair.passes import collect_rows
 
 

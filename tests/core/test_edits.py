@@ -59,7 +59,7 @@ def test_budget_is_met_with_equality_and_the_account_is_true(edit, reduction, se
     result = edit(w, moments, reduction=reduction, bias=b)
     assert result.converged
     assert result.achieved == pytest.approx(result.budget, rel=1e-9)
-    gap = gaps.covariance_gap if edit in COVARIANCE else gaps.mean_gap
+    gap = gaps.squared_covariance_gap if edit in COVARIANCE else gaps.squared_mean_gap
     assert result.gap_before == pytest.approx(gap(w, moments))
     assert result.gap_after == pytest.approx(gap(result.weight_after, moments))
     assert result.gap_after <= result.budget * (1 + 1e-9)
@@ -127,7 +127,7 @@ def test_optimal_covariance_edit_keeps_what_lies_outside_the_range_of_m():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_two_groups_follow_sherman_morrison(seed):
-    """W' = W − (1 − 1/√ρ)(W dᵀ)(d C⁺)/(d C⁺ dᵀ)   (DESIGN 2.1)."""
+    """W' = W − (1 − 1/√ρ)(W dᵀ)(d C⁺)/(d C⁺ dᵀ)   (docs/method.md 2.1)."""
     x, g, w, b = case(seed, dead=0)
     rho = 7.0
     edit = edit_mean(w, GroupMoments().update(x, g), reduction=rho, bias=b)

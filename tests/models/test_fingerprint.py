@@ -11,7 +11,7 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
-from esvdfair.models.fingerprint import fingerprint
+from esvdfair.models.base import fingerprint
 
 
 def linear_onnx(weight):

@@ -10,8 +10,8 @@ from onnx import TensorProto, numpy_helper
 from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor, make_tensor_value_info
 
 from esvdfair.models import adapt, find_layer
+from esvdfair.models.base import PREDICT_ROWS
 from esvdfair.models.onnx import OnnxAdapter
-from esvdfair.models.protocol import PREDICT_ROWS
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(300, 6))
@@ -716,7 +716,7 @@ def test_many_rows_and_none():
 
 def test_more_than_one_number_a_row():
     model = model_of([make_node("MatMul", ["x", "w"], ["y"])], [tensor("w", np.ones((6, 2)))])
-    with pytest.raises(ValueError, match=r"returns shape \(300, 2\) for 300 rows; one number a row"):
+    with pytest.raises(ValueError, match=r"returns shape \(300, 2\) for 300 rows: more than one output column"):
         OnnxAdapter(model.SerializeToString()).predict(X)
 
 

@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 
 from esvdfair.core.checks import row_count
 from esvdfair.models import LinearLayer, adapt, find_layer
-from esvdfair.models.protocol import check_replacement, row_slice
+from esvdfair.models.base import check_replacement, row_slice
 from esvdfair.models.torch import TorchAdapter
 
 LAYERS = tuple(LinearLayer(name, index, np.zeros((2, 3)), None) for index, name in enumerate(["net.0", "net.2", "out"]))

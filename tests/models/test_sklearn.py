@@ -22,7 +22,7 @@ from sklearn.preprocessing import (
 )
 
 from esvdfair.models import adapt
-from esvdfair.models.protocol import PREDICT_ROWS
+from esvdfair.models.base import PREDICT_ROWS
 from esvdfair.models.sklearn import SklearnAdapter
 
 rng = np.random.default_rng(0)

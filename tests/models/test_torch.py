@@ -14,7 +14,7 @@ from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esvdfair.models import adapt, find_layer
-from esvdfair.models.protocol import PREDICT_ROWS
+from esvdfair.models.base import PREDICT_ROWS
 from esvdfair.models.torch import TorchAdapter
 
 X = np.random.default_rng(0).normal(size=(300, 6))
@@ -319,7 +319,7 @@ def test_what_joins_the_last_layer_is_named(forward, operation, rows):
 
 def test_a_head_of_several_outputs_is_named():
     model = Wrapped(lambda self, x: self.net(x).amax(dim=1), net=nn.Linear(6, 3))
-    with pytest.raises(ValueError, match=r"'net' gives \(3,\) values a row, and 'amax' makes one"):
+    with pytest.raises(ValueError, match=r"'net' gives shape \(256, 3\) for 256 rows, and 'amax' makes one"):
         adapt(model).head(X)
 
 

@@ -3,8 +3,8 @@
 A layer computes ``z = x Wᵀ + b``, W is m × n. For groups g < h, ``d_gh = x̄_g − x̄_h`` (1 × n) and
 ``M_gh = Cov_g − Cov_h`` (n × n). After the layer,
 
-    mean gap        d_e² = Σ ‖d_gh Wᵀ‖²
-    covariance gap  d_v² = Σ ‖W M_gh Wᵀ‖_F²
+    squared mean gap        d_e² = Σ ‖d_gh Wᵀ‖²
+    squared covariance gap  d_v² = Σ ‖W M_gh Wᵀ‖_F²
 
 A factor S with ``SSᵀ = Σ d_ghᵀd_gh + εI`` (mean) or ``SSᵀ = Σ|M_gh|`` (covariance) turns them into singular values:
 with ``W S = Σ σ_i u_i v_iᵀ``, ``d_e² = Σσ_i² − ε tr(WWᵀ)`` and ``d_v² ≤ Σσ_i⁴``.
@@ -72,12 +72,12 @@ def covariance_differences(moments: GroupMoments) -> Array:
     return covariances[first] - covariances[second]
 
 
-def mean_gap(weight: ArrayLike, moments: GroupMoments) -> float:
+def squared_mean_gap(weight: ArrayLike, moments: GroupMoments) -> float:
     """``d_e² = Σ ‖d_gh Wᵀ‖²``, the squared distance between group means after the layer."""
     return float(np.sum((mean_differences(moments) @ np.asarray(weight, dtype=np.float64).T) ** 2))
 
 
-def covariance_gap(weight: ArrayLike, moments: GroupMoments) -> float:
+def squared_covariance_gap(weight: ArrayLike, moments: GroupMoments) -> float:
     """``d_v² = Σ ‖W M_gh Wᵀ‖_F²``, the squared distance between group covariances after the layer."""
     w = np.asarray(weight, dtype=np.float64)
     return float(sum(np.sum((w @ m @ w.T) ** 2) for m in covariance_differences(moments)))
@@ -228,7 +228,7 @@ def explain_covariance(
 def explain_covariance_optimal(
     weight: ArrayLike, moments: GroupMoments, *, whitening: tuple[Array, Array]
 ) -> ExplainableSVD:
-    """The same singular values, with the cheapest change of weight that moves each of them alone (DESIGN 2.2).
+    """The same singular values, with the cheapest change of weight that moves each of them alone (docs/method.md 2.2).
 
     ``A = (SᵀC⁺S)⁺``, ``k_i = v_iᵀ A v_i``, ``p_i = v_iᵀ A Sᵀ C⁺``. With ``C = LLᵀ`` and ``T = L⁺Q``, so that
     ``L⁺S = T|Λ|^½``, this is ``p_i = (v_iᵀ|Λ|^{-½} T⁺) L⁺`` and ``k_i = ‖v_iᵀ|Λ|^{-½} T⁺‖²``. When S and C are

@@ -19,7 +19,7 @@ from esvdfair.estimator import ESVDFair
 from esvdfair.explain.features import correlate, name_features
 from esvdfair.explain.layers import covariance_factor, layer_moments
 from esvdfair.models import adapt
-from esvdfair.models.protocol import LinearLayer, ModelAdapter, find_layer
+from esvdfair.models.base import LinearLayer, ModelAdapter, find_layer
 
 Array = NDArray[np.float64]
 

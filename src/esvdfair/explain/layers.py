@@ -17,7 +17,7 @@ from esvdfair.core.moments import GroupMoments
 from esvdfair.estimator import PAPER_REDUCTIONS, ESVDFair
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.models import adapt
-from esvdfair.models.protocol import LinearLayer, ModelAdapter
+from esvdfair.models.base import LinearLayer, ModelAdapter
 from esvdfair.repair import EXACT_RIDGE
 
 Array = NDArray[np.float64]

@@ -1,19 +1,13 @@
-"""Models of several frameworks behind one protocol; see `protocol.ModelAdapter`."""
+"""Models of several frameworks behind one protocol; see `base.ModelAdapter`."""
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from esvdfair.models.base import LinearLayer, ModelAdapter, find_layer, fingerprint
 from esvdfair.models.heads import Head
-from esvdfair.models.protocol import LinearLayer, ModelAdapter, find_layer
 
-if TYPE_CHECKING:
-    from esvdfair.models.sklearn import SklearnAdapter
-    from esvdfair.models.torch import TorchAdapter
-
-    _KEEP_THE_PROTOCOL: tuple[type[ModelAdapter], ...] = (SklearnAdapter, TorchAdapter)
-
-__all__ = ["Head", "LinearLayer", "ModelAdapter", "adapt", "find_layer"]
+__all__ = ["Head", "LinearLayer", "ModelAdapter", "adapt", "find_layer", "fingerprint"]
 
 
 def adapt(model: Any, *, output: Any = None) -> ModelAdapter:

@@ -5,7 +5,8 @@ the CPU. An edit puts other numbers into the constants of a copy: graph, names, 
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,26 +21,34 @@ except ImportError as error:
         f"ONNX models need onnx and onnxruntime ({error}): pip install 'esvdfair[onnx]'.", name=error.name
     ) from error
 
-from esvdfair.core.checks import row_count
-from esvdfair.models._onnx_file import all_tensors, read_model, write_model
-from esvdfair.models._onnx_graph import Graph
-from esvdfair.models._onnx_heads import FLOATS, describe, head_kinds
-from esvdfair.models._onnx_inputs import ModelInput, batch_size, make_feeds, model_inputs
-from esvdfair.models._onnx_run import expose, run, start_session, substitute
-from esvdfair.models.heads import Head, find_head, probe_points, unsupported_head
-from esvdfair.models.protocol import (
-    PREDICT_ROWS,
-    PROBE_ROWS,
-    LinearLayer,
-    check_replacement,
-    find_layer,
-    row_slice,
-)
+from esvdfair.core.checks import row_count, to_numpy
+from esvdfair.exceptions import Given, InputError
+from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, as_column, check_replacement, find_layer
+from esvdfair.models.onnx_graph import FLOATS, VOCABULARY, Graph, operation_name
+from esvdfair.models.onnx_io import ModelSource, first_line, read_model, write_model
 
-Source = str | os.PathLike[str] | bytes
+Feeds = dict[str, NDArray[Any]]
+
+_FATAL = 4  # onnxruntime's log level: what goes wrong is raised, too
 
 
-class OnnxAdapter:
+@dataclass(frozen=True)
+class _Input:
+    """An input of a model: its name, its dtype (object for text) and its shape with None for what is open."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...] | None
+
+    @property
+    def width(self) -> int | None:
+        """Number of columns of a table that it takes, where it tells."""
+        if self.shape is None or not 1 <= len(self.shape) <= 2:
+            return None
+        return self.shape[1] if len(self.shape) == 2 else 1
+
+
+class OnnxAdapter(ModelAdapter):
     """An ONNX regressor, seen through its Gemm and MatMul nodes.
 
     Parameters
@@ -61,15 +70,15 @@ class OnnxAdapter:
         The model cannot be read, or does not say which of its outputs is the prediction.
     """
 
-    def __init__(self, model: Source | bytearray, *, output: str | int | None = None) -> None:
+    def __init__(self, model: ModelSource | bytearray, *, output: str | int | None = None) -> None:
         if not isinstance(model, str | bytes | bytearray | os.PathLike):
             raise TypeError(f"model must be the path or the bytes of an ONNX model, got a {type(model).__name__}.")
-        self._given: Source | None = bytes(model) if isinstance(model, bytearray) else model
+        self._given: ModelSource | None = bytes(model) if isinstance(model, bytearray) else model
         self._proto, self._external = read_model(self._given)
         self._output = _choose_output(self._proto, output)
 
     @property
-    def model(self) -> Source:
+    def model(self) -> ModelSource:
         """The path or bytes that were given; of a model with replaced weights the bytes, all tensors inside."""
         return self._proto.SerializeToString() if self._given is None else self._given
 
@@ -89,16 +98,7 @@ class OnnxAdapter:
         shown, prediction = self._run_open(x, tensors.values())
         return {name: shown[tensor] for name, tensor in tensors.items()}, prediction
 
-    def predict(self, x: Any) -> NDArray[Any]:
-        """Predict in batches."""
-        parts = []
-        for start in range(0, max(row_count(x), 1), PREDICT_ROWS):
-            feeds = make_feeds(row_slice(x, start, start + PREDICT_ROWS), self._inputs)
-            (value,) = run(self._session, feeds, [self._output], self._batch)
-            parts.append(_one_column(value, len(next(iter(feeds.values())))))
-        return np.concatenate(parts)
-
-    def replace(self, weights: Mapping[str, tuple[NDArray[Any], NDArray[Any] | None]]) -> "OnnxAdapter":
+    def replace(self, weights: Weights) -> "OnnxAdapter":
         """Put new weights into a copy of the model, in the dtype of the old ones; all else is as it was."""
         for name, (weight, bias) in weights.items():
             layer = self._graph.layers[self._index(name)]
@@ -116,39 +116,8 @@ class OnnxAdapter:
                 layer.bias.write(bias, name)
         return adapter
 
-    def head(self, x: Any) -> Head:
-        """Find what maps the last linear layer's output to the prediction.
-
-        The graph from that output on is run on chosen values, within and beyond the range of `x`; its operations are
-        named when they make none of the known kinds.
-        """
-        rows = row_slice(x, 0, PROBE_ROWS)
-        if row_count(rows) == 0:
-            raise ValueError("got a batch of no rows; at least one is needed to see the head of the model.")
-        last = self._graph.layers[-1]
-        path = self._graph.path(last.output)
-        operation, kinds, joined = describe(path), head_kinds(path), self._graph.mixing(last.output)
-        values = self._run_open(rows, [last.output])[0][last.output]
-        if values.shape not in ((row_count(rows),), (row_count(rows), 1)):
-            raise ValueError(
-                f"the last linear layer {last.name!r} gives shape {values.shape} for {row_count(rows)} rows, and "
-                f"{operation} makes one prediction a row of them. Only a layer with one output can stand before a head."
-            )
-        if joined is not None:
-            raise ValueError(_bypassed(last.name, repr(joined)))
-        if not kinds:
-            raise ValueError(unsupported_head(operation))
-        z = probe_points(values).astype(values.dtype).reshape(-1, *values.shape[1:])
-        prediction = self._run_tail(rows, z)
-        # Half of the points with other rows and another batch: a head sees neither.
-        half = len(z) // 2
-        again = self._run_tail(rows, z[::-1][:half])
-        if not _close(prediction[::-1][:half], again, max(np.finfo(item.dtype).eps for item in (z, prediction))):
-            raise ValueError(_bypassed(last.name, operation))
-        return find_head(z, prediction, kinds=kinds, operation=operation)
-
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model as `save_model` does; tensors that were in external data are so again."""
+        """Write the model as `onnx_io.save_model` does; tensors that were in external data are so again."""
         write_model(self._proto, path, self._external)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -167,69 +136,67 @@ class OnnxAdapter:
         )
 
     @cached_property
-    def _inputs(self) -> tuple[ModelInput, ...]:
-        return model_inputs(self._proto)
+    def _inputs(self) -> tuple[_Input, ...]:
+        return _model_inputs(self._proto)
 
     @cached_property
     def _batch(self) -> int | None:
-        return batch_size(self._inputs)
+        return _batch_size(self._inputs)
 
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession:
-        return start_session(self._proto)
+        return _start_session(self._proto)
 
     @cached_property
     def _open_session(self) -> onnxruntime.InferenceSession:
         """A session that shows the inputs of all layers and the output of the last one."""
         layers = self._graph.layers
-        return start_session(expose(self._proto, {*(layer.input for layer in layers), layers[-1].output}))
+        return _start_session(_expose(self._proto, {*(layer.input for layer in layers), layers[-1].output}))
 
     @cached_property
     def _tail_session(self) -> onnxruntime.InferenceSession:
         """A session that takes the output of the last layer as a further input."""
         last = self._graph.layers[-1]
-        return start_session(substitute(self._proto, last.output, last.weight.tensor.data_type, self._output))
+        return _start_session(_substitute(self._proto, last.output, last.weight.tensor.data_type, self._output))
 
     def _index(self, name: str) -> int:
         return find_layer(self._layers, name).index
 
     def _run_open(self, x: Any, tensors: Iterable[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
         """Tensors inside the model, and the prediction, for all rows of `x`."""
-        feeds = make_feeds(x, self._inputs)
+        feeds = _make_feeds(x, self._inputs)
         inside = [self._output, *(set(tensors) - feeds.keys() - {self._output})]
-        values = dict(zip(inside, run(self._open_session, feeds, inside, self._batch), strict=True))
-        return feeds | values, _one_column(values[self._output], row_count(x))
+        values = dict(zip(inside, _run(self._open_session, feeds, inside, self._batch), strict=True))
+        return feeds | values, as_column(values[self._output], row_count(x))
 
-    def _run_tail(self, x: Any, z: NDArray[Any]) -> NDArray[Any]:
-        """Prediction if the last layer had given `z`, (n,) or (n, 1), for rows of `x`, repeated as needed."""
+    def _predict(self, x: Any) -> NDArray[Any]:
+        feeds = _make_feeds(x, self._inputs)
+        (value,) = _run(self._session, feeds, [self._output], self._batch)
+        return np.asarray(as_column(value, len(next(iter(feeds.values())))))
+
+    def _tail(self, rows: Any) -> Tail:
         last = self._graph.layers[-1]
-        if last.output == self._output:
-            return z.reshape(-1)
-        feeds = make_feeds(x, self._inputs)
-        index = np.arange(len(z)) % row_count(x)
-        feeds = {name: value[index] for name, value in feeds.items()} | {last.output: np.ascontiguousarray(z)}
-        (prediction,) = run(self._tail_session, feeds, [self._output], self._batch)
-        return _one_column(prediction, len(z))
+        output = self._run_open(rows, [last.output])[0][last.output]
 
+        def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
+            values = z.astype(output.dtype)
+            if last.output == self._output:
+                return values, values
+            index = np.arange(len(values)) % row_count(rows)
+            feeds = {name: value[index] for name, value in _make_feeds(rows, self._inputs).items()}
+            feeds[last.output] = np.ascontiguousarray(values.reshape(-1, *output.shape[1:]))
+            (prediction,) = _run(self._tail_session, feeds, [self._output], self._batch)
+            return values, as_column(prediction, len(values))
 
-def save_model(model: Source, path: str | os.PathLike[str], *, like: Source | None = None) -> None:
-    """Write an ONNX model to a file.
-
-    Parameters
-    ----------
-    model : bytes or path
-        Such as `estimator_` of a repaired model.
-    path : where to write; what is there is replaced at the end, and left alone if writing fails
-    like : the model before its repair, optional
-        Tensors that it keeps in external data go to external data again, in a file named `path` + ".data".
-    """
-    proto, external = read_model(model)
-    if like is not None:
-        original, external = read_model(like)
-        count, other = (sum(1 for _ in all_tensors(item)) for item in (proto, original))
-        if count != other:
-            raise ValueError(f"the model has {count} tensors and the one it should be like {other}; pass its original.")
-    write_model(proto, path, external)
+        operations = [operation_name(node) for node in self._graph.path(last.output)]
+        return Tail(
+            last.name,
+            output,
+            run,
+            operation=VOCABULARY.describe(operations),
+            kinds=VOCABULARY.kinds(operations),
+            joined=self._graph.mixing(last.output),
+        )
 
 
 def _choose_output(model: onnx.ModelProto, output: str | int | None) -> str:
@@ -237,7 +204,12 @@ def _choose_output(model: onnx.ModelProto, output: str | int | None) -> str:
     outputs = list(model.graph.output)
     listing = ", ".join(repr(value.name) for value in outputs)
     if output is None and len(outputs) > 1:
-        raise ValueError(f"the model has {len(outputs)} outputs: {listing}. Say which is the prediction: output=name.")
+        raise InputError(
+            "the model has {count} outputs: {listing}. Say which is the prediction: {output}.",
+            count=len(outputs),
+            listing=listing,
+            output=Given(),
+        )
     if isinstance(output, bool) or not isinstance(output, str | int | None):
         raise TypeError(f"output must be the name or the position of an output, got {output!r}.")
     if isinstance(output, str):
@@ -251,26 +223,219 @@ def _choose_output(model: onnx.ModelProto, output: str | int | None) -> str:
     return str(chosen[0].name)
 
 
-def _one_column(prediction: NDArray[Any], rows: int) -> NDArray[Any]:
-    """Predictions as (rows,), from (rows,), (rows, 1) or, for a single row that was squeezed, ()."""
-    shape = prediction.shape
-    if prediction.size == rows and (shape[:1] == (rows,) or (shape == () and rows == 1)):
-        return prediction.reshape(rows)
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def _start_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """Load a model on the CPU; `OMP_NUM_THREADS` bounds its threads, as it does those of NumPy and torch."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _FATAL
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    options.intra_op_num_threads = int(threads) if threads.isdecimal() else 0
+    try:
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no common class of their own
+        raise ValueError(f"onnxruntime cannot load the model: {first_line(error)}") from error
+
+
+def _run(
+    session: onnxruntime.InferenceSession, feeds: Feeds, outputs: Sequence[str], batch: int | None
+) -> list[NDArray[Any]]:
+    """Outputs for all rows, in one call, or in calls of `batch` rows where the model takes no other number.
+
+    The last call is filled up with copies of the last row, whose results are dropped.
+    """
+    rows = len(next(iter(feeds.values())))
+    if batch is None or batch == rows:
+        return _call(session, feeds, outputs)
+    if rows == 0:
+        raise ValueError(f"got a batch of no rows; the model was exported for {batch} at a time.")
+    parts = []
+    for start in range(0, rows, batch):
+        index = np.minimum(np.arange(start, start + batch), rows - 1)
+        values = _call(session, {name: value[index] for name, value in feeds.items()}, outputs)
+        parts.append([_cut(value, min(batch, rows - start), batch) for value in values])
+    return [np.concatenate(part) for part in zip(*parts, strict=True)]
+
+
+def _expose(model: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:
+    """A copy of a model with more outputs: tensors inside it, under their own names."""
+    copy = _copy(model)
+    known = {value.name for value in (*copy.graph.input, *copy.graph.output)}
+    copy.graph.output.extend(onnx.ValueInfoProto(name=tensor) for tensor in tensors if tensor not in known)
+    return copy
+
+
+def _substitute(model: onnx.ModelProto, tensor: str, data_type: int, output: str) -> onnx.ModelProto:
+    """A copy of a model with one output, in which a tensor inside it is an input."""
+    copy = _copy(model)
+    (producer,) = (node for node in copy.graph.node if tensor in node.output)
+    copy.graph.node.remove(producer)
+    copy.graph.input.append(onnx.helper.make_tensor_value_info(tensor, data_type, None))
+    outputs = [value for value in model.graph.output if value.name == output]
+    del copy.graph.output[:]
+    copy.graph.output.extend(outputs)
+    return copy
+
+
+def _call(session: onnxruntime.InferenceSession, feeds: Feeds, outputs: Sequence[str]) -> list[NDArray[Any]]:
+    try:
+        values = session.run(list(outputs), feeds)
+    except Exception as error:  # see start_session
+        raise ValueError(f"onnxruntime cannot run the model on this batch: {first_line(error)}") from error
+    return [np.asarray(value) for value in values]
+
+
+def _cut(value: NDArray[Any], rows: int, batch: int) -> NDArray[Any]:
+    """What a call gave for its first `rows` of `batch` rows, each of which may make several along the first axis."""
+    value = value[None] if value.ndim == 0 else value
+    if len(value) % batch:
+        raise ValueError(f"the model gives shape {value.shape} for {batch} rows; these do not come apart row by row.")
+    return value[: len(value) * rows // batch]
+
+
+def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
+# --- rows of a table as inputs: one matrix, or one input for each column or block of columns -------------------------
+
+
+def _model_inputs(model: onnx.ModelProto) -> tuple[_Input, ...]:
+    """Inputs that a caller must give: those without an initialiser."""
+    graph = model.graph
+    preset = {tensor.name for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))}
+    inputs = tuple(_model_input(value) for value in graph.input if value.name not in preset)
+    if not inputs:
+        raise ValueError("the model has no input, so its prediction depends on no data.")
+    for item in inputs:
+        if len(inputs) > 1 and item.width is None:
+            raise ValueError(
+                f"the model has {len(inputs)} inputs, and {item.name!r} does not say how many columns it takes (its "
+                f"shape is {item.shape}). Export the model with one input, or with inputs of fixed widths."
+            )
+    return inputs
+
+
+def _batch_size(inputs: Sequence[_Input]) -> int | None:
+    """Number of rows that the model takes at once, if it was exported for one number alone."""
+    sizes = {item.shape[0] for item in inputs if item.shape} - {None}
+    if len(sizes) > 1:
+        raise ValueError(f"the inputs of the model take different numbers of rows: {', '.join(map(str, sizes))}.")
+    return sizes.pop() if sizes else None
+
+
+def _make_feeds(x: Any, inputs: Sequence[_Input]) -> Feeds:
+    """Split `x` into the inputs of a model, each in its own dtype.
+
+    With one input for each column, the columns of a DataFrame are taken by name; else columns are taken in order.
+    """
+    x = x.toarray() if hasattr(x, "toarray") else x
+    x = x if _is_frame(x) else to_numpy(x)
+    if len(inputs) == 1 and (inputs[0].shape is None or len(inputs[0].shape) > 2):
+        whole = np.asarray(x)
+        return {inputs[0].name: _convert(whole, inputs[0], "X")}
+    if x.ndim != 2:
+        raise ValueError(f"X has {x.ndim} dimensions; the model takes a table of {_columns_of(inputs)}.")
+    feeds = {}
+    for item, columns in zip(inputs, _assign_columns(x, inputs), strict=True):
+        block = _take(x, columns, item)
+        feeds[item.name] = block[:, 0] if item.shape is not None and len(item.shape) == 1 else block
+    return feeds
+
+
+def _model_input(value: onnx.ValueInfoProto) -> _Input:
+    kind = value.type.tensor_type
+    if not value.type.HasField("tensor_type"):
+        raise ValueError(f"input {value.name!r} of the model is not a tensor.")
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    if dtype.kind not in "fiubO":
+        raise ValueError(f"input {value.name!r} of the model takes {dtype}; numbers or text can be given.")
+    sizes = (dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else None for dim in kind.shape.dim)
+    return _Input(value.name, dtype, tuple(sizes) if kind.HasField("shape") else None)
+
+
+def _assign_columns(x: Any, inputs: Sequence[_Input]) -> list[list[int]]:
+    """Positions of the columns of `x` that go to each input."""
+    names = list(x.columns) if _is_frame(x) else []
+    if len(inputs) > 1 and any(isinstance(name, str) for name in names) and all(item.width == 1 for item in inputs):
+        if sorted(map(str, names)) != sorted(item.name for item in inputs):
+            raise ValueError(
+                f"X has {_columns_in(x)}; the model takes {_columns_of(inputs)}, by name. Pass these columns alone, or "
+                "an array with the columns in that order."
+            )
+        return [[names.index(item.name)] for item in inputs]
+    if len(inputs) == 1 and inputs[0].width is None:
+        return [list(range(x.shape[1]))]
+    ends = np.cumsum([item.width for item in inputs]).tolist()
+    if x.shape[1] != ends[-1]:
+        raise ValueError(f"X has {_columns_in(x)}; the model takes {_columns_of(inputs)}.")
+    return [list(range(start, end)) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _columns_in(x: Any) -> str:
+    names = f" ({', '.join(map(str, x.columns))})" if _is_frame(x) else ""
+    return f"{x.shape[1]} columns{names}"
+
+
+def _columns_of(inputs: Sequence[_Input]) -> str:
+    if len(inputs) == 1:
+        return f"{inputs[0].width or 'any number of'} columns (input {inputs[0].name!r})"
+    parts = (item.name if item.width == 1 else f"{item.name}: {item.width} columns" for item in inputs)
+    return f"{sum(item.width or 0 for item in inputs)} columns ({', '.join(parts)})"
+
+
+def _is_frame(x: Any) -> bool:
+    return hasattr(x, "iloc") and hasattr(x, "columns")
+
+
+def _take(x: Any, columns: list[int], item: _Input) -> NDArray[Any]:
+    """Columns of a table as (rows, columns), in the dtype of the input that they go to."""
+    if not _is_frame(x):
+        return _convert(x[:, columns[0] : columns[-1] + 1], item, "X")
+    parts = [_convert(_values(x.iloc[:, column]), item, repr(x.columns[column])) for column in columns]
+    return np.column_stack(parts)
+
+
+def _values(series: Any) -> NDArray[Any]:
+    """Values of a column; a missing number becomes NaN."""
+    if isinstance(series.dtype, np.dtype):
+        return np.asarray(series.to_numpy())
+    numeric = getattr(series.dtype, "kind", "O") in "fiub"
+    return np.asarray(series.to_numpy(np.float64, na_value=np.nan) if numeric else series.to_numpy(object))
+
+
+def _convert(values: NDArray[Any], item: _Input, column: str) -> NDArray[Any]:
+    """Values in the dtype of an input, if they can be said in it."""
+    if item.dtype.kind == "O":
+        if not all(isinstance(value, str) for value in values.ravel()):
+            raise ValueError(f"column {column} holds values that are not text; input {item.name!r} takes text.")
+        return values.astype(object)
+    values = _numbers(values, item, column)
+    if item.dtype.kind in "iub":
+        with np.errstate(invalid="ignore"):
+            same = values.astype(item.dtype) == values
+        if not np.all(same):
+            kind = "0 or 1" if item.dtype.kind == "b" else "whole numbers"
+            raise ValueError(
+                f"column {column} holds {values[~same].ravel()[0]!s}; input {item.name!r} takes {kind} ({item.dtype})."
+            )
+    with np.errstate(over="ignore"):
+        return values.astype(item.dtype)
+
+
+def _numbers(values: NDArray[Any], item: _Input, column: str) -> NDArray[Any]:
+    if values.dtype.kind in "fiub":
+        return values
+    # Text that looks like a number is still text: how it was encoded in training is not ours to guess.
+    if values.dtype.kind == "O" and not any(isinstance(value, str | bytes) for value in values.ravel()):
+        try:
+            return values.astype(np.float64)
+        except (TypeError, ValueError):
+            pass
     raise ValueError(
-        f"the model returns shape {shape} for {rows} rows; one number a row is needed. Select another output with "
-        "output=, or export the model with one output column."
+        f"column {column} is not numeric ({values.dtype}), and input {item.name!r} takes {item.dtype}. Encode it as it "
+        "was encoded in training."
     )
-
-
-def _bypassed(name: str, operation: str) -> str:
-    return (
-        f"the prediction of a row depends on more than its output of the last linear layer {name!r}: {operation} "
-        "brings in another branch of the model, or other rows, so it is no head that a refit could stand before."
-    )
-
-
-def _close(a: NDArray[Any], b: NDArray[Any], eps: float) -> bool:
-    """Whether two computations of the same values differ by some roundings at most."""
-    finite = np.abs(a[np.isfinite(a)])
-    size = float(np.median(finite)) if finite.size else 0.0
-    return bool(np.allclose(a, b, rtol=8 * eps, atol=8 * eps * size, equal_nan=True))

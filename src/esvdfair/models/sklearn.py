@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,8 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from esvdfair.core.checks import row_count
-from esvdfair.models.heads import Head, find_head, probe_points
-from esvdfair.models.protocol import (
-    PREDICT_ROWS,
-    PROBE_ROWS,
-    LinearLayer,
-    check_replacement,
-    row_slice,
-)
+from esvdfair.exceptions import Given, InputError
+from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, check_replacement, rounded
 
 _ACTIVATIONS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
     "identity": lambda a: a,
@@ -33,7 +26,7 @@ _ACTIVATIONS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
 }
 
 
-class SklearnAdapter:
+class SklearnAdapter(ModelAdapter):
     """An `MLPRegressor`, seen through its `coefs_`.
 
     Parameters
@@ -46,7 +39,9 @@ class SklearnAdapter:
 
     def __init__(self, model: Any, *, output: Any = None) -> None:
         if output is not None:
-            raise ValueError(f"output={output!r} was given, but a scikit-learn regressor has one output: drop it.")
+            raise InputError(
+                "{output} was given, but a scikit-learn regressor has one output: drop it.", output=Given(output)
+            )
         self._model = model
         self._levels = tuple(_levels(model))
         for level in self._levels:
@@ -83,14 +78,7 @@ class SklearnAdapter:
         inputs, last = self._forward(x)
         return {self._names[index]: inputs[index] for index in wanted}, self._finish(last)
 
-    def predict(self, x: Any) -> NDArray[Any]:
-        """Predict in batches with the model's own `predict`."""
-        starts = range(0, max(row_count(x), 1), PREDICT_ROWS)
-        return np.concatenate(
-            [np.asarray(self._model.predict(row_slice(x, start, start + PREDICT_ROWS))).ravel() for start in starts]
-        )
-
-    def replace(self, weights: Mapping[str, tuple[NDArray[Any], NDArray[Any] | None]]) -> "SklearnAdapter":
+    def replace(self, weights: Weights) -> "SklearnAdapter":
         """Put new weights into a deep copy of the estimator, in the dtype of the old ones."""
         for name, (weight, bias) in weights.items():
             shape = self._mlp.coefs_[self._index(name)].T.shape
@@ -98,22 +86,26 @@ class SklearnAdapter:
         adapter = SklearnAdapter(copy.deepcopy(self._model))
         for name, (weight, bias) in weights.items():
             index = self._index(name)
-            _assign(adapter._mlp.coefs_, index, np.asarray(weight).T)
+            _assign(adapter._mlp.coefs_, index, np.asarray(weight).T, name)
             if bias is not None:
-                _assign(adapter._mlp.intercepts_, index, np.asarray(bias))
+                _assign(adapter._mlp.intercepts_, index, np.asarray(bias), name)
         return adapter
 
-    def head(self, x: Any) -> Head:
-        """Find what the output activation and the target transformers make of the last layer's output.
+    def _predict(self, x: Any) -> NDArray[Any]:
+        """By the model's own `predict`."""
+        return np.asarray(self._model.predict(x)).ravel()
 
-        They are run on chosen values, within and beyond what the last layer gives on `x`.
-        """
-        _, last = self._forward(row_slice(x, 0, PROBE_ROWS))
-        z = probe_points(last).astype(last.dtype)
-        with np.errstate(all="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a transformer may complain of values beyond its domain
-            prediction = self._finish(z[:, None])
-        return find_head(z, prediction, operation=self._finishing())
+    def _tail(self, rows: Any) -> Tail:
+        """The output activation and the target transformers."""
+        _, last = self._forward(rows)
+
+        def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
+            values = z.astype(last.dtype)
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a transformer may complain of values beyond its domain
+                return values, self._finish(values[:, None])
+
+        return Tail(self._names[-1], last, run, operation=self._finishing())
 
     def _index(self, name: str) -> int:
         if name not in self._names:
@@ -176,8 +168,8 @@ def _levels(model: Any) -> Iterator[Any]:
     yield level
 
 
-def _assign(arrays: list[NDArray[Any]], index: int, values: NDArray[Any]) -> None:
+def _assign(arrays: list[NDArray[Any]], index: int, values: NDArray[Any], name: str) -> None:
     """Replace one array of a list, keeping dtype and memory layout, so that products round as before."""
     new = np.empty_like(arrays[index])
-    new[...] = values
+    new[...] = rounded(name, values, new.dtype)
     arrays[index] = new

@@ -5,40 +5,25 @@ own device; a repaired copy wears the same wrapper. Layer names are those inside
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from esvdfair.core.checks import row_count
-from esvdfair.models import _torch_trace as tracing
-from esvdfair.models._torch_modules import (
-    assign,
-    check_initialised,
-    computes_linear_map,
-    describe_layer,
-    eagerly,
-    evaluating,
-    find_problem,
-    is_linear,
-    unwrap,
-)
-from esvdfair.models._torch_values import Selector, one_column, select, to_numpy, to_tensor
-from esvdfair.models.heads import KINDS, Head, find_head, probe_points, unsupported_head
-from esvdfair.models.protocol import (
-    PREDICT_ROWS,
-    PROBE_ROWS,
-    LinearLayer,
-    check_replacement,
-    row_slice,
-)
+from esvdfair.core.checks import to_numpy
+from esvdfair.exceptions import Given, InputError
+from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, as_column, check_replacement, first_rows
+from esvdfair.models.heads import KINDS
+from esvdfair.models.torch_trace import INPUT, VOCABULARY, Operation, Trace, mixing, weight_of
 
+Selector = str | int | Callable[[Any], Any]
 Hook = Callable[..., Any]
 
 
@@ -50,10 +35,10 @@ class _Probe:
     rows: torch.Tensor
     last_output: torch.Tensor
     prediction: torch.Tensor
-    path: tuple[tracing.Operation, ...] | None  # None: the way was lost outside torch
+    path: tuple[Operation, ...] | None  # None: the way was lost outside torch
 
 
-class TorchAdapter:
+class TorchAdapter(ModelAdapter):
     """A torch regressor, seen through its `nn.Linear` layers.
 
     Parameters
@@ -73,7 +58,7 @@ class TorchAdapter:
     def __init__(self, model: nn.Module, *, output: Selector | None = None) -> None:
         self._model = model
         self._core = unwrap(model)
-        check_initialised(self._core)
+        _check_initialised(self._core)
         self._output = output
         self._probed: _Probe | None = None
 
@@ -99,7 +84,7 @@ class TorchAdapter:
         for copies in (False, True):
             captured = _Captured(copies=copies)
             hooks = {name: partial(captured.keep, name) for name in names}
-            prediction = self._run(to_tensor(x, self._core), hooks)
+            prediction = self._run(_to_tensor(x, self._core), hooks)
             if not captured.overwritten():
                 break  # else the model went on to write into what a layer had read: run again, with copies
         for name in names:
@@ -109,17 +94,11 @@ class TorchAdapter:
                 )
         return {name: captured.inputs[name] for name in names}, prediction
 
-    def predict(self, x: Any) -> NDArray[Any]:
-        """Predict in batches; bfloat16 comes back as float32."""
-        starts = range(0, max(row_count(x), 1), PREDICT_ROWS)
-        batches = (to_tensor(row_slice(x, start, start + PREDICT_ROWS), self._core) for start in starts)
-        return np.concatenate([to_numpy(self._run(batch, {})) for batch in batches])
-
-    def replace(self, weights: Mapping[str, tuple[NDArray[Any], NDArray[Any] | None]]) -> "TorchAdapter":
+    def replace(self, weights: Weights) -> "TorchAdapter":
         """Put new weights into a deep copy; dtype, device, requires_grad and training flags stay."""
         for name, (weight, bias) in weights.items():
             module = self._linear(name)
-            problem = find_problem(name, module, self._core)
+            problem = _find_problem(name, module, self._core)
             if problem is not None:
                 raise ValueError(problem)
             shape, has_bias = tuple(module.weight.shape), module.bias is not None
@@ -133,53 +112,43 @@ class TorchAdapter:
             ) from error
         for name, (weight, bias) in weights.items():
             module = adapter._linear(name)
-            assign(name, module.weight, weight)
+            _assign(name, module.weight, weight)
             if bias is not None:
-                assign(name, module.bias, bias)
+                _assign(name, module.bias, bias)
         return adapter
 
-    def head(self, x: Any) -> Head:
-        """Find what maps the last linear layer's output to the prediction.
+    def _predict(self, x: Any) -> torch.Tensor:
+        return self._run(_to_tensor(x, self._core), {})
 
-        Chosen values are put in place of the last layer's output, so that the head is seen beyond the range of `x`;
-        the operations on the way are named when they make none of the known kinds.
-        """
-        probe = self._probe(x)
-        name, path = probe.layers[-1].name, probe.path or ()
-        operation = tracing.describe(path)
-        if probe.last_output.shape[1:] != (1,):
-            raise ValueError(
-                f"the last linear layer {name!r} gives {tuple(probe.last_output.shape)[1:]} values a row, and "
-                f"{operation} makes one prediction of them. Only a layer with one output can stand before a head."
-            )
-        joined = tracing.mixing(path, name)
-        if joined is not None:
-            raise ValueError(_bypassed(name, repr(joined)))
-        kinds = KINDS if probe.path is None else tracing.head_kinds(path)
-        if not kinds:
-            raise ValueError(unsupported_head(operation))
-        z = torch.as_tensor(probe_points(to_numpy(probe.last_output))).to(probe.last_output.dtype)
-        rows = probe.rows[torch.arange(len(z)) % len(probe.rows)]
-        prediction = to_numpy(self._run_from(name, rows, z))
-        eps = max(torch.finfo(dtype).eps for dtype in (z.dtype, probe.prediction.dtype))
-        # Half of the points with other rows and another batch: a head sees neither.
-        half = len(z) // 2
-        again = to_numpy(self._run_from(name, rows[:half], z.flip(0)[:half]))
-        if not _close(prediction[::-1][:half], again, 8 * eps):
-            raise ValueError(_bypassed(name, operation))
-        return find_head(to_numpy(z), prediction, kinds=kinds, operation=operation, eps=eps)
+    def _tail(self, rows: Any) -> Tail:
+        probe = self._probe(rows)
+        name, like, path = probe.layers[-1].name, probe.last_output, probe.path or ()
+
+        def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
+            values = torch.as_tensor(z.copy()).to(like.dtype)
+            x = probe.rows[torch.arange(len(values)) % len(probe.rows)]
+            return to_numpy(values), to_numpy(self._run_from(name, x, values))
+
+        operations = [operation.name for operation in path]
+        return Tail(
+            name,
+            to_numpy(like),
+            run,
+            operation=VOCABULARY.describe(operations),
+            kinds=KINDS if probe.path is None else VOCABULARY.kinds(operations),
+            joined=mixing(path, name),
+            eps=max(torch.finfo(dtype).eps for dtype in (like.dtype, probe.prediction.dtype)),
+        )
 
     def _probe(self, x: Any) -> _Probe:
         """Trace the forward pass over the first rows of `x`, once."""
         if self._probed is None:
-            if row_count(x) == 0:
-                raise ValueError("got a batch of no rows; at least one is needed to see which layers run.")
-            self._probed = self._trace(to_tensor(row_slice(x, 0, PROBE_ROWS), self._core))
+            self._probed = self._trace(_to_tensor(first_rows(x), self._core))
         return self._probed
 
     def _trace(self, x: torch.Tensor) -> _Probe:
-        modules = {name: module for name, module in self._core.named_modules() if is_linear(module)}
-        trace = tracing.Trace({name: module._parameters.get("weight") for name, module in modules.items()})
+        modules = {name: module for name, module in self._core.named_modules() if _is_linear(module)}
+        trace = Trace({name: module._parameters.get("weight") for name, module in modules.items()})
         outputs: dict[str, torch.Tensor] = {}
         problems: dict[str, str | None] = {}
 
@@ -187,26 +156,26 @@ class TorchAdapter:
             trace.inside = name
 
         def leave(name: str, module: nn.Linear, args: Any, kwargs: Any, output: torch.Tensor) -> None:
-            problems[name] = _TWICE.format(name) if name in outputs else find_problem(name, module, self._core)
-            if problems[name] is None and not computes_linear_map(module, _layer_input(args, kwargs), output):
+            problems[name] = _TWICE.format(name) if name in outputs else _find_problem(name, module, self._core)
+            if problems[name] is None and not _computes_linear_map(module, _layer_input(args, kwargs), output):
                 problems[name] = f"layer {name!r} is a {type(module).__name__}, whose output is not X Wᵀ + b."
             outputs[name] = output.detach().clone()
             trace.mark(output, name)
             trace.inside = None
 
         rows = x.clone()
-        trace.mark(x, tracing.INPUT)
+        trace.mark(x, INPUT)
         after, before = ({name: partial(hook, name) for name in modules} for hook in (leave, enter))
         prediction = self._run(x, after, before=before, mode=trace)
         reached = trace.labels(prediction)
         names = [name for name in outputs if name in reached or self._moves(name, rows, outputs[name], prediction)]
         for name in names:
-            problem = problems[name] or (_TWICE.format(name) if tracing.weight_of(name) in reached else None)
+            problem = problems[name] or (_TWICE.format(name) if weight_of(name) in reached else None)
             if problem is not None:
                 raise ValueError(problem)
         if not names:
             raise ValueError("no nn.Linear layer feeds the prediction, so there is no weight to edit.")
-        layers = tuple(describe_layer(name, index, modules[name]) for index, name in enumerate(names))
+        layers = tuple(_describe_layer(name, index, modules[name]) for index, name in enumerate(names))
         path = tuple(trace.path(names[-1], prediction)) if names[-1] in reached else None
         return _Probe(layers, rows, outputs[names[-1]], prediction, path)
 
@@ -233,8 +202,8 @@ class TorchAdapter:
         """Forward pass in eval mode, with hooks after and before the named layers: the prediction, (rows,)."""
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(evaluating(self._core))
-            stack.enter_context(eagerly(self._core))
+            stack.enter_context(_evaluating(self._core))
+            stack.enter_context(_eagerly(self._core))
             for name, hook in (before or {}).items():
                 stack.callback(self._linear(name).register_forward_pre_hook(hook).remove)
             for name, hook in after.items():
@@ -242,15 +211,16 @@ class TorchAdapter:
                 handle = self._linear(name).register_forward_hook(hook, prepend=True, with_kwargs=True)
                 stack.callback(handle.remove)
             stack.enter_context(mode or nullcontext())
-            return one_column(select(self._core(x), self._output), len(x))
+            prediction: torch.Tensor = as_column(_select(self._core(x), self._output), len(x))
+            return prediction
 
     def _linear(self, name: str) -> nn.Linear:
         try:
             module = self._core.get_submodule(name)
         except AttributeError:
             module = self._core
-        if not is_linear(module):
-            known = [repr(n) for n, m in self._core.named_modules() if is_linear(m)]
+        if not _is_linear(module):
+            known = [repr(n) for n, m in self._core.named_modules() if _is_linear(m)]
             raise ValueError(f"the model has no linear layer {name!r}; it has {', '.join(known) or 'none'}.")
         return module
 
@@ -290,14 +260,229 @@ def _layer_input(args: Any, kwargs: Any) -> torch.Tensor:
     return value
 
 
-def _bypassed(name: str, operation: str) -> str:
-    return (
-        f"the prediction of a row depends on more than its output of the last linear layer {name!r}: {operation} "
-        "brings in another branch of the model, or other rows, so it is no head that a refit could stand before."
-    )
+# --- modules, looked at without running them --------------------------------------------------------------------------
 
 
-def _close(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> bool:
-    finite = np.abs(a[np.isfinite(a)])
-    size = float(np.median(finite)) if finite.size else 0.0
-    return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance * size, equal_nan=True))
+def unwrap(model: nn.Module) -> nn.Module:
+    """Module inside `torch.compile` and `nn.DataParallel`; other wrappers are a `ValueError`."""
+    kind = type(model).__name__
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(
+            f"got a {kind}: TorchScript does not let its layers be observed or edited. Pass the nn.Module from which "
+            "it was made, and script the repaired model again."
+        )
+    if kind in ("DistributedDataParallel", "FullyShardedDataParallel"):
+        raise ValueError(f"got a {kind}, whose copies would need a process group of their own. Pass model.module.")
+    if isinstance(model, nn.DataParallel):
+        return unwrap(model.module)
+    compiled = model._modules.get("_orig_mod")
+    return model if compiled is None else unwrap(compiled)
+
+
+def _check_initialised(model: nn.Module) -> None:
+    """Raise if a parameter has no values yet: running the model would initialise it, at random, in place."""
+    for name, module in model.named_modules():
+        for parameter in module._parameters.values():
+            if is_lazy(parameter):
+                raise ValueError(
+                    f"layer {name!r} ({type(module).__name__}) is lazy and not initialised yet, so this model is not "
+                    "trained. Run it once on data, train it, then repair it."
+                )
+            if parameter is not None and parameter.is_meta:
+                raise ValueError(f"layer {name!r} is on the 'meta' device: it has no weights. Load them first.")
+
+
+def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a module is an `nn.Linear`, or a quantised stand-in for one (`_find_problem` tells)."""
+    return isinstance(module, nn.Linear) or (_quantised(module) and "Linear" in type(module).__name__)
+
+
+def _find_problem(name: str, module: nn.Module, model: nn.Module) -> str | None:
+    """Say why a linear layer cannot be given new weights of its own, or None if it can."""
+    if _quantised(module) or _quantised(module._parameters.get("weight")):
+        return f"layer {name!r} is quantised ({_kind(module)}): repair the float model, then quantise it again."
+    if not isinstance(module._parameters.get("weight"), nn.Parameter) or hasattr(module, "parametrizations"):
+        return (
+            f"the weight of layer {name!r} is not a parameter but computed from others (a parametrisation, weight norm "
+            "or pruning), so it cannot be set. Make it permanent first: torch.nn.utils.parametrize."
+            "remove_parametrizations, or remove_weight_norm, or prune.remove."
+        )
+    weight = module._parameters["weight"]
+    assert weight is not None
+    if not weight.is_floating_point() or weight.dtype.itemsize < 2 or hasattr(type(weight), "__tensor_flatten__"):
+        return (
+            f"the weight of layer {name!r} is quantised or sharded ({type(weight).__name__}, {weight.dtype}): repair "
+            "the plain float model."
+        )
+    sharing = _sharing(module, model)
+    if sharing is not None:
+        return (
+            f"layer {name!r} shares (ties) its {sharing[0]} with {sharing[1]!r}: an edit of one would change "
+            "the other. Give each its own parameter."
+        )
+    return None
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _quantised(value: Any) -> bool:
+    """Whether a module or weight comes from a library that quantises (torch.ao, torchao, bitsandbytes)."""
+    return any(word in type(value).__module__ for word in ("quantiz", ".qat.", "bitsandbytes"))
+
+
+def _sharing(layer: nn.Module, model: nn.Module) -> tuple[str, str] | None:
+    """Which parameter of the layer another module holds too, and under what name."""
+    for own, parameter in layer._parameters.items():
+        for name, module in model.named_modules():
+            for other, candidate in module._parameters.items():
+                if candidate is None or parameter is None or (module is layer and own == other):
+                    continue
+                if candidate is parameter or (candidate.data_ptr() == parameter.data_ptr() != 0):
+                    return own, f"{name}.{other}".lstrip(".")
+    return None
+
+
+def _computes_linear_map(module: nn.Linear, value: torch.Tensor, output: torch.Tensor) -> bool:
+    """Whether a subclass of `nn.Linear`, or one with a patched `forward`, still gives `X Wᵀ + b`."""
+    if type(module).forward is nn.Linear.forward and "forward" not in vars(module):
+        return True
+    bias = None if module.bias is None else module.bias.double()
+    expected = nn.functional.linear(value.double(), module.weight.double(), bias)
+    tolerance = max(2e-3, 8 * torch.finfo(output.dtype).eps)
+    size = float(expected.abs().max()) if expected.numel() else 0.0
+    return output.shape == expected.shape and bool((output - expected).abs().max() <= tolerance * size)
+
+
+def _describe_layer(name: str, index: int, module: nn.Linear) -> LinearLayer:
+    """Copy a layer's weights into float64."""
+    bias = None if module.bias is None else _to_float64(module.bias)
+    return LinearLayer(name, index, _to_float64(module.weight), bias)
+
+
+def _to_float64(tensor: torch.Tensor) -> NDArray[np.float64]:
+    return tensor.detach().cpu().to(torch.float64, copy=True).numpy()
+
+
+def _assign(name: str, parameter: torch.Tensor, values: NDArray[Any]) -> None:
+    """Write values into a parameter, in its own dtype and on its own device."""
+    rounded = torch.as_tensor(np.asarray(values, dtype=np.float64)).to(parameter.dtype)
+    if not bool(torch.isfinite(rounded).all()):
+        raise ValueError(f"new weights of layer {name!r} are too large for {parameter.dtype}.")
+    with torch.no_grad():
+        parameter.copy_(rounded)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluate, then give each submodule its own training flag back.
+
+    The flags are set directly: `model.eval()` calls the user's `train`, which may do more (merge adapters) than
+    can be undone.
+    """
+    flags = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in flags:
+            module.training = False
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+def _eagerly(model: nn.Module) -> AbstractContextManager[Any]:
+    """Run compiled submodules as written: compiled code ignores hooks that were set after compilation."""
+    if all(getattr(m, "_compiled_call_impl", None) is None and "_orig_mod" not in m._modules for m in model.modules()):
+        return nullcontext()
+    if not hasattr(torch.compiler, "set_stance"):
+        raise ValueError("part of the model is compiled, which needs torch 2.6 or later here: pass it uncompiled.")
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
+
+
+# --- values that go into a model and come out of it -------------------------------------------------------------------
+
+
+def _to_tensor(x: Any, model: nn.Module) -> torch.Tensor:
+    """Copy `x` in the model's dtype, on its device: a forward pass that works in place must not write into `x`.
+
+    Integer tensors stay integers if the model has an embedding.
+    """
+    like = _reference(model)
+    if not isinstance(x, torch.Tensor):
+        return torch.tensor(_numeric(x), dtype=like.dtype).to(like.device)
+    keep = not x.is_floating_point() and any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
+    # dtype first: a device may not know the dtype that comes in (float64 on Apple's)
+    moved = (x if keep else x.to(like.dtype)).to(like.device)
+    return (moved.clone() if moved is x else moved).detach()
+
+
+def _reference(model: nn.Module) -> torch.Tensor:
+    """A floating tensor of the model that shows its dtype and device."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            return tensor
+    return torch.empty(0)
+
+
+def _numeric(x: Any) -> NDArray[Any]:
+    if hasattr(x, "toarray"):
+        x = x.toarray()
+    if hasattr(x, "iloc") and hasattr(x, "columns"):
+        for column, dtype in zip(x.columns, x.dtypes, strict=True):
+            if not (hasattr(dtype, "kind") and dtype.kind in "fiub"):
+                raise ValueError(
+                    f"column {column!r} is not numeric ({dtype}), and a torch model takes numbers only. Encode it as "
+                    "it was encoded in training."
+                )
+        return np.asarray(x.to_numpy(dtype=np.float64, na_value=np.nan))
+    array = np.asarray(x)
+    return array if array.dtype.kind in "fiub" else array.astype(np.float64)
+
+
+def _select(result: Any, output: Selector | None) -> torch.Tensor:
+    """Take the prediction out of what a model returned."""
+    if callable(output):
+        value = output(result)
+    elif isinstance(result, torch.Tensor):
+        if output is not None:
+            raise InputError(
+                "{output} selects from a dict or tuple, but the model returns one tensor: drop it.",
+                output=Given(output),
+            )
+        value = result
+    elif output is None:
+        raise InputError(
+            "the model returns {contents}. Say which is the prediction: {output}, a key or an index.",
+            contents=_contents(result),
+            output=Given(),
+        )
+    else:
+        value = _item(result, output)
+    if not isinstance(value, torch.Tensor):
+        raise InputError(
+            "{output} gives a {kind}, not a tensor of predictions.", output=Given(output), kind=type(value).__name__
+        )
+    return value
+
+
+def _item(result: Any, output: str | int) -> Any:
+    try:
+        if isinstance(output, str) and not isinstance(result, Mapping):
+            return getattr(result, output)  # a named tuple or a dataclass
+        return result[output]
+    except (KeyError, IndexError, AttributeError, TypeError) as error:
+        raise InputError(
+            "the model returns {contents}, and nothing in it is {output}.",
+            contents=_contents(result),
+            output=Given(output),
+        ) from error
+
+
+def _contents(result: Any) -> str:
+    if isinstance(result, Mapping):
+        return f"a {type(result).__name__} with keys {', '.join(map(repr, result))}"
+    if isinstance(result, list | tuple):
+        return f"a {type(result).__name__} of {len(result)}"
+    return f"a {type(result).__name__}"

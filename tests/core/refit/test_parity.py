@@ -68,7 +68,7 @@ def assert_globally_optimal(problem, fit, tolerance=1e-8):
     gaps, form, r = parts(problem)
     u = problem.quadratic.coordinates(fit.weight)
     basis = np.eye(len(r))
-    penalty, gamma = problem.mean_penalty, fit.multiplier
+    penalty, gamma = problem.mean_penalty, fit.diagnostics["multiplier"]
     if np.isinf(penalty):
         basis, penalty = null_space(gaps, np.linalg.norm(gaps) * 1e-9 + 1e-9), 0.0
     if np.isinf(gamma):
@@ -80,12 +80,12 @@ def assert_globally_optimal(problem, fit, tolerance=1e-8):
     assert np.linalg.norm(u - basis @ (basis.T @ u)) <= tolerance * np.linalg.norm(r), "feasibility of the subspace"
     if basis.shape[1]:
         assert np.linalg.eigvalsh(basis.T @ hessian @ basis).min() >= -tolerance * np.linalg.norm(hessian), "curvature"
-    slack = fit.budget - abs(u @ form @ u)
+    slack = fit.diagnostics["budget"] - abs(u @ form @ u)
     form_size = np.linalg.norm(form) * (r @ r)
     assert slack >= -1e-9 * form_size, "feasibility"
-    if fit.multiplier != 0:
+    if fit.diagnostics["multiplier"] != 0:
         assert abs(slack) <= 1e-9 * form_size, "complementary slackness"
-        assert np.sign(fit.multiplier) * (u @ form @ u) >= -1e-9 * form_size, "sign of the multiplier"
+        assert np.sign(fit.diagnostics["multiplier"]) * (u @ form @ u) >= -1e-9 * form_size, "sign of the multiplier"
 
 
 def null_space(matrix, cut):
@@ -128,25 +128,26 @@ def test_every_branch_is_reached_and_optimal(name, unit):
 
     fit = problem.solve(budget * unit**2)
 
-    assert fit.branch == branch
+    assert fit.diagnostics["branch"] == branch
     assert fit.converged
     assert_globally_optimal(problem, fit)
-    assert fit.variance_gap == pytest.approx(fit.eigenvalues @ fit.coordinates**2)
-    assert (fit.multiplier == 0) == (branch == "inactive")
-    assert np.isinf(fit.multiplier) == (branch == "zero")
+    explained = fit.diagnostics["eigenvalues"] @ fit.diagnostics["coordinates"] ** 2
+    assert fit.diagnostics["variance_gap"] == pytest.approx(explained)
+    assert (fit.diagnostics["multiplier"] == 0) == (branch == "inactive")
+    assert np.isinf(fit.diagnostics["multiplier"]) == (branch == "zero")
 
 
 def test_hard_case_has_the_known_solution():
     """λ = (4, 1, −2), z = (1, 1, 0): γ = 1/2, u = (1/3, 2/3, √((4/9 + 4/9 − c)/2))."""
     fit = ParityProblem(diagonal_quadratic(**HARD), 0.0).solve(0.01)
-    assert fit.multiplier == pytest.approx(0.5)
+    assert fit.diagnostics["multiplier"] == pytest.approx(0.5)
     np.testing.assert_allclose(np.abs(fit.weight), [1 / 3, 2 / 3, np.sqrt((8 / 9 - 0.01) / 2)])
 
 
 def test_zero_gap_leaves_the_least_squares_solution():
     problem = ParityProblem(diagonal_quadratic([0.0, 0.0], [1.0, 2.0]), np.inf)
     fit = problem.solve(problem.budget(np.inf))
-    assert fit.branch == "inactive"
+    assert fit.diagnostics["branch"] == "inactive"
     np.testing.assert_allclose(fit.weight, [1.0, 2.0])
 
 
@@ -158,7 +159,7 @@ def test_groups_with_the_same_rows_change_nothing():
     h[60:], t[60:] = h[order], t[order]
     moments = GroupMoments().update(np.column_stack([h, t]), np.repeat(["a", "b"], 60))
     fit = fit_parity(moments, target=5, original=original, ridge=0.0)
-    assert fit.branch == "inactive"
+    assert fit.diagnostics["branch"] == "inactive"
     np.testing.assert_allclose(fit.weight, fit_ols(moments, target=5, original=original).weight, rtol=1e-6)
 
 
@@ -238,8 +239,8 @@ def test_result_is_feasible_optimal_and_explained(seed, p, dead, small_group, ex
     variances = [output[groups == g].var(ddof=1) for g in (0, 1)]
     before = h @ original
     spread = max(variances) + np.var(before) + np.var(t)
-    assert fit.mean_gap == pytest.approx(abs(means[0] - means[1]), rel=1e-9, abs=1e-9 * np.sqrt(spread))
-    assert fit.variance_gap == pytest.approx(variances[0] - variances[1], rel=1e-9, abs=1e-9 * spread)
+    assert fit.diagnostics["mean_gap"] == pytest.approx(abs(means[0] - means[1]), rel=1e-9, abs=1e-9 * np.sqrt(spread))
+    assert fit.diagnostics["variance_gap"] == pytest.approx(variances[0] - variances[1], rel=1e-9, abs=1e-9 * spread)
     assert fit.mse == pytest.approx(np.mean((t - output) ** 2), rel=1e-9)
     assert output.mean() == pytest.approx(t.mean(), rel=1e-9)
     objective = fit.mse + problem.quadratic.penalty * np.sum((fit.weight - original) ** 2)
@@ -247,7 +248,7 @@ def test_result_is_feasible_optimal_and_explained(seed, p, dead, small_group, ex
         objective += mean_penalty * (means[0] - means[1]) ** 2
     assert fit.objective == pytest.approx(objective, rel=1e-7)
     gap_before = before[groups == 0].var(ddof=1) - before[groups == 1].var(ddof=1)
-    assert fit.budget == pytest.approx(abs(gap_before) / reduction, rel=1e-7, abs=1e-12 * spread)
+    assert fit.diagnostics["budget"] == pytest.approx(abs(gap_before) / reduction, rel=1e-7, abs=1e-12 * spread)
     if np.isinf(mean_penalty):
         assert abs(means[0] - means[1]) <= 1e-9 * np.sqrt(spread)
     np.testing.assert_allclose(fit.weight[p:], original[p:], rtol=1e-9)
@@ -300,7 +301,7 @@ def test_error_falls_as_budgets_widen_and_one_spectrum_serves_all(monkeypatch):
     objectives = [fit.objective for fit in fits]
     assert objectives == sorted(objectives, reverse=True)
     assert objectives[0] > objectives[-1]
-    assert fits[-1].branch == "inactive"
+    assert fits[-1].diagnostics["branch"] == "inactive"
 
 
 def test_without_constraints_it_is_least_squares():
@@ -326,13 +327,13 @@ def test_three_groups_all_pairs_are_bounded(mean_penalty):
     variance_gaps = [abs(outputs[g].var(ddof=1) - outputs[k].var(ddof=1)) for g, k in pairs]
     mean_gaps = [outputs[g].mean() - outputs[k].mean() for g, k in pairs]
 
-    assert fit.branch == "semidefinite"
+    assert fit.diagnostics["branch"] == "semidefinite"
     assert_globally_optimal(problem, fit)
-    assert sum(variance_gaps) <= fit.variance_gap * (1 + 1e-9)
-    assert fit.variance_gap == pytest.approx(fit.budget, rel=1e-9)
-    assert fit.mean_gap == pytest.approx(np.linalg.norm(mean_gaps), rel=1e-9, abs=1e-12)
+    assert sum(variance_gaps) <= fit.diagnostics["variance_gap"] * (1 + 1e-9)
+    assert fit.diagnostics["variance_gap"] == pytest.approx(fit.diagnostics["budget"], rel=1e-9)
+    assert fit.diagnostics["mean_gap"] == pytest.approx(np.linalg.norm(mean_gaps), rel=1e-9, abs=1e-12)
     if np.isinf(mean_penalty):
-        assert fit.mean_gap < 1e-10
+        assert fit.diagnostics["mean_gap"] < 1e-10
 
 
 def test_three_groups_form_is_the_sum_of_absolute_differences():
@@ -397,7 +398,7 @@ def test_a_budget_missed_by_rounding_alone_is_met(seed):
     h, t, groups, original = make_rows(seed=seed, p=6)
     problem = ParityProblem(make_quadratic(h, t, groups, original, ridge=1e-4), 0.0)
     free = problem.solve(np.inf)
-    gap = abs(free.variance_gap)
+    gap = abs(free.diagnostics["variance_gap"])
     for budget in (gap, np.nextafter(gap, 0), gap * (1 - 1e-15), gap * (1 - 1e-14)):
         fit = problem.solve(budget)
         assert fit.converged

@@ -5,11 +5,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from scipy.optimize import approx_fprime, linprog, minimize
+from scipy.optimize import linprog, minimize
 
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.quadratic import FeatureSpace, Quadratic
-from esvdfair.core.refit.transport import DEFAULT_STRENGTHS, TransportProblem, transport_path
+from esvdfair.core.refit.transport import TransportProblem, transport_path
 
 STRENGTHS = (0.1, 1.0, 10.0)
 
@@ -136,7 +136,7 @@ def test_two_group_distance_is_optimal_transport(weighted):
     problem = TransportProblem(rotated, codes, 2, sample_weight=weight)
     f = rotated @ v
     expected = w2_by_linear_program(f[codes == 0], f[codes == 1], weight[codes == 0], weight[codes == 1])
-    assert problem.couple(problem.outputs(v)).value == pytest.approx(expected, rel=1e-9)
+    assert problem.distance(problem.outputs(v)) == pytest.approx(expected, rel=1e-9)
 
 
 def test_distance_of_more_groups_is_the_weighted_mean_over_pairs():
@@ -150,24 +150,15 @@ def test_distance_of_more_groups_is_the_weighted_mean_over_pairs():
         w2_by_linear_program(f[codes == g], f[codes == h], weight[codes == g], weight[codes == h]) for g, h in pairs
     ]
     problem = TransportProblem(rotated, codes, 3, sample_weight=weight)
-    assert problem.couple(problem.outputs(v)).value == pytest.approx(masses @ distances / masses.sum(), rel=1e-9)
-
-
-def test_gradient_is_that_of_finite_differences(case):
-    problem, rng = case.problem(), np.random.default_rng(2)
-    v = case.quadratic.scale * (case.quadratic.minimiser + 0.1 * rng.normal(size=problem.rank))
-    gradient = 2 * problem.half_gradient(problem.couple(problem.outputs(v)))
-    numeric = approx_fprime(v, lambda x: problem.couple(problem.outputs(x)).value, 1e-7 * case.quadratic.scale)
-    scale = np.abs(gradient * case.quadratic.scale).max()
-    assert np.abs((gradient - numeric) * case.quadratic.scale).max() < 1e-4 * scale
+    assert problem.distance(problem.outputs(v)) == pytest.approx(masses @ distances / masses.sum(), rel=1e-9)
 
 
 def test_bins_see_most_of_the_distance_and_never_more(case):
     problem = case.problem()
     v = case.quadratic.scale * case.quadratic.minimiser
-    coupling = problem.couple(problem.outputs(v))
-    binned = np.sum((problem.bin_contrasts(coupling) @ v) ** 2)
-    assert 0.6 * coupling.value < binned < (1 + 1e-6) * coupling.value  # below by Jensen's inequality
+    outputs = problem.outputs(v)
+    binned, exact = np.sum((problem.bin_contrasts(outputs) @ v) ** 2), problem.distance(outputs)
+    assert 0.6 * exact < binned < (1 + 1e-6) * exact  # below by Jensen's inequality
 
 
 def test_fewer_bins_for_a_small_group():
@@ -184,7 +175,7 @@ def test_integer_weights_are_repeated_rows():
     repeated = Case(case.features[again], case.y[again], case.codes[again], None, 1e-3)
     v = np.array([1.0, -0.5, 2.0, 0.3])
     values = [
-        problem.couple(problem.outputs(space.axes.T @ v)).value
+        problem.distance(problem.outputs(space.axes.T @ v))
         for problem, space in ((weighted.problem(), weighted.space), (repeated.problem(), repeated.space))
     ]
     assert values[0] == pytest.approx(values[1], rel=1e-10)
@@ -197,7 +188,7 @@ def test_share_weights_the_pairs_of_three_groups_only():
 
     def value(case, share):
         problem = case.problem(share=share)
-        return problem.couple(problem.outputs(case.quadratic.scale * case.quadratic.minimiser)).value
+        return problem.distance(problem.outputs(case.quadratic.scale * case.quadratic.minimiser))
 
     assert value(three, (200, 100, 300)) == pytest.approx(value(three, None), rel=1e-12)
     assert value(three, (1, 1, 10)) != pytest.approx(value(three, None), rel=1e-2)
@@ -214,14 +205,6 @@ def test_within_one_percent_of_lbfgs(case):
         assert fit.objective <= 1.01 * case.lbfgs(fit.strength)
 
 
-def test_beyond_sampling_noise_no_worse_than_lbfgs_on_average():
-    # At λ_w = 100 the penalty is below what two samples of one distribution show, the loss has valleys without number,
-    # and each solver ends in another one: only their average can be compared.
-    cases = [CASES[name] for name in ("two groups", "dead units", "weights", "group of 20", "ties")]
-    ratios = [case.path((100.0,))[0].objective / case.lbfgs(100.0) for case in cases]
-    assert np.mean(np.log(ratios)) < 0.01
-
-
 @pytest.mark.parametrize("name", ["two groups", "three groups", "weights", "group of 20"])
 def test_one_strength_alone_is_as_good_as_a_path(name):
     case = CASES[name]
@@ -233,50 +216,21 @@ def test_one_strength_alone_is_as_good_as_a_path(name):
 def test_a_fit_says_what_its_layer_does(case):
     weight = np.ones(len(case.y)) if case.weight is None else case.weight
     change = np.linspace(-0.3, 0.3, case.features.shape[1])
-    for fit in case.path((0.0, 0.5, 20.0), sweeps=0):
+    for fit in case.path((0.0, 0.5, 20.0)):
         outputs = case.features @ fit.weight + fit.bias
         penalty = case.quadratic.penalty * np.sum((fit.weight - change) ** 2)
         assert fit.mse == pytest.approx(np.average((case.y - outputs) ** 2, weights=weight), rel=1e-8)
-        assert fit.wasserstein2_squared == pytest.approx(pairwise_w2(outputs, case.codes, weight)[0], rel=1e-6)
-        expected = fit.mse + penalty + fit.strength * fit.wasserstein2_squared
+        assert fit.diagnostics["wasserstein2_squared"] == pytest.approx(
+            pairwise_w2(outputs, case.codes, weight)[0], rel=1e-6
+        )
+        expected = fit.mse + penalty + fit.strength * fit.diagnostics["wasserstein2_squared"]
         assert fit.objective == pytest.approx(expected, rel=1e-8)
         assert fit.converged
 
 
 def test_strength_zero_is_the_ridge_solution(case):
     (fit,) = case.path((0.0,))
-    assert np.array_equal(fit.coordinates, case.quadratic.minimiser)
-    assert fit.iterations == 0
-    (fit,) = case.path((0.0,), start=np.ones(len(case.quadratic.minimiser)))
-    assert np.array_equal(fit.coordinates, case.quadratic.minimiser)
-
-
-def test_never_above_the_start(case):
-    rng = np.random.default_rng(4)
-    for start in (case.quadratic.minimiser, 3 * rng.normal(size=case.problem().rank)):
-        for fit in case.path(start=start, sweeps=0):
-            assert fit.objective <= case.loss(start, fit.strength)[0] * (1 + 1e-12)
-
-
-def test_sweeps_find_better_valleys():
-    def total(sweeps):
-        return sum(np.log(case.path((30.0,), sweeps=sweeps)[0].objective) for case in cases)
-
-    cases = [make_case(seed, (60, 200), 12) for seed in range(3)]  # few rows next to the features: many valleys
-    assert total(4) < total(0) - 0.01
-
-
-def test_a_good_start_is_not_lost():
-    case = CASES["more features than bins"]
-    best = case.path((10.0,), tolerance=1e-7)[0]
-    (again,) = case.path((10.0,), start=best.coordinates)
-    assert again.objective <= best.objective * (1 + 1e-12)
-
-
-def test_constant_start_is_left_when_something_is_better(case):
-    constant = np.zeros(case.problem().rank)
-    (fit,) = case.path((0.1,), start=constant, sweeps=0)
-    assert fit.objective < 0.99 * case.quadratic.objective(constant)
+    assert np.array_equal(fit.diagnostics["coordinates"], case.quadratic.minimiser)
 
 
 def test_a_constant_predictor_bounds_the_objective():
@@ -289,11 +243,11 @@ def test_a_constant_predictor_bounds_the_objective():
 
 def test_along_the_path_distance_falls_and_error_rises(case):
     strengths = np.concatenate([[0], np.geomspace(0.01, 1e3, 16)])
-    fits = case.path(strengths, sweeps=0)
-    quadratic = [fit.objective - fit.strength * fit.wasserstein2_squared for fit in fits]
-    assert np.all(np.diff([fit.wasserstein2_squared for fit in fits]) <= 0)
+    fits = case.path(strengths)
+    quadratic = [fit.objective - fit.strength * fit.diagnostics["wasserstein2_squared"] for fit in fits]
+    assert np.all(np.diff([fit.diagnostics["wasserstein2_squared"] for fit in fits]) <= 0)
     assert np.all(np.diff(quadratic) >= -1e-12 * quadratic[-1])
-    assert fits[-1].wasserstein2_squared < 0.1 * fits[0].wasserstein2_squared
+    assert fits[-1].diagnostics["wasserstein2_squared"] < 0.1 * fits[0].diagnostics["wasserstein2_squared"]
 
 
 def test_a_strong_penalty_removes_a_gap_that_can_be_removed():
@@ -303,27 +257,9 @@ def test_a_strong_penalty_removes_a_gap_that_can_be_removed():
     features = np.column_stack([fair, rng.normal(size=400) + 1.5 * codes])
     case = Case(features, features.sum(axis=1) + 0.1 * rng.normal(size=400), codes, None, 0.0)
     before, after = case.path((0.0, 1e4))
-    assert before.wasserstein2_squared > 1
-    assert after.wasserstein2_squared < 1e-4 * before.wasserstein2_squared
+    assert before.diagnostics["wasserstein2_squared"] > 1
+    assert after.diagnostics["wasserstein2_squared"] < 1e-4 * before.diagnostics["wasserstein2_squared"]
     assert np.allclose(after.weight, [1, 0], atol=0.1)  # the fair feature stays
-
-
-def test_number_of_bins_changes_speed_not_result():
-    case = CASES["two groups"]
-    objectives = [
-        [fit.objective for fit in transport_path(case.problem(n_bins=n), case.quadratic, strengths=(0.1, 1.0, 10.0))]
-        for n in (1, 7, 64)
-    ]
-    assert np.max(objectives, axis=0) == pytest.approx(np.min(objectives, axis=0), rel=0.01)
-
-
-def test_default_strengths_span_the_trade_off():
-    case = CASES["three groups"]
-    fits = transport_path(case.problem(), case.quadratic)
-    assert [fit.strength for fit in fits] == list(DEFAULT_STRENGTHS)
-    distances = np.array([fit.wasserstein2_squared for fit in fits])
-    assert distances[1] > 0.8 * distances[0]
-    assert distances[-1] < 0.01 * distances[0]
 
 
 def test_strengths_come_back_in_the_order_given():
@@ -331,7 +267,7 @@ def test_strengths_come_back_in_the_order_given():
     fits = case.path((10.0, 0.0, 1.0, 10.0))
     assert [fit.strength for fit in fits] == [10.0, 0.0, 1.0, 10.0]
     assert fits[0].objective == fits[3].objective
-    assert case.path(()) == ()
+    assert case.path(()) == []
 
 
 def test_strength_is_free_of_units():
@@ -349,7 +285,7 @@ def test_bins_from_a_sample_quadratic_from_all_rows():
     before, after = transport_path(sample, case.quadratic, strengths=(0.0, 30.0))
     outputs = case.features @ after.weight + after.bias
     assert after.mse == pytest.approx(np.mean((case.y - outputs) ** 2), rel=1e-8)
-    assert after.wasserstein2_squared == pytest.approx(
+    assert after.diagnostics["wasserstein2_squared"] == pytest.approx(
         pairwise_w2(outputs[keep], case.codes[keep], np.ones(len(keep)))[0], rel=1e-6
     )
     ratio = [pairwise_w2(case.features @ fit.weight, case.codes, np.ones(1020))[0] for fit in (before, after)]
@@ -360,7 +296,7 @@ def test_two_rows_in_a_group_are_enough_to_run():
     case = make_case(11, (2, 50), 3)
     fits = case.path()
     assert all(np.isfinite(fit.objective) for fit in fits)
-    assert fits[-1].wasserstein2_squared < fits[0].wasserstein2_squared
+    assert fits[-1].diagnostics["wasserstein2_squared"] < fits[0].diagnostics["wasserstein2_squared"]
 
 
 def test_inputs_are_left_alone_and_runs_repeat():
@@ -385,8 +321,8 @@ ROWS, CODES = np.arange(12.0).reshape(6, 2), np.array([0, 0, 0, 1, 1, 1])
         ((ROWS, 0 * CODES, 1), {}, r"group sizes are \[6\]"),
         ((ROWS, CODES, 3), {}, r"group sizes are \[3, 3, 0\]"),
         ((ROWS, CODES, 2), {"sample_weight": 1.0 * CODES}, r"group sizes are \[0, 3\]"),
-        ((ROWS, CODES, 2), {"sample_weight": np.ones(5)}, "one weight for each row"),
-        ((ROWS, CODES, 2), {"sample_weight": -np.ones(6)}, "not negative"),
+        ((ROWS, CODES, 2), {"sample_weight": np.ones(5)}, "sample_weight has 5 values"),
+        ((ROWS, CODES, 2), {"sample_weight": -np.ones(6)}, "not be negative"),
         ((np.where(ROWS == 3, np.nan, ROWS), CODES, 2), {}, "1 of 6 feature rows"),
         ((ROWS, CODES, 2), {"share": (1, 0)}, "2 positive numbers"),
         ((ROWS, CODES, 2), {"n_bins": 0}, "n_bins=0"),
@@ -403,9 +339,6 @@ def test_bad_rows_are_named(arguments, options, message):
         ({"strengths": [-1.0]}, "not negative"),
         ({"strengths": [np.nan]}, "finite"),
         ({"strengths": 1.0}, "sequence"),
-        ({"strengths": [1.0], "start": np.zeros(3)}, "whitened coordinates"),
-        ({"strengths": [1.0], "tolerance": 0.0}, "tolerance"),
-        ({"strengths": [1.0], "sweeps": -1}, "sweeps"),
     ],
 )
 def test_bad_options_are_named(options, message):

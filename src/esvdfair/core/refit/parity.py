@@ -22,8 +22,8 @@ from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
 from esvdfair.core.moments import GroupMoments
-from esvdfair.core.refit.ols import LinearFit, quadratic_of
-from esvdfair.core.refit.quadratic import Array, FeatureSpace, Quadratic
+from esvdfair.core.refit.ols import quadratic_of
+from esvdfair.core.refit.quadratic import Array, FeatureSpace, Fit, Quadratic
 
 Branch = Literal["inactive", "interior", "semidefinite", "zero", "hard"]
 
@@ -35,35 +35,6 @@ _NO_VARIANCE_GAP = 1e-13
 _HARD = 1e-12
 # A budget below this part of the gap is zero: the numbers that would meet it underflow.
 _NO_BUDGET = 1e-200
-
-
-@dataclass(frozen=True)
-class ParityFit(LinearFit):
-    """A last layer whose outputs have the asked-for parity of means and variances.
-
-    ``objective`` is ``E(t − h·w − b)² + ρ‖w − w₀‖² + λ_e‖D w‖²``; its last term is 0 when λ_e is infinite.
-
-    Attributes
-    ----------
-    mean_gap : ``‖D w‖``; with two groups the distance between their mean outputs
-    variance_gap : ``wᵀ M w``; with two groups the difference of their output variances (first label minus second),
-        with more the bound ``wᵀ(Σ_{g<h}|Cov_g − Cov_h|)w`` on the sum of all pairwise differences
-    budget : c, the largest ``|variance_gap|`` allowed
-    multiplier : γ, with the sign of the gap it holds back; infinite in branch ``zero``
-    branch : how it was solved. ``inactive``: the budget was met at γ = 0. ``interior``: a root γ. ``semidefinite``: the
-        same, where no direction can compensate another. ``zero``: as before with budget 0. ``hard``: no γ alone
-        meets the budget; the most compensating direction takes up the rest.
-    eigenvalues : (r,) λ
-    coordinates : (r,) v; ``eigenvalues * coordinates**2`` adds up to ``variance_gap``: the gap, explained exactly
-    """
-
-    mean_gap: float
-    variance_gap: float
-    budget: float
-    multiplier: float
-    branch: Branch
-    eigenvalues: Array
-    coordinates: Array
 
 
 @dataclass(frozen=True)
@@ -136,32 +107,49 @@ class ParityProblem:
         _, gap = self.gaps(self.quadratic.coordinates(self.quadratic.original))
         return abs(gap) / float(reduction)
 
-    def solve(self, budget: float) -> ParityFit:
-        """The layer of least objective with ``|wᵀ M w| ≤ budget``; ``inf`` leaves the variances alone."""
+    def solve(self, budget: float) -> Fit:
+        """The layer of least objective with ``|wᵀ M w| ≤ budget``; ``inf`` leaves the variances alone.
+
+        ``objective`` is ``E(t − h·w − b)² + ρ‖w − w₀‖² + λ_e‖D w‖²``; its last term is 0 when λ_e is infinite. In
+        ``diagnostics``:
+
+        mean_gap : ``‖D w‖``; with two groups the distance between their mean outputs
+        variance_gap : ``wᵀ M w``; with two groups the difference of their output variances (first label minus second),
+            with more the bound ``wᵀ(Σ_{g<h}|Cov_g − Cov_h|)w`` on the sum of all pairwise differences
+        budget : c, the largest ``|variance_gap|`` allowed
+        multiplier : γ, with the sign of the gap it holds back; infinite in branch ``zero``
+        branch : how it was solved. ``inactive``: the budget was met at γ = 0. ``interior``: a root γ.
+            ``semidefinite``: the same, where no direction can compensate another. ``zero``: as before with budget 0.
+            ``hard``: no γ alone meets the budget; the most compensating direction takes up the rest.
+        eigenvalues : (r,) λ
+        coordinates : (r,) v; ``eigenvalues * coordinates**2`` adds up to ``variance_gap``: the gap, explained exactly
+        gap : by how much a better layer could undercut the objective
+        """
         if not budget >= 0:
             raise ValueError(f"budget={budget!r}; the variance gap is kept below it, so it must not be negative.")
         eigenvalues, vectors = self._spectrum
         minimiser = vectors.T @ self._shrink(self.quadratic.minimiser)
         coordinates, multiplier, branch = _nearest_within(eigenvalues, minimiser, float(budget))
         u = self._shrink(vectors @ coordinates)
-        weight, bias = self.quadratic.layer(u)
         mean_gap, _ = self.gaps(u)
         variance_gap = float(eigenvalues @ coordinates**2)
         penalty = self.mean_penalty * mean_gap**2 if np.isfinite(self.mean_penalty) else 0.0
         rounding = 1e-9 * float(np.abs(eigenvalues).max() * (minimiser @ minimiser))
-        return ParityFit(
-            weight,
-            bias,
-            mse=self.quadratic.mse(u),
-            objective=self.quadratic.objective(u) + penalty,
+        return self.quadratic.fit(
+            u,
+            penalty=penalty,
+            strength=self.mean_penalty,
             converged=bool(abs(variance_gap) <= budget + rounding),
-            mean_gap=mean_gap,
-            variance_gap=variance_gap,
-            budget=float(budget),
-            multiplier=multiplier,
-            branch=branch,
-            eigenvalues=eigenvalues,
-            coordinates=coordinates,
+            diagnostics={
+                "mean_gap": mean_gap,
+                "variance_gap": variance_gap,
+                "budget": float(budget),
+                "multiplier": multiplier,
+                "branch": branch,
+                "eigenvalues": eigenvalues,
+                "coordinates": coordinates,
+                "gap": 0.0,
+            },
         )
 
 
@@ -174,7 +162,7 @@ def fit_parity(
     intercept: bool = True,
     mean_penalty: float = np.inf,
     reduction: float = np.inf,
-) -> ParityFit:
+) -> Fit:
     """Refit a last layer so that the means and variances of its outputs come together across groups.
 
     Parameters

@@ -1,16 +1,35 @@
-"""The dataflow of an ONNX graph, and the linear layers in it.
+"""The dataflow of an ONNX graph, and the linear layers and operations in it.
 
 All of it is read off the graph: which operation feeds what, and which constants it takes. Nothing is run.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
 
-from esvdfair.models._onnx_parameter import Parameter, bias_parameter, weight_parameter
+from esvdfair.models.base import rounded
+from esvdfair.models.heads import Vocabulary
+
+FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+
+VOCABULARY = Vocabulary(
+    moves=frozenset({
+        "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast", "CastLike", "Expand", "Slice",
+        "Gather", "Split", "Concat", "Dropout",
+    }),
+    lines=frozenset({
+        "Add", "Sub", "Mul", "Div", "Neg", "Sum", "Mean", "ReduceSum", "ReduceMean", "BatchNormalization", "Scaler",
+    }),
+    curves={"Sigmoid": "sigmoid", "Softplus": "softplus"},
+    parts=frozenset({"Exp", "Log", "Reciprocal", "Pow"}),
+)  # fmt: skip
 
 _STANDARD = ("", "ai.onnx")
 _SHAPE_ONLY = frozenset({"Shape", "Size"})  # what they give depends on their input's shape, not on its values
@@ -20,6 +39,84 @@ _QUANTISED = frozenset({
     "MatMulBnb4", "MatMulFpQ4",
 })  # fmt: skip
 _FUSED = frozenset({"FusedGemm", "FusedMatMul", "FusedMatMulActivation", "GemmFastGelu", "GemmFloat8"})
+
+
+_FIELDS: dict[int, tuple[str, Any]] = {  # where a tensor holds its values when they are not raw bytes, and as what
+    onnx.TensorProto.FLOAT: ("float_data", np.float32),
+    onnx.TensorProto.DOUBLE: ("double_data", np.float64),
+    onnx.TensorProto.FLOAT16: ("int32_data", np.uint16),
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A tensor A seen as a layer's weight or bias: `scale · A`, or `scale · Aᵀ`, in the shape of the layer.
+
+    Parameters
+    ----------
+    tensor : onnx.TensorProto
+    shape : (m, n) of a weight, (m,) of a bias
+    transposed : bool
+        The tensor holds (n, m).
+    scale : float
+        Factor that the operator applies: alpha or beta of a Gemm.
+    """
+
+    tensor: onnx.TensorProto
+    shape: tuple[int, ...]
+    transposed: bool = False
+    scale: float = 1.0
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """In which the tensor is stored."""
+        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.tensor.data_type))
+
+    def read(self) -> NDArray[np.float64]:
+        """Values that the layer works with."""
+        return self.scale * self._stored()
+
+    def write(self, values: NDArray[Any], layer: str) -> None:
+        """Store `values`, rounded to the tensor's dtype; entries equal to those of `read` keep every bit."""
+        values = np.asarray(values, dtype=np.float64)
+        new = rounded(layer, np.where(values == self.read(), self._stored(), values / self.scale), self.dtype)
+        flat = np.ravel(new.T if self.transposed else new)
+        if self.tensor.HasField("raw_data"):
+            self.tensor.raw_data = flat.astype(self.dtype.newbyteorder("<")).tobytes()
+            return
+        field, kind = _FIELDS[self.tensor.data_type]
+        stored = getattr(self.tensor, field)
+        del stored[:]
+        stored.extend(flat.view(kind).tolist())
+
+    def _stored(self) -> NDArray[np.float64]:
+        values = np.asarray(numpy_helper.to_array(self.tensor), dtype=np.float64)
+        return values.reshape(self.shape[::-1]).T if self.transposed else values.reshape(self.shape)
+
+
+def _weight_parameter(layer: str, tensor: onnx.TensorProto, *, by_output: bool, scale: float) -> Parameter:
+    """A weight stored as (outputs, inputs) if `by_output`, else as (inputs, outputs); a vector has one output."""
+    if tensor.data_type not in _FIELDS:
+        kind = onnx.TensorProto.DataType.Name(tensor.data_type)
+        raise ValueError(
+            f"the weight {tensor.name!r} of layer {layer!r} is {kind}; float16, float32 or float64 is needed."
+        )
+    dims = tuple(tensor.dims)
+    if not dims or math.prod(dims[:-2]) != 1 or scale == 0:
+        raise ValueError(
+            f"the weight {tensor.name!r} of layer {layer!r} has shape {dims} and factor {scale:g}; one matrix and a "
+            "factor other than 0 are needed."
+        )
+    rows, columns = dims[-2:] if len(dims) > 1 else (dims[0], 1)
+    shape = (rows, columns) if by_output else (columns, rows)
+    return Parameter(tensor, shape, transposed=not by_output, scale=scale)
+
+
+def _bias_parameter(tensor: onnx.TensorProto, width: int, scale: float = 1.0) -> Parameter | None:
+    """A bias of `width` numbers along the last axis; None if the tensor is of another shape or type."""
+    dims = tuple(tensor.dims)
+    fits = math.prod(dims) == width and (width == 1 or dims[-1] == width)
+    return Parameter(tensor, (width,), scale=scale) if fits and tensor.data_type in _FIELDS else None
 
 
 @dataclass(frozen=True)
@@ -118,23 +215,23 @@ class Graph:
         x, w = node.input[:2]
         if x not in self._varying or w in self._varying:
             return  # a product of two activations, or one that mixes rows
-        if attribute(node, "transA", 0):
+        if _attribute(node, "transA", 0):
             raise ValueError(f"layer {label!r} takes its input transposed (transA=1), which is not supported.")
         tensor, flipped = self._constant(w, label, "weight")
-        by_output, scale = flipped != bool(attribute(node, "transB", 0)), attribute(node, "alpha", 1.0)
-        weight = weight_parameter(label, tensor, by_output=by_output, scale=scale)
+        by_output, scale = flipped != bool(_attribute(node, "transB", 0)), _attribute(node, "alpha", 1.0)
+        weight = _weight_parameter(label, tensor, by_output=by_output, scale=scale)
         output, bias = self._biased(node, weight.shape[0], label)
         yield GraphLayer(node.name, x, output, weight, bias)
 
     def _biased(self, node: onnx.NodeProto, width: int, label: str) -> tuple[str, Parameter | None]:
         """The tensor that a layer ends in, and its bias: the third input of a Gemm, or what an Add adds."""
-        third, scale = "".join(node.input[2:]), attribute(node, "beta", 1.0)
+        third, scale = "".join(node.input[2:]), _attribute(node, "beta", 1.0)
         if not third or scale == 0:
             return self._added(node.output[0], width, label)
         if third in self._varying:
             raise ValueError(f"layer {label!r} adds {third!r}, which depends on the input, as its bias.")
         tensor, _ = self._constant(third, label, "bias")
-        bias = bias_parameter(tensor, width, scale=scale)
+        bias = _bias_parameter(tensor, width, scale=scale)
         if bias is None:
             raise ValueError(
                 f"the bias {third!r} of layer {label!r} has shape {tuple(tensor.dims)}, which does not hold one number "
@@ -148,7 +245,7 @@ class Graph:
         if len(readers) == 1 and readers[0].op_type == "Add" and product not in self._outputs:
             (other,) = (name for name in readers[0].input if name != product)
             tensor = self._stored(other)
-            bias = None if tensor is None else bias_parameter(tensor, width)
+            bias = None if tensor is None else _bias_parameter(tensor, width)
             if bias is not None:
                 self._constant(other, label, "bias")
                 return str(readers[0].output[0]), bias
@@ -223,7 +320,7 @@ class Graph:
         return tensor, flips % 2 == 1
 
 
-def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
     """Value of a node's attribute."""
     for item in node.attribute:
         if item.name == name:
@@ -251,7 +348,7 @@ def _subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 
 
 def _is_view(node: onnx.NodeProto) -> bool:
-    swap = node.op_type == "Transpose" and list(attribute(node, "perm", [1, 0])) == [1, 0]
+    swap = node.op_type == "Transpose" and list(_attribute(node, "perm", [1, 0])) == [1, 0]
     return swap or node.op_type == "Identity"
 
 
@@ -260,3 +357,13 @@ def _is_quantised(label: str, kind: str) -> str:
         f"layer {label!r} is quantised ({kind}): its weights are small integers, which an edit cannot move freely. "
         "Repair the model as it was before, then quantise it again."
     )
+
+
+def operation_name(node: onnx.NodeProto) -> str:
+    """Name of an operator, with what makes it another one: its domain, or the type that a Cast rounds to."""
+    if node.domain not in ("", "ai.onnx", "ai.onnx.ml"):
+        return f"{node.domain}.{node.op_type}"
+    to = _attribute(node, "to", onnx.TensorProto.FLOAT)
+    if node.op_type == "Cast" and to not in FLOATS:
+        return f"Cast to {onnx.TensorProto.DataType.Name(to)}"
+    return str(node.op_type)

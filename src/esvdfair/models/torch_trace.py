@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from esvdfair.models.heads import Vocabulary
+
 INPUT = "the model's input"
 
 
@@ -116,42 +118,22 @@ def _storage(tensor: torch.Tensor) -> int:
         return id(tensor)
 
 
-# Operations that may stand in a head. Whether together they make one of the known kinds is found numerically;
-# anything else (clamp, relu, tanh, where) is refused even if it is idle on every point that was tried.
-_MOVES = frozenset({
-    "view", "_unsafe_view", "reshape", "_reshape_alias", "squeeze", "unsqueeze", "select", "slice", "t", "transpose",
-    "permute", "expand", "clone", "alias", "detach", "_to_copy", "copy", "contiguous", "unbind", "split",
-    "split_with_sizes", "index", "lift_fresh",
-})  # fmt: skip
-_LINEAR = frozenset({
-    "add", "sub", "rsub", "mul", "div", "neg", "addmm", "mm", "bmm", "addmv", "mv", "dot", "linear", "addcmul", "sum",
-    "mean", "batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm",
-    "miopen_batch_norm", "_batch_norm_no_update",
-})  # fmt: skip
-_CURVES = {"sigmoid": ("sigmoid",), "softplus": ("softplus",)}
-_CURVE_PARTS = frozenset(
-    {"exp", "exp2", "expm1", "log", "log1p", "reciprocal", "pow", "logaddexp", "log_sigmoid_forward"}
-)
-_LINES = ("identity", "affine")
-
-
-def head_kinds(path: Iterable[Operation]) -> tuple[str, ...]:
-    """Kinds of head that operations on the way from the last layer can make; none if one of them cannot stand there."""
-    names = {operation.name for operation in path} - _MOVES - _LINEAR
-    if not names:
-        return _LINES
-    if not names <= _CURVE_PARTS | _CURVES.keys():
-        return ()
-    if len(names) == 1 and (name := names.pop()) in _CURVES:
-        return _CURVES[name]
-    return ("sigmoid", "softplus", "exp", *_LINES)
-
-
-def describe(path: Iterable[Operation]) -> str:
-    """Name the operations that matter: those that cannot stand in a head if there are any, else all but moves."""
-    names = list(dict.fromkeys(operation.name for operation in path if operation.name not in _MOVES))
-    foreign = [name for name in names if name not in _LINEAR | _CURVE_PARTS | _CURVES.keys()]
-    return ", ".join(f"{name!r}" for name in foreign or names) or "no operation that could be seen"
+VOCABULARY = Vocabulary(
+    moves=frozenset({
+        "view", "_unsafe_view", "reshape", "_reshape_alias", "squeeze", "unsqueeze", "select", "slice", "t",
+        "transpose", "permute", "expand", "clone", "alias", "detach", "_to_copy", "copy", "contiguous", "unbind",
+        "split", "split_with_sizes", "index", "lift_fresh",
+    }),
+    lines=frozenset({
+        "add", "sub", "rsub", "mul", "div", "neg", "addmm", "mm", "bmm", "addmv", "mv", "dot", "linear", "addcmul",
+        "sum", "mean", "batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm",
+        "miopen_batch_norm", "_batch_norm_no_update",
+    }),
+    curves={"sigmoid": "sigmoid", "softplus": "softplus"},
+    parts=frozenset({
+        "exp", "exp2", "expm1", "log", "log1p", "reciprocal", "pow", "logaddexp", "log_sigmoid_forward",
+    }),
+)  # fmt: skip
 
 
 def mixing(path: Iterable[Operation], label: str) -> str | None:

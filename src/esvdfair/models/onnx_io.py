@@ -8,13 +8,16 @@ import math
 import os
 import stat
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
-from uuid import uuid4
 
 import onnx
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]  # protobuf ships no types
+
+from esvdfair.files import whole_file
+
+ModelSource = str | os.PathLike[str] | bytes
 
 LARGEST = 2**31 - 1
 """Bytes that a protobuf message can hold; onnxruntime takes no more from memory."""
@@ -30,7 +33,7 @@ _ITEMSIZE: dict[int, int] = {
 }
 
 
-def read_model(source: str | os.PathLike[str] | bytes) -> tuple[onnx.ModelProto, frozenset[int]]:
+def read_model(source: ModelSource) -> tuple[onnx.ModelProto, frozenset[int]]:
     """Read a model and its external data.
 
     Returns
@@ -80,8 +83,7 @@ def all_tensors(message: Message) -> Iterator[onnx.TensorProto]:
 def write_model(model: onnx.ModelProto, path: str | os.PathLike[str], external: Collection[int] = ()) -> None:
     """Write a self-contained model, with the tensors `external` in a file beside it, named `path` + ".data".
 
-    Both files are complete before either takes its name: a failure on the way (a full disk) leaves no file and what was
-    there before.
+    A failure on the way (a full disk) leaves no file and what was there before.
     """
     path = Path(path)
     if path.is_dir():
@@ -89,19 +91,42 @@ def write_model(model: onnx.ModelProto, path: str | os.PathLike[str], external: 
     if not path.parent.is_dir():
         raise FileNotFoundError(f"cannot write a model to {str(path)!r}: there is no folder {str(path.parent)!r}.")
     _check(model, "the model to write")
-    complete: list[tuple[Path, Path]] = []
-    try:
+    with ExitStack() as stack:
+        files = [stack.enter_context(whole_file(path))]
         if external:
             beside = path.with_name(path.name + ".data")
-            with _part(beside, complete) as file:
-                model = _move_out(model, external, beside.name, file)
-        with _part(path, complete) as file:
-            file.write(model.SerializeToString())
-        for part, final in complete:
-            os.replace(part, final)
-    finally:
-        for part, _ in complete:
-            part.unlink(missing_ok=True)
+            files.append(stack.enter_context(whole_file(beside)))
+            model = _move_out(model, external, beside.name, files[-1])
+        files[0].write(model.SerializeToString())
+        for file in files:  # both are on disk before either takes its name
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def save_model(model: ModelSource, path: str | os.PathLike[str], *, like: ModelSource | None = None) -> None:
+    """Write an ONNX model to a file.
+
+    Parameters
+    ----------
+    model : bytes or path
+        Such as `estimator_` of a repaired model.
+    path : where to write; what is there is replaced at the end, and left alone if writing fails
+    like : the model before its repair, optional
+        Tensors that it keeps in external data go to external data again, in a file named `path` + ".data".
+    """
+    proto, external = read_model(model)
+    if like is not None:
+        original, external = read_model(like)
+        count, other = (sum(1 for _ in all_tensors(item)) for item in (proto, original))
+        if count != other:
+            raise ValueError(f"the model has {count} tensors and the one it should be like {other}; pass its original.")
+    write_model(proto, path, external)
+
+
+def external_files(path: str | os.PathLike[str]) -> list[str]:
+    """Names of the files with external data of a model file, as it gives them, sorted; none of them is opened."""
+    tensors = all_tensors(_parse(Path(path).read_bytes(), repr(str(path))))
+    return sorted({_entries(tensor)["location"] for tensor in tensors if "location" in _entries(tensor)})
 
 
 def _parse(data: bytes, label: str) -> onnx.ModelProto:
@@ -154,9 +179,13 @@ def _is_external(tensor: onnx.TensorProto) -> bool:
     return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 
+def _entries(tensor: onnx.TensorProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in tensor.external_data}
+
+
 def _load(tensor: onnx.TensorProto, folder: Path | None, budget: int) -> int:
     """Put the external data of a tensor inside; the number of bytes."""
-    entries = {entry.key: entry.value for entry in tensor.external_data}
+    entries = _entries(tensor)
     location, where = entries.get("location", ""), f"external data of tensor {tensor.name!r}"
     if folder is None:
         raise ValueError(
@@ -198,17 +227,6 @@ def _inside(folder: Path, location: str, where: str) -> Path:
     if not stat.S_ISREG(file.stat().st_mode):
         raise ValueError(f"{where} is at {location!r}, which is not a regular file.")
     return file
-
-
-@contextmanager
-def _part(final: Path, complete: list[tuple[Path, Path]]) -> Iterator[IO[bytes]]:
-    """A new file in the folder of `final`, on disk when the block ends; noted in `complete` from the start."""
-    part = final.with_name(f".{uuid4().hex}.part")
-    complete.append((part, final))
-    with part.open("xb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _move_out(model: onnx.ModelProto, external: Collection[int], location: str, file: IO[bytes]) -> onnx.ModelProto:
