@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from esvdfair.core.checks import Label
@@ -60,12 +61,13 @@ def distinct_names(labels: Sequence[Label]) -> list[str]:
     ['a, 1', '["b, c", "d"]', '["b", "c, d"]']
     """
     texts = [label_text(label) for label in labels]
-    return [json.dumps(label) if texts.count(text) > 1 else text for label, text in zip(labels, texts, strict=True)]
+    alike = Counter(texts)
+    return [json.dumps(label) if alike[text] > 1 else text for label, text in zip(labels, texts, strict=True)]
 
 
-JUDGED_ON = {
+EVALUATED_ON = {
     "validation": "rows set aside for validation",
     "heldout": "rows held out from the repair",
     "train": "the very rows that fitted it, so new people will fare worse",
 }
-"""``evaluated_on`` -> which rows judged a repair."""
+"""``summary_["evaluated_on"]`` -> which rows judged a repair, in words."""

@@ -1,7 +1,7 @@
 """A table larger than memory as batches that can be read again, and as rows in memory, all or a sample of them."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,7 @@ class TableBatches:
     missing_group : people without a value of a sensitive column become the group "missing"
     min_groups : fewest groups; 1 where the others are in other tables
     batch_rows : rows of a batch, at most
+    check_inputs : told the model's inputs before the rows are read, and may refuse them
     progress : told how many bytes of how many are read
 
     Attributes
@@ -118,6 +119,7 @@ class TableBatches:
         missing_group: bool = False,
         min_groups: int = 2,
         batch_rows: int = 8192,
+        check_inputs: Callable[[Sequence[str]], None] | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._file = open_table(path)
@@ -126,6 +128,8 @@ class TableBatches:
             self.path, roles, check_roles(roles, self._file), drop_missing, missing_group, min_groups
         )  # fmt: skip
         self.inputs = list(self._usage.inputs)
+        if check_inputs is not None:
+            check_inputs(self.inputs)
         self._batch_rows, self._progress = batch_rows, progress
         keep = self._file.held_size <= HELD_BYTES
         self.scan, frames = scan_table(self._file, self._usage, progress=progress, keep=keep)
