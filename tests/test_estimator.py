@@ -23,7 +23,7 @@ METHODS = ["paper", "exact", "parity", "transport"]
 SUMMARY_KEYS = {
     "method", "target_ks", "met", "mse_before", "mse_after", "ks_before", "ks_after", "ks_interval", "ks_floor",
     "group_sizes", "group_mse_before", "group_mse_after", "mean_gap_before", "mean_gap_after", "variance_gap_before",
-    "variance_gap_after", "evaluated_on", "rows",
+    "variance_gap_after", "evaluated_on", "error_against", "rows",
 }  # fmt: skip
 
 

@@ -175,8 +175,6 @@ def _first_row(rows: int | None, name: str) -> int:
     if 0 < len(known) < len(counts):
         streams = [i for i, count in enumerate(counts) if count is None]
         raise ValueError(f"{name} is a stream on the ranks {streams} and arrays on the others; pass one kind on all.")
-    if name == "X" and rows is not None and sum(known) < 2:
-        raise ValueError(f"X has n_samples={sum(known)}; parity between groups needs at least two of each.")
     return 0 if rows is None else sum(known[: rank()])
 
 
