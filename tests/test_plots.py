@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from esvdfair import ks_distance
+from esvdfair.curve import Curve, CurvePoint
 from esvdfair.plots import GROUPS, plot_curve, plot_densities
-from esvdfair.tradeoff import Curve, CurvePoint
 
 
 def curve():

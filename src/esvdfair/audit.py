@@ -10,7 +10,7 @@ from scipy.stats import t as student
 
 from esvdfair.core.checks import check_column, check_groups, check_weight
 from esvdfair.core.metrics import ks_distance, ks_distance_ci, ks_floor, mean_gap, variance_gap, wasserstein_distance
-from esvdfair.estimator import NULL_QUANTILE
+from esvdfair.curve import NULL_QUANTILE
 from esvdfair.text import label_text, number, share
 
 Array = NDArray[np.float64]
@@ -232,13 +232,22 @@ def make_grid(samples: Iterable[Array], cells: int = CELLS) -> Array:
     return np.linspace(low - room, high + room, cells)
 
 
-def density(values: Array, grid: Array) -> Array:
+def density(values: Array, grid: Array, weight: Array | None = None) -> Array:
     """(cells,) Gaussian kernel density with Silverman's bandwidth, never narrower than a cell of the grid."""
-    quartiles = np.quantile(values, [0.25, 0.75])
-    spreads = [s for s in (values.std(), float(np.ptp(quartiles)) / 1.349) if s > 0]
-    bandwidth = max(0.9 * min(spreads, default=0.0) * len(values) ** -0.2, grid[1] - grid[0])
+    w = np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
+    low, high = _quantiles(values, weight, np.array([0.25, 0.75]))
+    sd = float(np.sqrt(w @ (values - w @ values) ** 2))
+    spreads = [s for s in (sd, (high - low) / 1.349) if s > 0]
+    bandwidth = max(0.9 * min(spreads, default=0.0) * float(w @ w) ** 0.2, grid[1] - grid[0])
     if len(values) > REPRESENTATIVES:
-        values = np.quantile(values, (np.arange(REPRESENTATIVES) + 0.5) / REPRESENTATIVES)
+        values = _quantiles(values, weight, (np.arange(REPRESENTATIVES) + 0.5) / REPRESENTATIVES)
+        w = np.full(REPRESENTATIVES, 1 / REPRESENTATIVES)
     z = (grid[:, None] - values) / bandwidth
-    found: Array = np.exp(-0.5 * z**2).mean(axis=1) / (bandwidth * np.sqrt(2 * np.pi))
+    found: Array = np.exp(-0.5 * z**2) @ w / (bandwidth * np.sqrt(2 * np.pi))
     return found
+
+
+def _quantiles(values: Array, weight: Array | None, levels: Array) -> Array:
+    if weight is None:
+        return np.quantile(values, levels)
+    return np.quantile(values, levels, weights=weight, method="inverted_cdf")

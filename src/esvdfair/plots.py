@@ -7,7 +7,7 @@ import numpy as np
 from esvdfair.audit import Array, density, make_grid
 from esvdfair.core.checks import check_column, check_groups
 from esvdfair.core.metrics import ks_distance
-from esvdfair.tradeoff import Curve
+from esvdfair.curve import Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

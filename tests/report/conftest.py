@@ -1,6 +1,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from esvdfair.sample import Effort
 from sklearn.neural_network import MLPRegressor
 
 from esvdfair import ESVDFair
@@ -34,7 +35,7 @@ def case():
 
 @pytest.fixture(scope="session")
 def fair(case):
-    return case.repaired(target_ks=0.25)
+    return case.repaired(target_ks=0.25, effort=Effort.quick())
 
 
 @pytest.fixture(scope="session")

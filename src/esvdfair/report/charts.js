@@ -17,12 +17,15 @@
   const spaced = ([low, high, count]) => Array.from({ length: count }, (_, i) => low + ((high - low) * i) / (count - 1));
 
   function ticks(low, high, about, least = 0) {
-    const rough = Math.max((high - low) / about, least);
-    const power = 10 ** Math.floor(Math.log10(rough));
-    const step = power * ([1, 2, 5, 10].find((s) => s * power >= rough) ?? 10);
-    const found = [];
-    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++)
-      found.push(Number((i * step).toPrecision(12)));
+    const power = 10 ** Math.ceil(Math.log10((high - low) / about));
+    let found = [];
+    for (const part of [1, 0.5, 0.2, 0.1]) {
+      const step = Math.max(part * power, least);
+      found = [];
+      for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++)
+        found.push(Number((i * step).toPrecision(12)));
+      if (found.length >= 3 || step === least) return found;
+    }
     return found;
   }
 
@@ -227,14 +230,19 @@
 
   function move() {
     const s = data.steps[step()];
-    readout.textContent = s.words;
-    slider.setAttribute("aria-valuetext", s.words);
-    document.getElementById("density-step").setAttribute("aria-label", `Densities of the predictions. ${s.words}`);
+    readout.textContent = s.sentence;
+    slider.setAttribute("aria-valuetext", s.sentence);
+    document.getElementById("density-step").setAttribute("aria-label", `Densities of the predictions. ${s.sentence}`);
+    document.querySelectorAll("#who-pays td.now").forEach((cell, i) => { cell.textContent = s.cells[i]; });
     draw("density-step");
     draw("tradeoff");
   }
 
   slider.addEventListener("input", move);
+  // what is folded away has no width until it is opened
+  document.querySelectorAll("details").forEach((fold) => fold.addEventListener("toggle", () => {
+    if (fold.open) fold.querySelectorAll(".chart").forEach((host) => draw(host.id));
+  }));
   let drawn = 0;
   new ResizeObserver(() => {
     if (drawn === document.body.clientWidth) return;
