@@ -7,9 +7,10 @@ import sys
 import pandas as pd
 import pytest
 
-from esvdfair.cli import _comparison, _inputs, _record, audit, compare, explain
+from esvdfair.cli import audit, compare, explain, repair
 from esvdfair.cli._inputs import file_bar
-from esvdfair.tables import batches, csvfile, parquetfile
+from esvdfair.tables import files as table_files
+from esvdfair.tables import table
 
 ROLES = ["--sensitive", "sex", "--target", "income"]
 
@@ -17,16 +18,16 @@ ROLES = ["--sensitive", "sex", "--target", "income"]
 @pytest.fixture
 def large(monkeypatch):
     """Every file is too large to be kept, and comes in many chunks."""
-    monkeypatch.setattr(batches, "HELD_BYTES", -1)
-    monkeypatch.setattr(csvfile, "BLOCK", 5000)
-    monkeypatch.setattr(parquetfile, "CHUNK_ROWS", 50)
+    monkeypatch.setattr(table, "HELD_BYTES", -1)
+    monkeypatch.setattr(table_files, "BLOCK", 5000)
+    monkeypatch.setattr(table_files, "CHUNK_ROWS", 50)
 
 
 @pytest.fixture
 def small_samples(monkeypatch):
     """A sample is about half of the 600 rows."""
-    monkeypatch.setattr(batches, "RARE_ROWS", 5)
-    for module in (audit, compare, explain, _inputs, _record):
+    monkeypatch.setattr(table, "RARE_ROWS", 5)
+    for module in (audit, compare, explain, repair):
         for name in ("AUDITED_ROWS", "EXPLAINED_ROWS"):
             monkeypatch.setattr(module, name, 300, raising=False)
 
@@ -87,8 +88,8 @@ def test_an_audit_of_a_sample_says_so(files, invoke, large, small_samples):
 
 @pytest.mark.parametrize("command", ["explain", "compare"])
 def test_others_sample_too(files, invoke, large, small_samples, monkeypatch, command):
-    first = _comparison.methods()[:1]
-    monkeypatch.setattr(_comparison, "methods", lambda: first)
+    first = compare.methods()[:1]
+    monkeypatch.setattr(compare, "methods", lambda: first)
     result = invoke(command, files.model, files.data, *ROLES, "--validation", files.new, "--json")
     assert result.exit_code == 0
     assert [line.split(";")[0] for line in result.stderr.splitlines()] == [

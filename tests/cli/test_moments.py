@@ -209,7 +209,7 @@ def test_a_report_of_validation_rows(files, invoke, sites, out, tmp_path):
         ([], "--method transport needs rows"),
         (["--method", "exact"], "--method exact needs rows"),
         (["--method", "parity", "--layer", "0"], "--layer belongs to --method exact and paper"),
-        (["--method", "parity", "--target-ks", "0.1"], "--target-ks needs --validation FILE: a KS distance cannot"),
+        (["--method", "parity", "--target-ks", "0.1"], "--target-ks 0.1 needs validation rows: a KS distance cannot"),
         (["--method", "parity", "--report", "r.html"], "--report needs --validation FILE"),
         (["--method", "parity", "--validation", "nowhere.csv"], "there is no file 'nowhere.csv'"),
         (["--method", "parity", "--output", "z"], "the model has no output 'z'"),

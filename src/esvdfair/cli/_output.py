@@ -45,7 +45,9 @@ def option_word(name: str, value: Any) -> str:
     if name not in _CALLED and name not in _OPTIONS:
         return python_word(name, value)
     option = _CALLED.get(name, "--" + name.replace("_", "-"))
-    return option if value is None or value is True else f"{option.split()[0]} {value}"
+    if value is None or value is True:
+        return option
+    return f"{option.split()[0]} {value:g}" if isinstance(value, float) else f"{option.split()[0]} {value}"
 
 
 def said(error: BaseException) -> str:
