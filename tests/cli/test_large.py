@@ -13,6 +13,7 @@ from esvdfair.tables import files as table_files
 from esvdfair.tables import table
 
 ROLES = ["--sensitive", "sex", "--target", "income"]
+EXACT = ["--method", "exact", "--quick"]
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def numbers(found):
 
 
 def test_a_repair_of_a_large_file_is_that_of_a_small_one(files, invoke, tmp_path, monkeypatch, request):
-    words = ["repair", files.model, files.data, *ROLES, "--method", "exact", "--validation", files.new]
+    words = ["repair", files.model, files.data, *ROLES, *EXACT, "--validation", files.new]
     page = ["--report", tmp_path / "page.html"]
     small = json.loads(invoke(*words, "-o", tmp_path / "small.onnx", "--json").stdout)
     request.getfixturevalue("large")
@@ -56,7 +57,7 @@ def test_a_repair_of_a_large_file_is_that_of_a_small_one(files, invoke, tmp_path
 
 
 def test_a_curve_of_a_large_file_is_that_of_a_small_one(files, invoke, request):
-    words = ["curve", files.model, files.data, *ROLES, "--method", "exact", "--json"]
+    words = ["curve", files.model, files.data, *ROLES, *EXACT, "--json"]
     small = json.loads(invoke(*words).stdout)
     request.getfixturevalue("large")
     found = json.loads(invoke(*words).stdout)
@@ -68,7 +69,17 @@ def test_dropped_rows_do_not_move_the_held_out_ones(files, invoke, tmp_path, req
     data = pd.read_csv(files.data)
     data.loc[::7, "age"] = None
     data.to_csv(tmp_path / "holes.csv", index=False)
-    words = ["curve", files.model, tmp_path / "holes.csv", *ROLES, "--method", "exact", "--drop-missing", "--json"]
+    words = [
+        "curve",
+        files.model,
+        tmp_path / "holes.csv",
+        *ROLES,
+        "--method",
+        "exact",
+        "--quick",
+        "--drop-missing",
+        "--json",
+    ]
     small = json.loads(invoke(*words).stdout)
     request.getfixturevalue("large")
     assert numbers(json.loads(invoke(*words).stdout)) == pytest.approx(numbers(small), rel=1e-5)
@@ -99,7 +110,7 @@ def test_others_sample_too(files, invoke, large, small_samples, monkeypatch, com
 
 
 def test_the_report_of_a_large_file_shows_a_sample(files, invoke, large, small_samples, tmp_path):
-    words = ["repair", files.model, files.data, *ROLES, "--method", "exact", "-o", tmp_path / "fair.onnx"]
+    words = ["repair", files.model, files.data, *ROLES, *EXACT, "-o", tmp_path / "fair.onnx"]
     assert invoke(*words).stderr == ""
     result = invoke(*words, "--force", "--report", tmp_path / "page.html")
     assert result.exit_code == 0

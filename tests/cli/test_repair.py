@@ -40,6 +40,9 @@ def test_a_repaired_file_and_its_record(files, invoke, tmp_path, written):
     assert record["model_after"]["sha256"] == {"fair.onnx": sha256(out)}
     assert (record["parameters"]["method"], record["parameters"]["target_ks"]) == ("parity", 0.2)
     assert [edit["layer"] for edit in record["edits"]] == ["last"]
+    assert record["parameters"]["effort"]["ridges"] == [1e-4]
+    assert record["point"]["ks"] == record["reached"]["ks_after"]
+    assert record["reached"]["error_against"] == "labels"
 
     # What the record says was reached is what the written file does.
     onnx.checker.check_model(onnx.load(out))
@@ -76,7 +79,18 @@ def test_without_a_target_column_it_keeps_to_the_models_own_predictions(files, i
     result = invoke("repair", files.model, tmp_path / "bare.csv", "--sensitive", "sex", *QUICK, "-o", out)
     assert result.exit_code == 0
     assert "mean squared change" in result.stdout
-    assert json.loads((tmp_path / "fair.onnx.json").read_text())["reached"]["mse_before"] == 0
+    reached = json.loads((tmp_path / "fair.onnx.json").read_text())["reached"]
+    assert (reached["mse_before"], reached["error_against"]) == (0, "predictions")
+
+
+def test_a_model_that_is_perfect_on_its_labels_has_labels(files, invoke, tmp_path):
+    """What errors are against is known, not guessed from an error of zero."""
+    data = pd.read_csv(files.data)
+    data["income"] = OnnxAdapter(files.model).predict(data[["age", "hours", "school"]])
+    data.to_csv(tmp_path / "perfect.csv", index=False)
+    result = invoke("repair", files.model, tmp_path / "perfect.csv", *ROLES, *QUICK, "-o", tmp_path / "fair.onnx")
+    assert "mean squared error" in result.stdout
+    assert json.loads((tmp_path / "fair.onnx.json").read_text())["reached"]["error_against"] == "labels"
 
 
 @pytest.mark.parametrize("layer", ["0", "-2", "hidden"])
