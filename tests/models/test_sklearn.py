@@ -1,4 +1,5 @@
 import copy
+import functools
 import pickle
 import warnings
 from itertools import pairwise
@@ -100,6 +101,12 @@ CASES = {
 }
 
 
+@functools.cache
+def fitted(name):
+    """One fit of each case; no test changes it, as each of them checks."""
+    return CASES[name][0]()
+
+
 def core(model):
     """The network inside, found by the plainest code."""
     while not isinstance(model, MLPRegressor):
@@ -111,8 +118,7 @@ def core(model):
 @pytest.mark.parametrize("name", CASES)
 def test_contract(name):
     """List, predict, capture, replace and head agree with each other and with the model, and leave it alone."""
-    make, kind = CASES[name]
-    model = make()
+    model, kind = fitted(name), CASES[name][1]
     before = pickle.dumps(model)
     adapter = adapt(model)
     assert isinstance(adapter, SklearnAdapter)
@@ -149,7 +155,7 @@ def test_contract(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_replace_edits_a_copy(name):
-    model = CASES[name][0]()
+    model = fitted(name)
     before = pickle.dumps(model)
     adapter = adapt(model)
     layers = adapter.layers(X)
@@ -171,7 +177,7 @@ def test_replace_edits_a_copy(name):
 
 @pytest.mark.parametrize("name", ["pipeline", "target around pipeline", "frozen pipeline", "standardised target"])
 def test_frames_with_names_work_without_warnings(name):
-    model = copy.deepcopy(CASES[name][0]())
+    model = copy.deepcopy(fitted(name))
     inner = model.estimator if isinstance(model, FrozenEstimator) else model
     fit(inner, FRAME, Y)
     adapter = adapt(model)
@@ -271,9 +277,28 @@ def test_several_targets():
         adapt(fit(mlp(), y=np.column_stack([Y, Y])))
 
 
+@pytest.mark.parametrize("wrap", [lambda m: m, lambda m: target(m, transformer=StandardScaler())])
+def test_one_of_several_targets(wrap):
+    model = fit(wrap(mlp()), y=np.column_stack([Y, -Y, Y**2]))
+    adapter = adapt(model, output=1)
+    np.testing.assert_array_equal(adapter.predict(X), model.predict(X)[:, 1])
+    last = adapter.layers(X)[-1]
+    assert last.weight.shape == (1, 5)
+    inputs, prediction = adapter.capture(X, [last.name])
+    np.testing.assert_allclose(prediction, adapter.predict(X), rtol=1e-12)
+    np.testing.assert_allclose(
+        adapter.head(X).apply(inputs[last.name] @ last.weight[0] + last.bias), prediction, rtol=1e-9
+    )
+    edited = adapter.replace({last.name: (2 * last.weight, last.bias + 1)})
+    np.testing.assert_array_equal(edited.model.predict(X)[:, [0, 2]], model.predict(X)[:, [0, 2]])
+    assert np.abs(edited.predict(X) - prediction).max() > 0.1
+    with pytest.raises(ValueError, match=r"predicts 3 columns; one is needed\. Say which, from 0 to 2: output=3"):
+        adapt(model, output=3)
+
+
 def test_output_is_for_other_frameworks():
     with pytest.raises(ValueError, match="output='mean'"):
-        adapt(fit(mlp()), output="mean")
+        adapt(fitted("relu"), output="mean")
 
 
 @pytest.mark.parametrize(
@@ -286,13 +311,13 @@ def test_output_is_for_other_frameworks():
 )
 def test_replace_refuses_what_does_not_fit(weights, match):
     with pytest.raises(ValueError, match=match):
-        adapt(fit(mlp())).replace(weights)
+        adapt(fitted("relu")).replace(weights)
 
 
 def test_capture_of_an_unknown_layer():
     with pytest.raises(ValueError, match=r"no layer 'net\.0'"):
-        adapt(fit(mlp())).capture(X, ["net.0"])
+        adapt(fitted("relu")).capture(X, ["net.0"])
 
 
 def test_a_head_is_found_from_a_single_row():
-    assert adapt(CASES["log target"][0]()).head(X[:1]).kind == "exp"
+    assert adapt(fitted("log target")).head(X[:1]).kind == "exp"

@@ -28,7 +28,7 @@ VOCABULARY = Vocabulary(
         "Add", "Sub", "Mul", "Div", "Neg", "Sum", "Mean", "ReduceSum", "ReduceMean", "BatchNormalization", "Scaler",
     }),
     curves={"Sigmoid": "sigmoid", "Softplus": "softplus"},
-    parts=frozenset({"Exp", "Log", "Reciprocal", "Pow"}),
+    parts=frozenset({"Exp", "Log", "Reciprocal", "Pow", "Softmax"}),
 )  # fmt: skip
 
 _STANDARD = ("", "ai.onnx")
@@ -357,6 +357,24 @@ def _is_quantised(label: str, kind: str) -> str:
         f"layer {label!r} is quantised ({kind}): its weights are small integers, which an edit cannot move freely. "
         "Repair the model as it was before, then quantise it again."
     )
+
+
+def check_inference(model: onnx.ModelProto) -> None:
+    """Raise if the model was exported as it is while training: its predictions are random, or depend on the batch."""
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
+            constants[node.output[0]] = node.attribute[0].t
+        switch = constants.get("".join(node.input[2:3])) if node.op_type == "Dropout" else None
+        drops = switch is not None and bool(numpy_helper.to_array(switch).any())
+        adapts = node.op_type == "BatchNormalization" and bool(
+            _attribute(node, "training_mode", 0) or [name for name in node.output[1:] if name]
+        )
+        if drops or adapts:
+            raise ValueError(
+                f"{node.name or node.output[0]!r} ({node.op_type}) is in training mode, so that the model does not "
+                "predict a row by itself: export after model.eval()."
+            )
 
 
 def operation_name(node: onnx.NodeProto) -> str:

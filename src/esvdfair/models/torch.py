@@ -5,8 +5,10 @@ own device; a repaired copy wears the same wrapper. Layer names are those inside
 """
 
 import copy
+import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeGuard
@@ -17,13 +19,25 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from esvdfair.core.checks import to_numpy
+from esvdfair.core.checks import row_count, to_numpy
 from esvdfair.exceptions import Given, InputError
-from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, as_column, check_replacement, first_rows
+from esvdfair.models.base import (
+    LinearLayer,
+    ModelAdapter,
+    Tail,
+    Weights,
+    as_column,
+    each_input,
+    first_rows,
+    take,
+)
 from esvdfair.models.heads import KINDS
 from esvdfair.models.torch_trace import INPUT, VOCABULARY, Operation, Trace, mixing, weight_of
 
-Selector = str | int | Callable[[Any], Any]
+Selector = str | int | tuple[str | int, ...] | Callable[[Any], Any]
+Inputs = torch.Tensor | tuple[Any, ...] | dict[str, Any]
+"""What a module is called with: one tensor, tensors in order, or tensors by name."""
+
 Hook = Callable[..., Any]
 
 
@@ -32,7 +46,7 @@ class _Probe:
     """What one traced forward pass told: the layers, and how the last one reaches the prediction."""
 
     layers: tuple[LinearLayer, ...]
-    rows: torch.Tensor
+    rows: Inputs
     last_output: torch.Tensor
     prediction: torch.Tensor
     path: tuple[Operation, ...] | None  # None: the way was lost outside torch
@@ -44,23 +58,24 @@ class TorchAdapter(ModelAdapter):
     Parameters
     ----------
     model : torch.nn.Module
-        Runs in eval mode while it is used here; every submodule's own training flag is put back.
-    output : str, int or callable, optional
-        What to take as the prediction when the model returns a dict (key), a tuple (index) or anything else
-        (a callable of what the model returned).
+        Never touched: what runs, in eval mode, is a private copy that shares its parameters.
+    output : str, int, tuple of these, or callable, optional
+        What to take as the prediction when the model returns a dict (key), a tuple (index), several columns (index),
+        one inside the other (a tuple of these), or anything else (a callable of what the model returned).
 
     Notes
     -----
-    Inputs are converted to the model's dtype and device. Layers that the forward pass does not reach, or that do not
-    feed the prediction, are not listed.
+    Inputs are converted to the model's dtype and device. Several are given as a tuple (in order) or a mapping (by
+    name). Layers that the forward pass does not reach, or that do not feed the prediction, are not listed.
     """
 
     def __init__(self, model: nn.Module, *, output: Selector | None = None) -> None:
         self._model = model
-        self._core = unwrap(model)
-        _check_initialised(self._core)
+        _check_initialised(unwrap(model))
+        self._core = _private(unwrap(model))
         self._output = output
         self._probed: _Probe | None = None
+        self._lock = threading.Lock()  # hooks of one call must not be seen by another
 
     @property
     def model(self) -> nn.Module:
@@ -77,14 +92,14 @@ class TorchAdapter(ModelAdapter):
 
     def layers(self, x: Any) -> tuple[LinearLayer, ...]:
         """List the linear layers that feed the prediction, in order of execution."""
-        return self._probe(x).layers
+        return self._narrowed(self._probe(x).layers, x)
 
     def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Run one forward pass: the inputs of the named layers and the prediction, on the model's device."""
         for copies in (False, True):
             captured = _Captured(copies=copies)
             hooks = {name: partial(captured.keep, name) for name in names}
-            prediction = self._run(_to_tensor(x, self._core), hooks)
+            prediction = self._run(_to_inputs(x, self._core), hooks)
             if not captured.overwritten():
                 break  # else the model went on to write into what a layer had read: run again, with copies
         for name in names:
@@ -96,37 +111,38 @@ class TorchAdapter(ModelAdapter):
 
     def replace(self, weights: Weights) -> "TorchAdapter":
         """Put new weights into a deep copy; dtype, device, requires_grad and training flags stay."""
+        new: dict[str, Any] = {}
         for name, (weight, bias) in weights.items():
             module = self._linear(name)
             problem = _find_problem(name, module, self._core)
             if problem is not None:
                 raise ValueError(problem)
-            shape, has_bias = tuple(module.weight.shape), module.bias is not None
-            check_replacement(name, weight=weight, bias=bias, weight_shape=shape, has_bias=has_bias)
-        try:
-            adapter = TorchAdapter(copy.deepcopy(self._model), output=self._output)
-        except RuntimeError as error:
-            raise ValueError(
-                f"the model cannot be copied ({error}). An attribute that holds a tensor computed in a forward pass is "
-                "the usual cause: detach it, or do not keep it on the module."
-            ) from error
-        for name, (weight, bias) in weights.items():
+            new[name] = self._whole(_describe_layer(name, 0, module), weight, bias)
+        adapter = TorchAdapter(_copied(self._model), output=self._output)
+        adapter._column = self._column
+        for name, (weight, bias) in new.items():
             module = adapter._linear(name)
             _assign(name, module.weight, weight)
             if bias is not None:
                 _assign(name, module.bias, bias)
         return adapter
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": self._model, "output": self._output}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["model"], output=state["output"])  # type: ignore[misc]  # all else is made of these
+
     def _predict(self, x: Any) -> torch.Tensor:
-        return self._run(_to_tensor(x, self._core), {})
+        return self._run(_to_inputs(x, self._core), {})
 
     def _tail(self, rows: Any) -> Tail:
         probe = self._probe(rows)
         name, like, path = probe.layers[-1].name, probe.last_output, probe.path or ()
 
         def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
-            values = torch.as_tensor(z.copy()).to(like.dtype)
-            x = probe.rows[torch.arange(len(values)) % len(probe.rows)]
+            values = torch.as_tensor(np.ascontiguousarray(z)).to(like.dtype)
+            x = take(probe.rows, np.arange(len(values)) % row_count(probe.rows))
             return to_numpy(values), to_numpy(self._run_from(name, x, values))
 
         operations = [operation.name for operation in path]
@@ -143,10 +159,10 @@ class TorchAdapter(ModelAdapter):
     def _probe(self, x: Any) -> _Probe:
         """Trace the forward pass over the first rows of `x`, once."""
         if self._probed is None:
-            self._probed = self._trace(_to_tensor(first_rows(x), self._core))
+            self._probed = self._trace(_to_inputs(first_rows(x), self._core))
         return self._probed
 
-    def _trace(self, x: torch.Tensor) -> _Probe:
+    def _trace(self, x: Inputs) -> _Probe:
         modules = {name: module for name, module in self._core.named_modules() if _is_linear(module)}
         trace = Trace({name: module._parameters.get("weight") for name, module in modules.items()})
         outputs: dict[str, torch.Tensor] = {}
@@ -163,8 +179,9 @@ class TorchAdapter(ModelAdapter):
             trace.mark(output, name)
             trace.inside = None
 
-        rows = x.clone()
-        trace.mark(x, INPUT)
+        rows = _cloned(x)
+        for tensor in _tensors(x):
+            trace.mark(tensor, INPUT)
         after, before = ({name: partial(hook, name) for name in modules} for hook in (leave, enter))
         prediction = self._run(x, after, before=before, mode=trace)
         reached = trace.labels(prediction)
@@ -179,31 +196,30 @@ class TorchAdapter(ModelAdapter):
         path = tuple(trace.path(names[-1], prediction)) if names[-1] in reached else None
         return _Probe(layers, rows, outputs[names[-1]], prediction, path)
 
-    def _moves(self, name: str, x: torch.Tensor, output: torch.Tensor, prediction: torch.Tensor) -> bool:
+    def _moves(self, name: str, x: Inputs, output: torch.Tensor, prediction: torch.Tensor) -> bool:
         """Whether the prediction follows a layer whose trace was lost (a detour through NumPy, a foreign kernel)."""
         return not torch.equal(self._run_from(name, x, output + 1 + output.abs().max()), prediction)
 
-    def _run_from(self, name: str, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    def _run_from(self, name: str, x: Inputs, z: torch.Tensor) -> torch.Tensor:
         """Prediction for rows `x` if the layer had given `z`."""
 
         def put(module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> torch.Tensor:
             return z.to(output, copy=True).reshape(output.shape)
 
-        return self._run(x.clone(), {name: put})
+        return self._run(_cloned(x), {name: put})
 
     def _run(
         self,
-        x: torch.Tensor,
+        x: Inputs,
         after: Mapping[str, Hook],
         *,
         before: Mapping[str, Hook] | None = None,
         mode: AbstractContextManager[Any] | None = None,
     ) -> torch.Tensor:
-        """Forward pass in eval mode, with hooks after and before the named layers: the prediction, (rows,)."""
+        """Forward pass with hooks after and before the named layers: the prediction, (rows,)."""
         with ExitStack() as stack:
+            stack.enter_context(self._lock)
             stack.enter_context(torch.no_grad())
-            stack.enter_context(_evaluating(self._core))
-            stack.enter_context(_eagerly(self._core))
             for name, hook in (before or {}).items():
                 stack.callback(self._linear(name).register_forward_pre_hook(hook).remove)
             for name, hook in after.items():
@@ -211,8 +227,24 @@ class TorchAdapter(ModelAdapter):
                 handle = self._linear(name).register_forward_hook(hook, prepend=True, with_kwargs=True)
                 stack.callback(handle.remove)
             stack.enter_context(mode or nullcontext())
-            prediction: torch.Tensor = as_column(_select(self._core(x), self._output), len(x))
+            prediction: torch.Tensor = as_column(_select(self._call(x), self._output), row_count(x))
             return prediction
+
+    def _call(self, x: Inputs) -> Any:
+        """Run the module on its inputs, in order or by name, or as one collection where it takes one."""
+        if isinstance(x, torch.Tensor) or not self._spreads(x):
+            return self._core(x)
+        return self._core(**x) if isinstance(x, dict) else self._core(*x)
+
+    def _spreads(self, x: tuple[Any, ...] | dict[str, Any]) -> bool:
+        """Whether the inputs are arguments of `forward` rather than a collection that is its only one."""
+        try:
+            inspect.signature(self._core.forward).bind(
+                *(() if isinstance(x, dict) else x), **(x if isinstance(x, dict) else {})
+            )
+        except TypeError:
+            return False
+        return True
 
     def _linear(self, name: str) -> nn.Linear:
         try:
@@ -374,45 +406,83 @@ def _assign(name: str, parameter: torch.Tensor, values: NDArray[Any]) -> None:
         parameter.copy_(rounded)
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluate, then give each submodule its own training flag back.
+def _private(model: nn.Module) -> nn.Module:
+    """A copy to run, with the parameters of the original, in eval mode, without compiled parts, which know no hooks.
 
-    The flags are set directly: `model.eval()` calls the user's `train`, which may do more (merge adapters) than
-    can be undone.
+    The flags are set directly: `eval()` calls the user's `train`, which may do more (merge adapters) than is wanted.
     """
-    flags = [(module, module.training) for module in model.modules()]
+    shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    for value in (value for module in model.modules() for value in vars(module).values()):
+        if isinstance(value, torch.Tensor) and not value.is_leaf:  # a pruned weight, a hidden state: no copy is allowed
+            shared[id(value)] = value.detach()
+    twin = _copied(model, shared)
+    for module in [*twin.modules()]:
+        module.training = False
+        for name, child in module._modules.items():
+            if child is not None and "_orig_mod" in child._modules:
+                module._modules[name] = unwrap(child)
+    return twin
+
+
+def _copied(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
+    """A deep copy, checked to be one: what it holds beyond `shared` (by id) is its own."""
     try:
-        for module, _ in flags:
-            module.training = False
-        yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
+        twin = copy.deepcopy(model, dict(shared or {}))
+    except Exception as error:  # whatever the parts of a model raise when they are copied
+        raise ValueError(
+            f"the model cannot be copied ({error}). An attribute that holds a tensor computed in a forward pass is "
+            "the usual cause: detach it, or do not keep it on the module."
+        ) from error
+    parts = [{id(part): name for name, part in _parts(item)} for item in (model, twin)]
+    kept = [parts[1][key] for key in parts[0].keys() & parts[1].keys() - (shared or {}).keys()]
+    if kept:
+        raise ValueError(
+            f"copy.deepcopy of the model gives back {min(kept)!r} itself and no copy of it: an edit would reach the "
+            "original. Check __deepcopy__ of the model's classes."
+        )
+    return twin
 
 
-def _eagerly(model: nn.Module) -> AbstractContextManager[Any]:
-    """Run compiled submodules as written: compiled code ignores hooks that were set after compilation."""
-    if all(getattr(m, "_compiled_call_impl", None) is None and "_orig_mod" not in m._modules for m in model.modules()):
-        return nullcontext()
-    if not hasattr(torch.compiler, "set_stance"):
-        raise ValueError("part of the model is compiled, which needs torch 2.6 or later here: pass it uncompiled.")
-    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
+def _parts(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Submodules, parameters and buffers, by name."""
+    yield from ((name or type(model).__name__, module) for name, module in model.named_modules())
+    yield from model.named_parameters()
+    yield from model.named_buffers()
 
 
 # --- values that go into a model and come out of it -------------------------------------------------------------------
 
 
-def _to_tensor(x: Any, model: nn.Module) -> torch.Tensor:
+def _to_inputs(x: Any, model: nn.Module) -> Inputs:
+    """Copies of one or several inputs, as `_to_tensor` makes them; of several, whole numbers and masks stay."""
+    if isinstance(x, torch.Tensor):
+        return _to_tensor(x, model)
+    several: Inputs | None = each_input(x, lambda value: _to_tensor(value, model, whole=True))
+    return _to_tensor(x, model) if several is None else several
+
+
+def _tensors(x: Inputs) -> list[torch.Tensor]:
+    if isinstance(x, torch.Tensor):
+        return [x]
+    return [value for value in (x.values() if isinstance(x, dict) else x) if isinstance(value, torch.Tensor)]
+
+
+def _cloned(x: Inputs) -> Inputs:
+    return x.clone() if isinstance(x, torch.Tensor) else each_input(x, torch.clone)
+
+
+def _to_tensor(x: Any, model: nn.Module, *, whole: bool = False) -> torch.Tensor:
     """Copy `x` in the model's dtype, on its device: a forward pass that works in place must not write into `x`.
 
-    Integer tensors stay integers if the model has an embedding.
+    Integer tensors stay integers if the model has an embedding, or if they are `whole` numbers beside other inputs.
     """
     like = _reference(model)
     if not isinstance(x, torch.Tensor):
-        return torch.tensor(_numeric(x), dtype=like.dtype).to(like.device)
-    keep = not x.is_floating_point() and any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
+        values = _numeric(x)
+        keep = whole and values.dtype.kind in "iub"
+        return torch.tensor(values, dtype=None if keep else like.dtype).to(like.device)
+    embeds = whole or any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
+    keep = not x.is_floating_point() and embeds
     # dtype first: a device may not know the dtype that comes in (float64 on Apple's)
     moved = (x if keep else x.to(like.dtype)).to(like.device)
     return (moved.clone() if moved is x else moved).detach()
@@ -443,35 +513,34 @@ def _numeric(x: Any) -> NDArray[Any]:
 
 def _select(result: Any, output: Selector | None) -> torch.Tensor:
     """Take the prediction out of what a model returned."""
-    if callable(output):
-        value = output(result)
-    elif isinstance(result, torch.Tensor):
-        if output is not None:
-            raise InputError(
-                "{output} selects from a dict or tuple, but the model returns one tensor: drop it.",
-                output=Given(output),
-            )
-        value = result
-    elif output is None:
+    value = output(result) if callable(output) else result
+    for step in output if isinstance(output, tuple) else () if callable(output) or output is None else (output,):
+        value = _item(value, step, output)
+    if isinstance(value, torch.Tensor):
+        return value
+    if output is None:
         raise InputError(
             "the model returns {contents}. Say which is the prediction: {output}, a key or an index.",
             contents=_contents(result),
             output=Given(),
         )
-    else:
-        value = _item(result, output)
-    if not isinstance(value, torch.Tensor):
-        raise InputError(
-            "{output} gives a {kind}, not a tensor of predictions.", output=Given(output), kind=type(value).__name__
-        )
-    return value
+    raise InputError(
+        "{output} gives a {kind}, not a tensor of predictions.", output=Given(output), kind=type(value).__name__
+    )
 
 
-def _item(result: Any, output: str | int) -> Any:
+def _item(result: Any, step: str | int, output: Selector | None) -> Any:
     try:
-        if isinstance(output, str) and not isinstance(result, Mapping):
-            return getattr(result, output)  # a named tuple or a dataclass
-        return result[output]
+        if isinstance(result, torch.Tensor):
+            if result.ndim == 2 and result.shape[1] > 1 and isinstance(step, int):
+                return result[:, step]
+            raise InputError(
+                "{output} selects from a dict, a tuple or several columns; the model returns one tensor: drop it.",
+                output=Given(output),
+            )
+        if isinstance(step, str) and not isinstance(result, Mapping):
+            return getattr(result, step)  # a named tuple or a dataclass
+        return result[step]
     except (KeyError, IndexError, AttributeError, TypeError) as error:
         raise InputError(
             "the model returns {contents}, and nothing in it is {output}.",
@@ -481,6 +550,8 @@ def _item(result: Any, output: str | int) -> Any:
 
 
 def _contents(result: Any) -> str:
+    if isinstance(result, torch.Tensor):
+        return f"{result.shape[1]} columns"
     if isinstance(result, Mapping):
         return f"a {type(result).__name__} with keys {', '.join(map(repr, result))}"
     if isinstance(result, list | tuple):

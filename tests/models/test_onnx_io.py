@@ -11,7 +11,7 @@ from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_te
 
 from esvdfair.models import adapt
 from esvdfair.models.onnx import OnnxAdapter
-from esvdfair.models.onnx_io import save_model
+from esvdfair.models.onnx_io import external_files, save_model
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 6))
@@ -244,7 +244,7 @@ def test_not_a_model(tmp_path, content):
         assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("length", range(1, len(DATA), 7))
+@pytest.mark.parametrize("length", range(1, len(DATA), 29))
 def test_truncated(length):
     with pytest.raises(ValueError, match=r"not an ONNX model, or it is truncated|not a valid ONNX model") as error:
         OnnxAdapter(DATA[:length])
@@ -326,6 +326,14 @@ def test_external_data_stays_external(tmp_path, save):
     written, read = onnx.load(path), onnx.load(original)
     written.graph.initializer[0].CopyFrom(read.graph.initializer[0])
     assert written == read
+
+
+def test_files_with_external_data_are_named_without_being_opened(tmp_path):
+    path = external(tmp_path, "data/of/weights.bin")
+    (tmp_path / "data/of/weights.bin").unlink()
+    assert external_files(path) == ["data/of/weights.bin"]
+    path.write_bytes(DATA)
+    assert external_files(str(path)) == []
 
 
 def test_external_data_starts_on_a_page(tmp_path):
