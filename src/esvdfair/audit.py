@@ -2,14 +2,23 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
 from esvdfair.core.checks import check_column, check_groups, check_weight
-from esvdfair.core.metrics import ks_distance, ks_distance_ci, ks_floor, mean_gap, variance_gap, wasserstein_distance
+from esvdfair.core.metrics import (
+    Peak,
+    ks_distance,
+    ks_distance_ci,
+    ks_floor,
+    ks_peak,
+    mean_gap,
+    variance_gap,
+    wasserstein_distance,
+)
 from esvdfair.curve import NULL_QUANTILE
 from esvdfair.text import label_text, number, share
 
@@ -41,17 +50,6 @@ class GroupFigures:
     mse: float | None
     mse_interval: tuple[float, float] | None
     mean_error: float | None
-
-
-class Peak(NamedTuple):
-    """Stand-in until core.metrics has it."""
-
-    distance: float
-    threshold: float
-    high_group: int
-    high_share: float
-    low_group: int
-    low_share: float
 
 
 @dataclass(frozen=True)
@@ -205,19 +203,6 @@ def _spread(values: Array, weight: Array | None) -> float:
     """Standard deviation with the unbiased divisor, n − 1 without weights."""
     w = np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
     return float(np.sqrt(w @ (values - w @ values) ** 2 / (1 - w @ w)))
-
-
-def ks_peak(scores: Array, codes: Codes, n_groups: int, weights: Array | None = None) -> Peak:
-    """Stand-in until core.metrics has ks_peak."""
-    thresholds = np.unique(scores)
-    below = np.zeros((n_groups, len(thresholds)))
-    np.add.at(below, (codes, np.searchsorted(thresholds, scores)), 1.0 if weights is None else weights)
-    below = np.cumsum(below, axis=1)
-    below /= below[:, -1:]
-    at = int(np.ptp(below, axis=0).argmax())
-    high, low = int(below[:, at].argmax()), int(below[:, at].argmin())
-    shares = float(below[high, at]), float(below[low, at])
-    return Peak(shares[0] - shares[1], float(thresholds[at]), high, shares[0], low, shares[1])
 
 
 # --- densities, for plots and the report ---------------------------------------------------------------------------

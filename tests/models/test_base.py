@@ -46,20 +46,21 @@ def test_find_layer_takes_index_or_name(which):
 
 
 @pytest.mark.parametrize(
-    ("change", "match"),
+    ("weight", "bias", "match"),
     [
-        ({"weight": np.zeros((3, 2))}, r"weight of layer 'a' has shape \(3, 2\); it must be \(2, 3\)"),
-        ({"bias": np.zeros(3)}, r"bias of layer 'a' has shape \(3,\)"),
-        ({"has_bias": False}, "has no bias"),
-        ({"weight": np.full((2, 3), np.nan)}, "not all finite"),
-        ({"bias": np.array([0.0, np.inf])}, "not all finite"),
+        (np.zeros((3, 2)), None, r"weight of layer 'a' has shape \(3, 2\); it must be \(2, 3\)"),
+        (np.zeros((2, 3)), np.zeros(3), r"bias of layer 'a' has shape \(3,\)"),
+        (np.full((2, 3), np.nan), None, "not all finite"),
+        (np.zeros((2, 3)), np.array([0.0, np.inf]), "not all finite"),
     ],
 )
-def test_check_replacement(change, match):
-    good = {"weight": np.zeros((2, 3)), "bias": np.zeros(2), "weight_shape": (2, 3), "has_bias": True}
-    check_replacement("a", **good)
+def test_check_replacement(weight, bias, match):
+    layer = LinearLayer("a", 0, np.zeros((2, 3)), np.zeros(2))
+    check_replacement(layer, np.ones((2, 3)), np.ones(2))
     with pytest.raises(ValueError, match=match):
-        check_replacement("a", **(good | change))
+        check_replacement(layer, weight, bias)
+    with pytest.raises(ValueError, match="has no bias"):
+        check_replacement(LinearLayer("a", 0, np.zeros((2, 3)), None), np.ones((2, 3)), np.ones(2))
 
 
 @pytest.mark.parametrize(

@@ -333,6 +333,43 @@ def test_head_of_a_wide_layer():
         OnnxAdapter(model_of(nodes, [weight]).SerializeToString()).head(X)
 
 
+def wide(*last):
+    tensors = [tensor("w", LAYERS[0][0].T), tensor("b", LAYERS[0][1])]
+    return model_of([make_node("Gemm", ["x", "w", "b"], ["z" if last else "y"], "wide"), *last], tensors)
+
+
+@pytest.mark.parametrize(("output", "row"), [(3, 3), (-1, 7), ("y:2", 2), (("y", 1), 1), ("5", 5)])
+@pytest.mark.parametrize("seen", [X, None])
+def test_one_column_of_a_wide_layer(output, row, seen):
+    model = wide(*chain(("Sigmoid", [], {})))
+    adapter = adapt(model.SerializeToString(), output=output)
+    (layer,) = adapter.layers(seen)
+    np.testing.assert_allclose(layer.weight, LAYERS[0][0][[row]], atol=1e-6)
+    np.testing.assert_allclose(adapter.predict(X), sigmoid(X @ LAYERS[0][0][row] + LAYERS[0][1][row]), atol=1e-5)
+    assert adapter.head(X).kind == "sigmoid"
+    edited = adapter.replace({"wide": (2 * layer.weight, layer.bias)})
+    np.testing.assert_allclose(edited.layers(seen)[0].weight, 2 * layer.weight, atol=1e-6)
+    both = [onnx.load_from_string(m).graph.initializer[0] for m in (model.SerializeToString(), edited.model)]
+    old, new = (numpy_helper.to_array(t) for t in both)
+    assert [i for i in range(8) if not np.array_equal(old[:, i], new[:, i])] == [row]
+
+
+def test_two_classes():
+    nodes = [make_node("Gemm", ["x", "w", "b"], ["z"], "classes"), make_node("Softmax", ["z"], ["y"], axis=1)]
+    weight, bias = LAYERS[0][0][:2], LAYERS[0][1][:2]
+    adapter = OnnxAdapter(model_of(nodes, [tensor("w", weight.T), tensor("b", bias)]).SerializeToString(), output=1)
+    (layer,) = adapter.layers()
+    np.testing.assert_allclose(layer.weight, weight[1:] - weight[:1], atol=1e-6)
+    assert adapter.head(X).kind == "sigmoid"
+    edited = adapter.replace({"classes": (np.ones((1, 6)), np.zeros(1))})
+    np.testing.assert_allclose(edited.predict(X), sigmoid(X.sum(axis=1)), atol=1e-5)
+
+
+def test_a_column_that_is_not_there():
+    with pytest.raises(ValueError, match=r"shape \(300, 8\) for 300 rows, in which there is no column output=9"):
+        OnnxAdapter(wide().SerializeToString(), output=9).predict(X)
+
+
 def test_head_needs_a_row():
     with pytest.raises(ValueError, match="no rows"):
         OnnxAdapter(network().SerializeToString()).head(X[:0])

@@ -277,6 +277,25 @@ def test_several_targets():
         adapt(fit(mlp(), y=np.column_stack([Y, Y])))
 
 
+@pytest.mark.parametrize("wrap", [lambda m: m, lambda m: target(m, transformer=StandardScaler())])
+def test_one_of_several_targets(wrap):
+    model = fit(wrap(mlp()), y=np.column_stack([Y, -Y, Y**2]))
+    adapter = adapt(model, output=1)
+    np.testing.assert_array_equal(adapter.predict(X), model.predict(X)[:, 1])
+    last = adapter.layers(X)[-1]
+    assert last.weight.shape == (1, 5)
+    inputs, prediction = adapter.capture(X, [last.name])
+    np.testing.assert_allclose(prediction, adapter.predict(X), rtol=1e-12)
+    np.testing.assert_allclose(
+        adapter.head(X).apply(inputs[last.name] @ last.weight[0] + last.bias), prediction, rtol=1e-9
+    )
+    edited = adapter.replace({last.name: (2 * last.weight, last.bias + 1)})
+    np.testing.assert_array_equal(edited.model.predict(X)[:, [0, 2]], model.predict(X)[:, [0, 2]])
+    assert np.abs(edited.predict(X) - prediction).max() > 0.1
+    with pytest.raises(ValueError, match=r"predicts 3 columns; one is needed\. Say which, from 0 to 2: output=3"):
+        adapt(model, output=3)
+
+
 def test_output_is_for_other_frameworks():
     with pytest.raises(ValueError, match="output='mean'"):
         adapt(fitted("relu"), output="mean")

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from esvdfair.core.checks import row_count
 from esvdfair.models import adapt, find_layer
-from esvdfair.models.base import PREDICT_ROWS
+from esvdfair.models.base import PREDICT_ROWS, row_slice, take
 from esvdfair.models.torch import TorchAdapter
 
 X = np.random.default_rng(0).normal(size=(300, 6))
@@ -331,6 +332,67 @@ def test_a_head_of_several_outputs_is_named():
     model = Wrapped(lambda self, x: self.net(x).amax(dim=1), net=nn.Linear(6, 3))
     with pytest.raises(ValueError, match=r"'net' gives shape \(256, 3\) for 256 rows, and 'amax' makes one"):
         adapt(model).head(X)
+
+
+def wide(forward=lambda z: z, width=3):
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, width))
+    return Wrapped(lambda self, x: forward(self.net(x)), net=body)
+
+
+# name: (model, output, row that is edited, kind of head)
+WIDE = {
+    "one column": (wide, 1, 1, "identity"),
+    "the last column": (wide, -1, 2, "identity"),
+    "one column in a dict": (lambda: wide(lambda z: {"y": z.exp()}), ("y", 0), 0, "exp"),
+    "mean and spread": (lambda: wide(lambda z: (3 * z[:, 0] + 1, F.softplus(z[:, 1])), 2), 0, 0, "affine"),
+    "picked inside": (lambda: wide(lambda z: z[:, 2:].sigmoid()), None, 2, "sigmoid"),
+    "a callable": (wide, lambda z: 2 * z[:, 1], 1, "affine"),
+    "very wide": (lambda: wide(width=300), 217, 217, "identity"),
+    "two classes": (lambda: wide(lambda z: z.softmax(dim=1), 2), 1, 1, "sigmoid"),
+    "two classes, the first": (lambda: wide(lambda z: z.softmax(dim=1), 2), 0, 0, "sigmoid"),
+    "logits of two classes": (lambda: wide(width=2), lambda z: z.softmax(dim=1)[:, 1], 1, "sigmoid"),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_one_column_of_a_wide_layer(name):
+    model, output, row, kind = WIDE[name]
+    model = model()
+    adapter = adapt(model, output=output)
+    before, last = adapter.predict(X), adapter.layers(X)[-1]
+    assert last.weight.shape == (1, 8)
+    assert last.bias.shape == (1,)
+    head = adapter.head(X)
+    assert head.kind == kind
+    h = adapter.capture(X, ["net.2"])[0]["net.2"].double().numpy()
+    np.testing.assert_allclose(head.apply(h @ last.weight[0] + last.bias), before, rtol=1e-4, atol=1e-5)
+
+    weight = np.random.default_rng(0).normal(size=(1, 8))
+    edited = adapter.replace({"net.2": (weight, np.array([0.5]))})
+    np.testing.assert_allclose(edited.predict(X), head.apply(h @ weight[0] + 0.5), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(edited.layers(X)[-1].weight, weight, atol=1e-6)
+    same = edited.replace({"net.2": (last.weight, last.bias)}).model  # the edited one knows its column too
+    others = [i for i in range(len(model.net[2].weight)) if i != row]
+    for part in ("weight", "bias"):
+        old, new, back = (getattr(m.net[2], part).detach() for m in (model, edited.model, same))
+        assert torch.equal(old[others], new[others])
+        torch.testing.assert_close(back, old)
+    np.testing.assert_array_equal(adapter.predict(X), before)
+
+
+@pytest.mark.parametrize(
+    ("forward", "output"),
+    [(lambda z: z.softmax(dim=1), 1), (lambda z: z[:, 0] * z[:, 1], None), (lambda z: z[:, 0] + z[:, 1], None)],
+)
+def test_columns_that_make_the_prediction_together(forward, output):
+    with pytest.raises(ValueError, match=r"'net\.2' gives shape .* Only one of its outputs, or the difference of two"):
+        adapt(wide(forward), output=output).head(X)
+
+
+def test_a_column_that_is_not_there():
+    with pytest.raises(ValueError, match="returns 3 columns, and nothing in it is output=3"):
+        adapt(wide(), output=3).predict(X)
 
 
 def test_a_head_that_ignores_the_layer_is_constant():
@@ -697,6 +759,67 @@ def test_an_embedding_gets_its_integers():
     assert [layer.name for layer in adapter.layers(rows)] == ["out"]
     np.testing.assert_array_equal(adapter.predict(rows), model(rows).detach().numpy().ravel())
     assert adapter.head(rows).kind == "identity"
+
+
+class Sentences(nn.Module):
+    """As a Hugging Face regressor: arguments by name, of which some have defaults, and a dict of results."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(9, 4), nn.Linear(4, 1)
+
+    def forward(self, input_ids, attention_mask=None, return_dict=True):
+        assert input_ids.dtype == attention_mask.dtype == torch.int64
+        mask = attention_mask.unsqueeze(-1).to(self.out.weight.dtype)
+        pooled = (self.table(input_ids) * mask).sum(dim=1) / mask.sum(dim=1)
+        return {"logits": self.out(pooled), "hidden": pooled}
+
+
+IDS = torch.randint(0, 9, (300, 5), generator=torch.Generator().manual_seed(0))
+MASK = (torch.arange(5) <= IDS[:, :1] % 5).long()
+SEVERAL = {
+    "by name": lambda: {"attention_mask": MASK, "input_ids": IDS},
+    "another mapping": lambda: collections.UserDict(input_ids=IDS, attention_mask=MASK, return_dict=True),
+    "in order": lambda: (IDS, MASK),
+    "list": lambda: [IDS, MASK],
+    "NumPy": lambda: {"input_ids": IDS.numpy(), "attention_mask": MASK.numpy()},
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_inputs(name):
+    torch.manual_seed(0)
+    model, x = Sentences(), SEVERAL[name]()
+    expected = model(IDS, MASK)["logits"].detach().numpy().ravel()
+    adapter = adapt(model, output="logits")
+    assert row_count(x) == 300
+    np.testing.assert_array_equal(adapter.predict(x), expected)
+    assert [layer.name for layer in adapter.layers(x)] == ["out"]
+    assert adapter.head(x).kind == "identity"
+    some = take(x, np.array([3, 1]))
+    inputs, prediction = adapter.capture(some, ["out"])
+    assert inputs["out"].shape == (2, 4)
+    np.testing.assert_allclose(prediction.numpy(), expected[[3, 1]], rtol=1e-6)
+    edited = adapter.replace({"out": (np.zeros((1, 4)), np.ones(1))})
+    np.testing.assert_array_equal(edited.predict(row_slice(x, 0, 7)), np.ones(7))
+    np.testing.assert_array_equal(IDS.numpy(), SEVERAL["by name"]()["input_ids"].numpy())
+
+
+def test_a_mapping_or_tuple_may_be_the_one_input():
+    by_name = Wrapped(lambda self, x: self.net(x["a"]) + 0 * x["b"].double().mean(), net=mlp())
+    in_order = Wrapped(lambda self, x: self.net(x[0]) + 0 * x[1].double().mean(), net=mlp())
+    assert adapt(by_name).predict({"a": X, "b": IDS}).shape == (300,)
+    assert adapt(in_order).predict((X, IDS)).shape == (300,)
+
+
+def test_several_inputs_of_different_lengths():
+    with pytest.raises(ValueError, match=r"different lengths \(input_ids: 300, attention_mask: 299\)"):
+        adapt(Sentences(), output="logits").predict({"input_ids": IDS, "attention_mask": MASK[1:]})
+
+
+def test_a_list_of_rows_is_a_table():
+    model = mlp()
+    np.testing.assert_array_equal(adapt(model).predict(list(X)), adapt(model).predict(X))
 
 
 def test_a_column_that_is_no_number_is_named():

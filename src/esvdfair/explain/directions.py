@@ -286,7 +286,10 @@ class _State:
 
 def _see(adapter: ModelAdapter, batches: Batches, which: int | str) -> tuple[_State, tuple[_State, ...]]:
     """A layer with the moments of its inputs over all rows, and over two halves of them if each has all groups."""
-    layer = find_layer(adapter.layers(next(iter(batches)).x), which)
+    first = next(iter(batches), None)
+    if first is None:
+        raise ValueError("X has no rows; there is nothing to explain.")
+    layer = find_layer(adapter.layers(first.x), which)
     whole, *halves = (GroupMoments() for _ in range(3))
     for batch in batches:
         inputs = adapter.capture(batch.x, [layer.name])[0][layer.name]

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.core.checks import row_count, to_numpy
+from esvdfair.core.checks import row_count, several_inputs, to_numpy
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models.heads import KINDS, Head, find_head, probe_points, unsupported_head
 
@@ -68,6 +68,37 @@ class LinearLayer:
 
 
 @dataclass(frozen=True)
+class Column:
+    """What of a wide last layer the prediction depends on: one of its outputs, or one less another (two classes).
+
+    The layer is then listed with one output; `replace` puts new weights where they belong and leaves all others alone.
+    """
+
+    layer: str
+    index: int
+    minus: int | None = None
+
+    def read(self, values: NDArray[Any]) -> NDArray[Any]:
+        """(1, ...) of the layer's weight or bias (m, ...)."""
+        own = values[[self.index]]
+        return own if self.minus is None else own - values[[self.minus]]
+
+    def write(self, values: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
+        """A weight or bias (m, ...) of which `read` gives `new`."""
+        values = values.copy()
+        values[self.index] = new[0] if self.minus is None else new[0] + values[self.minus]
+        return values
+
+    def outputs(self, like: NDArray[Any], points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Outputs of the layer that are seen as `points`, in the other columns as in `like`."""
+        z = like[np.arange(len(points)) % len(like)].astype(np.float64)
+        z[:, self.index] = points
+        if self.minus is not None:
+            z[:, self.minus] = 0
+        return z
+
+
+@dataclass(frozen=True)
 class Tail:
     """What follows the last linear layer of a model, laid open.
 
@@ -78,8 +109,8 @@ class Tail:
     output : (rows, ...)
         What it gives for the rows that were looked at.
     run : callable
-        Takes outputs z (n,) to `(z, prediction)`: z as the model's arithmetic holds it, and what the model makes of it,
-        with rows of the batch repeated as needed.
+        Takes outputs z (n, ...) to `(z, prediction)`: z as the model's arithmetic holds it, and what the model makes of
+        it, with rows of the batch repeated as needed.
     operation : str
         What stands between the two, by name.
     kinds : kinds of head that this can be
@@ -100,6 +131,8 @@ class Tail:
 
 class ModelAdapter(ABC):
     """One trained regressor, seen through its linear layers."""
+
+    _column: Column | None = None
 
     @property
     @abstractmethod
@@ -156,27 +189,56 @@ class ModelAdapter(ABC):
         """
         rows = first_rows(x)
         tail = self._tail(rows)
-        if tail.output.shape not in ((row_count(rows),), (row_count(rows), 1)):
+        shape = tail.output.shape
+        column = self._find_column(tail) if len(shape) == 2 and shape[1] > 1 else None
+        if column is None and shape not in ((row_count(rows),), (row_count(rows), 1)):
             raise ValueError(
-                f"the last linear layer {tail.layer!r} gives shape {tail.output.shape} for {row_count(rows)} rows, and "
-                f"{tail.operation} makes one prediction a row of them. Only a layer with one output can stand before a "
-                "head."
+                f"the last linear layer {tail.layer!r} gives shape {shape} for {row_count(rows)} rows, and "
+                f"{tail.operation} makes one prediction a row of them. Only one of its outputs, or the difference of "
+                "two, can stand before a head."
             )
         if tail.joined is not None:
             raise ValueError(_bypassed(tail.layer, repr(tail.joined)))
         if not tail.kinds:
             raise ValueError(unsupported_head(tail.operation))
-        points = probe_points(tail.output)
-        z, prediction = tail.run(points)
+        points = probe_points(tail.output if column is None else column.read(tail.output.T))
+        tried = points.reshape(-1, *shape[1:]) if column is None else column.outputs(tail.output, points)
+        z, prediction = tail.run(tried)
         eps = tail.eps or max(float(np.finfo(values.dtype).eps) for values in (z, prediction))
         # Half of the points with other rows and another batch: a head sees neither.
         half = len(points) // 2
-        if not _close(prediction[::-1][:half], tail.run(points[::-1][:half])[1], 8 * eps):
+        if not _close(prediction[::-1][:half], tail.run(tried[::-1][:half])[1], 8 * eps):
             self._check_repeats(rows, eps)
             raise ValueError(_bypassed(tail.layer, tail.operation))
+        z = z if column is None else column.read(z.T)
         head = find_head(z, prediction, kinds=tail.kinds, operation=tail.operation, eps=eps)
         self._check_rows(rows, eps)
         return head
+
+    def _narrowed(self, layers: tuple[LinearLayer, ...], rows: Any) -> tuple[LinearLayer, ...]:
+        """The layers, the last of them, if it is wide, as what of it the prediction depends on."""
+        last = layers[-1]
+        if len(last.weight) == 1 or (column := self._column or self._find_column(self._tail(rows))) is None:
+            return layers
+        bias = None if last.bias is None else column.read(last.bias)
+        return (*layers[:-1], LinearLayer(last.name, last.index, column.read(last.weight), bias))
+
+    def _find_column(self, tail: Tail) -> Column | None:
+        if self._column is None:
+            self._column = _find_column(tail)
+        return self._column
+
+    def _whole(
+        self, layer: LinearLayer, weight: NDArray[Any], bias: NDArray[Any] | None
+    ) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        """New weights of a layer, checked; those of a column within what the layer holds."""
+        if self._column is None or self._column.layer != layer.name:
+            check_replacement(layer, weight, bias)
+            return weight, bias
+        (seen,) = self._narrowed((layer,), None)
+        check_replacement(seen, weight, bias)
+        new = None if bias is None or layer.bias is None else self._column.write(layer.bias, np.asarray(bias))
+        return self._column.write(layer.weight, np.asarray(weight)), new
 
     def _check_repeats(self, rows: Any, eps: float) -> NDArray[Any]:
         """Raise unless the model predicts the same for the same rows; the prediction."""
@@ -209,25 +271,48 @@ def first_rows(x: Any) -> Any:
 
 def row_slice(x: Any, start: int, stop: int) -> Any:
     """Rows start..stop of `x`, in its own type (a DataFrame keeps its column names)."""
-    if hasattr(x, "iloc"):
-        return x.iloc[start:stop]
-    if hasattr(x, "tocsr"):
-        return x.tocsr()[start:stop]
-    return x[start:stop] if hasattr(x, "shape") else np.asarray(x[start:stop])
+    if hasattr(x, "shape"):
+        return _indexable(x)[start:stop]
+    return each_input(x, lambda value: row_slice(value, start, stop)) or np.asarray(x[start:stop])
 
 
-def as_column(prediction: Any, rows: int) -> Any:
-    """Predictions as (rows,), from (rows,), (rows, 1) or, for a single row that was squeezed, ()."""
+def take(x: Any, index: NDArray[np.intp]) -> Any:
+    """Some rows of `x`, in its own type (a DataFrame keeps its column names)."""
+    if hasattr(x, "shape"):
+        return _indexable(x)[index]
+    return each_input(x, lambda value: take(value, index)) or np.asarray(x)[index]
+
+
+def each_input(x: Any, change: Callable[[Any], Any]) -> Any:
+    """Several inputs, each changed, as a dict or a tuple; None when `x` is not several."""
+    inputs = several_inputs(x)
+    if inputs is None:
+        return None
+    changed = {name: change(value) for name, value in inputs.items()}
+    return {**x, **changed} if isinstance(x, Mapping) else tuple(changed.values())
+
+
+def _indexable(x: Any) -> Any:
+    return x.iloc if hasattr(x, "iloc") else x.tocsr() if hasattr(x, "tocsr") else x
+
+
+def as_column(prediction: Any, rows: int, place: int | None = None) -> Any:
+    """Predictions as (rows,), from (rows,), (rows, 1), () for one row that was squeezed, or one column of several."""
     shape = tuple(prediction.shape)
-    if int(np.prod(shape)) == rows and (shape[:1] == (rows,) or (shape == () and rows == 1)):
+    wide = len(shape) == 2 and shape[0] == rows and shape[1] > 1
+    if wide and place is not None and -shape[1] <= place < shape[1]:
+        return prediction[:, place]
+    if int(np.prod(shape)) == rows and (shape[:1] == (rows,) or (shape == () and rows == 1)) and place in (None, 0, -1):
         return prediction.reshape(rows)
-    if len(shape) > 1 and shape[0] == rows:
+    if place is not None or wide:
         raise InputError(
             "the model returns shape {shape} for {rows} rows: more than one output column. One number a row is needed; "
-            "select it with {output}, or repair one output at a time.",
+            "select it with {output}."
+            if place is None
+            else "the model returns shape {shape} for {rows} rows, in which there is no column {output}.",
             shape=shape,
             rows=rows,
-            output=Given(),
+            output=Given(place),
         )
     raise ValueError(f"the model returns shape {shape} for {rows} rows; it must be ({rows},) or ({rows}, 1).")
 
@@ -254,26 +339,46 @@ def _listing(layers: Sequence[LinearLayer]) -> str:
     return f"The linear layers in order of execution are {', '.join(rows) or 'none'}."
 
 
-def check_replacement(
-    layer: str,
-    *,
-    weight: NDArray[Any],
-    bias: NDArray[Any] | None,
-    weight_shape: tuple[int, ...],
-    has_bias: bool,
-) -> None:
+def check_replacement(layer: LinearLayer, weight: NDArray[Any], bias: NDArray[Any] | None) -> None:
     """Raise `ValueError` unless `weight` and `bias` fit the layer (m, n) and are finite."""
-    if np.shape(weight) != weight_shape:
-        raise ValueError(f"new weight of layer {layer!r} has shape {np.shape(weight)}; it must be {weight_shape}.")
-    if bias is not None and not has_bias:
+    shape = layer.weight.shape
+    if np.shape(weight) != shape:
+        raise ValueError(f"new weight of layer {layer.name!r} has shape {np.shape(weight)}; it must be {shape}.")
+    if bias is not None and layer.bias is None:
         raise ValueError(
-            f"layer {layer!r} has no bias, and adding one would change the architecture. Solve without an "
+            f"layer {layer.name!r} has no bias, and adding one would change the architecture. Solve without an "
             "intercept, or rebuild the model with bias=True."
         )
-    if bias is not None and np.shape(bias) != weight_shape[:1]:
-        raise ValueError(f"new bias of layer {layer!r} has shape {np.shape(bias)}; it must be {weight_shape[:1]}.")
+    if bias is not None and np.shape(bias) != shape[:1]:
+        raise ValueError(f"new bias of layer {layer.name!r} has shape {np.shape(bias)}; it must be {shape[:1]}.")
     if not np.all(np.isfinite(weight)) or (bias is not None and not np.all(np.isfinite(bias))):
-        raise ValueError(f"new weights of layer {layer!r} are not all finite.")
+        raise ValueError(f"new weights of layer {layer.name!r} are not all finite.")
+
+
+def _find_column(tail: Tail) -> Column | None:
+    """Which outputs of a wide layer move the prediction, if it is one, or two by their difference alone."""
+    z = tail.output.astype(np.float64)
+    before = tail.run(z)[1]
+    shift = np.random.default_rng(0).uniform(0.5, 1.5, (z.shape[1],))  # unequal, or a softmax would not see all at once
+
+    def moving(columns: NDArray[np.intp]) -> list[int]:
+        moved = z.copy()
+        moved[:, columns] += shift[columns]
+        if np.array_equal(tail.run(moved)[1], before, equal_nan=True):
+            return []
+        if len(columns) == 1:
+            return [int(columns[0])]
+        found = moving(columns[: len(columns) // 2])
+        return found if len(found) > 2 else found + moving(columns[len(columns) // 2 :])
+
+    found = moving(np.arange(z.shape[1]))
+    if len(found) == 1:
+        return Column(tail.layer, found[0])
+    if len(found) != 2 or not _close(before, tail.run(z + 1.0)[1], 1e-3):
+        return None
+    z[:, found[1]] += 1
+    rises = float(np.nanmean(tail.run(z)[1] - before)) > 0
+    return Column(tail.layer, found[rises], minus=found[not rises])
 
 
 def rounded(layer: str, values: NDArray[Any], dtype: Any) -> NDArray[Any]:

@@ -5,7 +5,7 @@ the CPU. An edit puts other numbers into the constants of a copy: graph, names, 
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,13 +23,14 @@ except ImportError as error:
         f"ONNX models need onnx and onnxruntime ({error}): pip install 'esvdfair[onnx]'.", name=error.name
     ) from error
 
-from esvdfair.core.checks import row_count, to_numpy
+from esvdfair.core.checks import row_count, several_inputs, to_numpy
 from esvdfair.exceptions import Given, InputError
-from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, as_column, check_replacement, find_layer
+from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, as_column, find_layer, first_rows
 from esvdfair.models.onnx_graph import FLOATS, VOCABULARY, Graph, check_inference, operation_name
 from esvdfair.models.onnx_io import ModelSource, first_line, read_model, write_model
 
 Feeds = dict[str, NDArray[Any]]
+Selector = str | int | tuple[str | int, int]
 
 _FATAL = 4  # onnxruntime's log level: what goes wrong is raised, too
 
@@ -57,8 +58,9 @@ class OnnxAdapter(ModelAdapter):
     ----------
     model : path or bytes of an ONNX model
         External data is read from the model's folder alone; bytes must hold all tensors.
-    output : str or int, optional
-        Name or position of the output that is the prediction; needed when there are several.
+    output : str, int or (str or int, int), optional
+        Name or position of the output that is the prediction, needed when there are several; with a second number,
+        which column of it. Of a model with one output, a number is a column. As text: "scores:1", "1".
 
     Notes
     -----
@@ -72,12 +74,12 @@ class OnnxAdapter(ModelAdapter):
         The model cannot be read, or does not say which of its outputs is the prediction.
     """
 
-    def __init__(self, model: ModelSource | bytearray, *, output: str | int | None = None) -> None:
+    def __init__(self, model: ModelSource | bytearray, *, output: Selector | None = None) -> None:
         if not isinstance(model, str | bytes | bytearray | os.PathLike):
             raise TypeError(f"model must be the path or the bytes of an ONNX model, got a {type(model).__name__}.")
         self._given: ModelSource | None = bytes(model) if isinstance(model, bytearray) else model
         self._proto, self._external = read_model(self._given)
-        self._output = _choose_output(self._proto, output)
+        self._output, self._place = _choose_output(self._proto, output)
         check_inference(self._proto)
 
     @property
@@ -92,8 +94,13 @@ class OnnxAdapter(ModelAdapter):
         return None if None in widths else sum(width or 0 for width in widths)
 
     def layers(self, x: Any = None) -> tuple[LinearLayer, ...]:
-        """List the linear layers that feed the output, in order of execution; read off the graph, not off `x`."""
-        return self._layers
+        """List the linear layers that feed the output, in order of execution; `x` helps where the last one is wide."""
+        if x is not None:
+            return self._narrowed(self._layers, first_rows(x))
+        try:
+            return self._narrowed(self._layers, None)
+        except ValueError:  # a model that does not run on nothing
+            return self._layers
 
     def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
         """Run one forward pass: the inputs of the named layers and the prediction."""
@@ -103,16 +110,12 @@ class OnnxAdapter(ModelAdapter):
 
     def replace(self, weights: Weights) -> "OnnxAdapter":
         """Put new weights into a copy of the model, in the dtype of the old ones; all else is as it was."""
-        for name, (weight, bias) in weights.items():
-            layer = self._graph.layers[self._index(name)]
-            check_replacement(
-                name, weight=weight, bias=bias, weight_shape=layer.weight.shape, has_bias=layer.bias is not None
-            )
+        new = {name: self._whole(self._layers[self._index(name)], *given) for name, given in weights.items()}
         adapter = OnnxAdapter.__new__(OnnxAdapter)
-        adapter._given, adapter._external, adapter._output = None, self._external, self._output
+        adapter.__setstate__(self.__getstate__() | {"_given": None})
         adapter._proto = onnx.ModelProto()
         adapter._proto.CopyFrom(self._proto)
-        for name, (weight, bias) in weights.items():
+        for name, (weight, bias) in new.items():
             layer = adapter._graph.layers[self._index(name)]
             layer.weight.write(weight, name)
             if layer.bias is not None and bias is not None:
@@ -125,7 +128,11 @@ class OnnxAdapter(ModelAdapter):
 
     def __getstate__(self) -> dict[str, Any]:
         # A session cannot be pickled, and the graph refers to tensors inside the model: both are made anew when needed.
-        return {name: self.__dict__[name] for name in ("_given", "_proto", "_external", "_output")}
+        kept = ("_given", "_proto", "_external", "_output", "_place", "_column")
+        return {name: getattr(self, name) for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
 
     @cached_property
     def _graph(self) -> Graph:
@@ -170,26 +177,27 @@ class OnnxAdapter(ModelAdapter):
         feeds = _make_feeds(x, self._inputs)
         inside = [self._output, *(set(tensors) - feeds.keys() - {self._output})]
         values = dict(zip(inside, _run(self._open_session, feeds, inside, self._batch), strict=True))
-        return feeds | values, as_column(values[self._output], row_count(x))
+        return feeds | values, as_column(values[self._output], row_count(x), self._place)
 
     def _predict(self, x: Any) -> NDArray[Any]:
         feeds = _make_feeds(x, self._inputs)
         (value,) = _run(self._session, feeds, [self._output], self._batch)
-        return np.asarray(as_column(value, len(next(iter(feeds.values())))))
+        return np.asarray(as_column(value, len(next(iter(feeds.values()))), self._place))
 
     def _tail(self, rows: Any) -> Tail:
         last = self._graph.layers[-1]
+        rows = _blank(self._inputs) if rows is None else rows
         output = self._run_open(rows, [last.output])[0][last.output]
 
         def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
             values = z.astype(output.dtype)
             if last.output == self._output:
-                return values, values
+                return values, as_column(values, len(values), self._place)
             index = np.arange(len(values)) % row_count(rows)
             feeds = {name: value[index] for name, value in _make_feeds(rows, self._inputs).items()}
             feeds[last.output] = np.ascontiguousarray(values.reshape(-1, *output.shape[1:]))
             (prediction,) = _run(self._tail_session, feeds, [self._output], self._batch)
-            return values, as_column(prediction, len(values))
+            return values, as_column(prediction, len(values), self._place)
 
         operations = [operation_name(node) for node in self._graph.path(last.output)]
         return Tail(
@@ -202,10 +210,11 @@ class OnnxAdapter(ModelAdapter):
         )
 
 
-def _choose_output(model: onnx.ModelProto, output: str | int | None) -> str:
-    """Name of the output that is the prediction."""
+def _choose_output(model: onnx.ModelProto, output: Selector | None) -> tuple[str, int | None]:
+    """Name of the output that is the prediction, and which of its columns."""
     outputs = list(model.graph.output)
-    listing = ", ".join(repr(value.name) for value in outputs)
+    names = [str(value.name) for value in outputs]
+    listing = ", ".join(map(repr, names))
     if output is None and len(outputs) > 1:
         raise InputError(
             "the model has {count} outputs: {listing}. Say which is the prediction: {output}.",
@@ -213,17 +222,31 @@ def _choose_output(model: onnx.ModelProto, output: str | int | None) -> str:
             listing=listing,
             output=Given(),
         )
-    if isinstance(output, bool) or not isinstance(output, str | int | None):
+    which, place = _name_and_place(output, names)
+    if isinstance(which, bool) or not isinstance(which, str | int) or not isinstance(place, int | None):
         raise TypeError(f"output must be the name or the position of an output, got {output!r}.")
-    if isinstance(output, str):
-        chosen = [value for value in outputs if value.name == output]
+    if isinstance(which, str):
+        chosen = [value for value in outputs if value.name == which]
     else:
-        chosen = [outputs[output or 0]] if -len(outputs) <= (output or 0) < len(outputs) else []
+        chosen = [outputs[which]] if -len(outputs) <= which < len(outputs) else []
     if not chosen:
-        raise ValueError(f"the model has no output {output!r}; it has {listing}.")
+        raise ValueError(f"the model has no output {which!r}; it has {listing}.")
     if chosen[0].type.tensor_type.elem_type not in FLOATS:
         raise ValueError(f"output {chosen[0].name!r} is not a tensor of floating-point numbers, as predictions are.")
-    return str(chosen[0].name)
+    return str(chosen[0].name), place
+
+
+def _name_and_place(output: Any, names: Sequence[str]) -> tuple[Any, Any]:
+    """Split what was given into an output, by name or position, and a column of it or None."""
+    if isinstance(output, tuple) and len(output) == 2:
+        return output
+    if isinstance(output, str) and output not in names:
+        name, _, column = output.rpartition(":")
+        if column.isdecimal() and (name in names or not name):  # as it is written on a command line
+            return (name, int(column)) if name else _name_and_place(int(column), names)
+    if output is None or (len(names) == 1 and isinstance(output, int) and not isinstance(output, bool)):
+        return 0, output
+    return output, None
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -335,6 +358,9 @@ def _make_feeds(x: Any, inputs: Sequence[_Input]) -> Feeds:
 
     With one input for each column, the columns of a DataFrame are taken by name; else columns are taken in order.
     """
+    several = None if hasattr(x, "shape") else several_inputs(x)
+    if several is not None:
+        return _feeds_of_several(several, inputs)
     x = x.toarray() if hasattr(x, "toarray") else x
     x = x if _is_frame(x) else to_numpy(x)
     if len(inputs) == 1 and (inputs[0].shape is None or len(inputs[0].shape) > 2):
@@ -347,6 +373,20 @@ def _make_feeds(x: Any, inputs: Sequence[_Input]) -> Feeds:
         block = _take(x, columns, item)
         feeds[item.name] = block[:, 0] if item.shape is not None and len(item.shape) == 1 else block
     return feeds
+
+
+def _feeds_of_several(several: Mapping[Any, Any], inputs: Sequence[_Input]) -> Feeds:
+    """Inputs that were given one by one: by name, or in order."""
+    names = {item.name for item in inputs}
+    by_place = set(several) == set(range(len(inputs)))
+    if not by_place and set(several) != names:
+        raise ValueError(
+            f"X has the inputs {', '.join(map(str, several))}; the model takes {', '.join(sorted(names))}."
+        )
+    return {
+        item.name: _convert(to_numpy(several[place if by_place else item.name]), item, item.name)
+        for place, item in enumerate(inputs)
+    }
 
 
 def _model_input(value: onnx.ValueInfoProto) -> _Input:
@@ -388,6 +428,16 @@ def _columns_of(inputs: Sequence[_Input]) -> str:
         return f"{inputs[0].width or 'any number of'} columns (input {inputs[0].name!r})"
     parts = (item.name if item.width == 1 else f"{item.name}: {item.width} columns" for item in inputs)
     return f"{sum(item.width or 0 for item in inputs)} columns ({', '.join(parts)})"
+
+
+def _blank(inputs: Sequence[_Input]) -> dict[str, NDArray[Any]]:
+    """Two rows of nothing, on which to look at what follows the last layer."""
+    rows = _batch_size(inputs) or 2
+    sizes = {item.name: tuple(size or 1 for size in (item.shape or (rows,))[1:]) for item in inputs}
+    return {
+        item.name: np.full((rows, *sizes[item.name]), "" if item.dtype.kind == "O" else 0, item.dtype)
+        for item in inputs
+    }
 
 
 def _is_frame(x: Any) -> bool:

@@ -28,7 +28,7 @@ VOCABULARY = Vocabulary(
         "Add", "Sub", "Mul", "Div", "Neg", "Sum", "Mean", "ReduceSum", "ReduceMean", "BatchNormalization", "Scaler",
     }),
     curves={"Sigmoid": "sigmoid", "Softplus": "softplus"},
-    parts=frozenset({"Exp", "Log", "Reciprocal", "Pow"}),
+    parts=frozenset({"Exp", "Log", "Reciprocal", "Pow", "Softmax"}),
 )  # fmt: skip
 
 _STANDARD = ("", "ai.onnx")

@@ -15,7 +15,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from esvdfair.exceptions import Given, InputError
-from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, check_replacement, rounded
+from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, rounded
 
 _ACTIVATIONS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
     "identity": lambda a: a,
@@ -33,24 +33,17 @@ class SklearnAdapter(ModelAdapter):
     ----------
     model : MLPRegressor, or Pipeline, TransformedTargetRegressor, FrozenEstimator that end in one, in any nesting
         Fitted; `NotFittedError` otherwise.
-    output : None
-        Only for the sake of one signature; a scikit-learn regressor has one output.
+    output : int, optional
+        Which column of several that the model predicts.
     """
 
     def __init__(self, model: Any, *, output: Any = None) -> None:
-        if output is not None:
-            raise InputError(
-                "{output} was given, but a scikit-learn regressor has one output: drop it.", output=Given(output)
-            )
         self._model = model
         self._levels = tuple(_levels(model))
         for level in self._levels:
             check_is_fitted(level)
         self._mlp: MLPRegressor = self._levels[-1]
-        if self._mlp.n_outputs_ != 1:
-            raise ValueError(
-                f"the MLPRegressor predicts {self._mlp.n_outputs_} columns; one is needed. Fit one model a column."
-            )
+        self._place = _check_place(self._mlp.n_outputs_, output)
         self._names = tuple(f"coefs_[{index}]" for index in range(len(self._mlp.coefs_)))
 
     @property
@@ -66,6 +59,9 @@ class SklearnAdapter(ModelAdapter):
 
     def layers(self, x: Any = None) -> tuple[LinearLayer, ...]:
         """List the layers; all of them always run, so `x` is not looked at."""
+        return self._narrowed(self._all_layers(), None)
+
+    def _all_layers(self) -> tuple[LinearLayer, ...]:
         parts = zip(self._names, self._mlp.coefs_, self._mlp.intercepts_, strict=True)
         return tuple(
             LinearLayer(name, index, np.array(coef.T, dtype=np.float64), np.array(intercept, dtype=np.float64))
@@ -80,11 +76,11 @@ class SklearnAdapter(ModelAdapter):
 
     def replace(self, weights: Weights) -> "SklearnAdapter":
         """Put new weights into a deep copy of the estimator, in the dtype of the old ones."""
-        for name, (weight, bias) in weights.items():
-            shape = self._mlp.coefs_[self._index(name)].T.shape
-            check_replacement(name, weight=weight, bias=bias, weight_shape=shape, has_bias=True)
-        adapter = SklearnAdapter(copy.deepcopy(self._model))
-        for name, (weight, bias) in weights.items():
+        whole = {layer.name: layer for layer in self._all_layers()}
+        new = {name: self._whole(whole[self._names[self._index(name)]], *given) for name, given in weights.items()}
+        adapter = SklearnAdapter(copy.deepcopy(self._model), output=self._place)
+        adapter._column = self._column
+        for name, (weight, bias) in new.items():
             index = self._index(name)
             _assign(adapter._mlp.coefs_, index, np.asarray(weight).T, name)
             if bias is not None:
@@ -93,17 +89,17 @@ class SklearnAdapter(ModelAdapter):
 
     def _predict(self, x: Any) -> NDArray[Any]:
         """By the model's own `predict`."""
-        return np.asarray(self._model.predict(x)).ravel()
+        return self._column_of(self._model.predict(x))
 
     def _tail(self, rows: Any) -> Tail:
         """The output activation and the target transformers."""
-        _, last = self._forward(rows)
+        last = np.zeros((2, self._mlp.n_outputs_)) if rows is None else self._forward(rows)[1]
 
         def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
             values = z.astype(last.dtype)
             with np.errstate(all="ignore"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a transformer may complain of values beyond its domain
-                return values, self._finish(values[:, None])
+                return values, self._finish(values)
 
         return Tail(self._names[-1], last, run, operation=self._finishing())
 
@@ -113,7 +109,7 @@ class SklearnAdapter(ModelAdapter):
         return self._names.index(name)
 
     def _forward(self, x: Any) -> tuple[list[NDArray[Any]], NDArray[Any]]:
-        """Input of every layer, and output of the last, (rows, 1)."""
+        """Input of every layer, and output of the last, (rows, outputs)."""
         value = self._transform(x)
         inputs: list[NDArray[Any]] = []
         for coef, intercept in zip(self._mlp.coefs_, self._mlp.intercepts_, strict=True):
@@ -130,12 +126,16 @@ class SklearnAdapter(ModelAdapter):
         return np.asarray(x.toarray() if hasattr(x, "toarray") else x)
 
     def _finish(self, z: NDArray[Any]) -> NDArray[Any]:
-        """Prediction (rows,) of the last layer's output (rows, 1)."""
+        """Prediction (rows,) of the last layer's output (rows, outputs)."""
         value = _ACTIVATIONS[self._mlp.out_activation_](z)
         for level in reversed(self._levels):
             if isinstance(level, TransformedTargetRegressor):
-                value = level.transformer_.inverse_transform(value.reshape(-1, 1))
-        return np.asarray(value).ravel()
+                value = level.transformer_.inverse_transform(value.reshape(len(z), -1))
+        return self._column_of(value)
+
+    def _column_of(self, prediction: Any) -> NDArray[Any]:
+        value = np.asarray(prediction)
+        return value.ravel() if self._place is None else value[:, self._place]
 
     def _finishing(self) -> str:
         """Name what `_finish` does, for an error."""
@@ -146,6 +146,22 @@ class SklearnAdapter(ModelAdapter):
                 detail = f" with inverse_func={getattr(inverse, '__name__', inverse)}" if inverse is not None else ""
                 parts.append(f"{type(level.transformer_).__name__}.inverse_transform{detail}")
         return ", ".join(parts) or "nothing"
+
+
+def _check_place(columns: int, output: Any) -> int | None:
+    """Which of several columns is meant; None when there is one."""
+    if columns == 1 and output is not None:
+        raise InputError(
+            "{output} was given, but a scikit-learn regressor has one output: drop it.", output=Given(output)
+        )
+    if columns > 1 and not (isinstance(output, int) and -columns <= output < columns):
+        raise InputError(
+            "the model predicts {columns} columns; one is needed. Say which, from 0 to {last}: {output}.",
+            columns=columns,
+            last=columns - 1,
+            output=Given(output),
+        )
+    return None if columns == 1 else int(output)
 
 
 def _levels(model: Any) -> Iterator[Any]:

@@ -5,6 +5,7 @@ own device; a repaired copy wears the same wrapper. Layer names are those inside
 """
 
 import copy
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -18,13 +19,25 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from esvdfair.core.checks import to_numpy
+from esvdfair.core.checks import row_count, to_numpy
 from esvdfair.exceptions import Given, InputError
-from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, as_column, check_replacement, first_rows
+from esvdfair.models.base import (
+    LinearLayer,
+    ModelAdapter,
+    Tail,
+    Weights,
+    as_column,
+    each_input,
+    first_rows,
+    take,
+)
 from esvdfair.models.heads import KINDS
 from esvdfair.models.torch_trace import INPUT, VOCABULARY, Operation, Trace, mixing, weight_of
 
-Selector = str | int | Callable[[Any], Any]
+Selector = str | int | tuple[str | int, ...] | Callable[[Any], Any]
+Inputs = torch.Tensor | tuple[Any, ...] | dict[str, Any]
+"""What a module is called with: one tensor, tensors in order, or tensors by name."""
+
 Hook = Callable[..., Any]
 
 
@@ -33,7 +46,7 @@ class _Probe:
     """What one traced forward pass told: the layers, and how the last one reaches the prediction."""
 
     layers: tuple[LinearLayer, ...]
-    rows: torch.Tensor
+    rows: Inputs
     last_output: torch.Tensor
     prediction: torch.Tensor
     path: tuple[Operation, ...] | None  # None: the way was lost outside torch
@@ -46,14 +59,14 @@ class TorchAdapter(ModelAdapter):
     ----------
     model : torch.nn.Module
         Never touched: what runs, in eval mode, is a private copy that shares its parameters.
-    output : str, int or callable, optional
-        What to take as the prediction when the model returns a dict (key), a tuple (index) or anything else
-        (a callable of what the model returned).
+    output : str, int, tuple of these, or callable, optional
+        What to take as the prediction when the model returns a dict (key), a tuple (index), several columns (index),
+        one inside the other (a tuple of these), or anything else (a callable of what the model returned).
 
     Notes
     -----
-    Inputs are converted to the model's dtype and device. Layers that the forward pass does not reach, or that do not
-    feed the prediction, are not listed.
+    Inputs are converted to the model's dtype and device. Several are given as a tuple (in order) or a mapping (by
+    name). Layers that the forward pass does not reach, or that do not feed the prediction, are not listed.
     """
 
     def __init__(self, model: nn.Module, *, output: Selector | None = None) -> None:
@@ -79,14 +92,14 @@ class TorchAdapter(ModelAdapter):
 
     def layers(self, x: Any) -> tuple[LinearLayer, ...]:
         """List the linear layers that feed the prediction, in order of execution."""
-        return self._probe(x).layers
+        return self._narrowed(self._probe(x).layers, x)
 
     def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Run one forward pass: the inputs of the named layers and the prediction, on the model's device."""
         for copies in (False, True):
             captured = _Captured(copies=copies)
             hooks = {name: partial(captured.keep, name) for name in names}
-            prediction = self._run(_to_tensor(x, self._core), hooks)
+            prediction = self._run(_to_inputs(x, self._core), hooks)
             if not captured.overwritten():
                 break  # else the model went on to write into what a layer had read: run again, with copies
         for name in names:
@@ -98,15 +111,16 @@ class TorchAdapter(ModelAdapter):
 
     def replace(self, weights: Weights) -> "TorchAdapter":
         """Put new weights into a deep copy; dtype, device, requires_grad and training flags stay."""
+        new: dict[str, Any] = {}
         for name, (weight, bias) in weights.items():
             module = self._linear(name)
             problem = _find_problem(name, module, self._core)
             if problem is not None:
                 raise ValueError(problem)
-            shape, has_bias = tuple(module.weight.shape), module.bias is not None
-            check_replacement(name, weight=weight, bias=bias, weight_shape=shape, has_bias=has_bias)
+            new[name] = self._whole(_describe_layer(name, 0, module), weight, bias)
         adapter = TorchAdapter(_copied(self._model), output=self._output)
-        for name, (weight, bias) in weights.items():
+        adapter._column = self._column
+        for name, (weight, bias) in new.items():
             module = adapter._linear(name)
             _assign(name, module.weight, weight)
             if bias is not None:
@@ -120,15 +134,15 @@ class TorchAdapter(ModelAdapter):
         self.__init__(state["model"], output=state["output"])  # type: ignore[misc]  # all else is made of these
 
     def _predict(self, x: Any) -> torch.Tensor:
-        return self._run(_to_tensor(x, self._core), {})
+        return self._run(_to_inputs(x, self._core), {})
 
     def _tail(self, rows: Any) -> Tail:
         probe = self._probe(rows)
         name, like, path = probe.layers[-1].name, probe.last_output, probe.path or ()
 
         def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
-            values = torch.as_tensor(z.copy()).to(like.dtype)
-            x = probe.rows[torch.arange(len(values)) % len(probe.rows)]
+            values = torch.as_tensor(np.ascontiguousarray(z)).to(like.dtype)
+            x = take(probe.rows, np.arange(len(values)) % row_count(probe.rows))
             return to_numpy(values), to_numpy(self._run_from(name, x, values))
 
         operations = [operation.name for operation in path]
@@ -145,10 +159,10 @@ class TorchAdapter(ModelAdapter):
     def _probe(self, x: Any) -> _Probe:
         """Trace the forward pass over the first rows of `x`, once."""
         if self._probed is None:
-            self._probed = self._trace(_to_tensor(first_rows(x), self._core))
+            self._probed = self._trace(_to_inputs(first_rows(x), self._core))
         return self._probed
 
-    def _trace(self, x: torch.Tensor) -> _Probe:
+    def _trace(self, x: Inputs) -> _Probe:
         modules = {name: module for name, module in self._core.named_modules() if _is_linear(module)}
         trace = Trace({name: module._parameters.get("weight") for name, module in modules.items()})
         outputs: dict[str, torch.Tensor] = {}
@@ -165,8 +179,9 @@ class TorchAdapter(ModelAdapter):
             trace.mark(output, name)
             trace.inside = None
 
-        rows = x.clone()
-        trace.mark(x, INPUT)
+        rows = _cloned(x)
+        for tensor in _tensors(x):
+            trace.mark(tensor, INPUT)
         after, before = ({name: partial(hook, name) for name in modules} for hook in (leave, enter))
         prediction = self._run(x, after, before=before, mode=trace)
         reached = trace.labels(prediction)
@@ -181,21 +196,21 @@ class TorchAdapter(ModelAdapter):
         path = tuple(trace.path(names[-1], prediction)) if names[-1] in reached else None
         return _Probe(layers, rows, outputs[names[-1]], prediction, path)
 
-    def _moves(self, name: str, x: torch.Tensor, output: torch.Tensor, prediction: torch.Tensor) -> bool:
+    def _moves(self, name: str, x: Inputs, output: torch.Tensor, prediction: torch.Tensor) -> bool:
         """Whether the prediction follows a layer whose trace was lost (a detour through NumPy, a foreign kernel)."""
         return not torch.equal(self._run_from(name, x, output + 1 + output.abs().max()), prediction)
 
-    def _run_from(self, name: str, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    def _run_from(self, name: str, x: Inputs, z: torch.Tensor) -> torch.Tensor:
         """Prediction for rows `x` if the layer had given `z`."""
 
         def put(module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> torch.Tensor:
             return z.to(output, copy=True).reshape(output.shape)
 
-        return self._run(x.clone(), {name: put})
+        return self._run(_cloned(x), {name: put})
 
     def _run(
         self,
-        x: torch.Tensor,
+        x: Inputs,
         after: Mapping[str, Hook],
         *,
         before: Mapping[str, Hook] | None = None,
@@ -212,8 +227,24 @@ class TorchAdapter(ModelAdapter):
                 handle = self._linear(name).register_forward_hook(hook, prepend=True, with_kwargs=True)
                 stack.callback(handle.remove)
             stack.enter_context(mode or nullcontext())
-            prediction: torch.Tensor = as_column(_select(self._core(x), self._output), len(x))
+            prediction: torch.Tensor = as_column(_select(self._call(x), self._output), row_count(x))
             return prediction
+
+    def _call(self, x: Inputs) -> Any:
+        """Run the module on its inputs, in order or by name, or as one collection where it takes one."""
+        if isinstance(x, torch.Tensor) or not self._spreads(x):
+            return self._core(x)
+        return self._core(**x) if isinstance(x, dict) else self._core(*x)
+
+    def _spreads(self, x: tuple[Any, ...] | dict[str, Any]) -> bool:
+        """Whether the inputs are arguments of `forward` rather than a collection that is its only one."""
+        try:
+            inspect.signature(self._core.forward).bind(
+                *(() if isinstance(x, dict) else x), **(x if isinstance(x, dict) else {})
+            )
+        except TypeError:
+            return False
+        return True
 
     def _linear(self, name: str) -> nn.Linear:
         try:
@@ -422,15 +453,36 @@ def _parts(model: nn.Module) -> Iterator[tuple[str, Any]]:
 # --- values that go into a model and come out of it -------------------------------------------------------------------
 
 
-def _to_tensor(x: Any, model: nn.Module) -> torch.Tensor:
+def _to_inputs(x: Any, model: nn.Module) -> Inputs:
+    """Copies of one or several inputs, as `_to_tensor` makes them; of several, whole numbers and masks stay."""
+    if isinstance(x, torch.Tensor):
+        return _to_tensor(x, model)
+    several: Inputs | None = each_input(x, lambda value: _to_tensor(value, model, whole=True))
+    return _to_tensor(x, model) if several is None else several
+
+
+def _tensors(x: Inputs) -> list[torch.Tensor]:
+    if isinstance(x, torch.Tensor):
+        return [x]
+    return [value for value in (x.values() if isinstance(x, dict) else x) if isinstance(value, torch.Tensor)]
+
+
+def _cloned(x: Inputs) -> Inputs:
+    return x.clone() if isinstance(x, torch.Tensor) else each_input(x, torch.clone)
+
+
+def _to_tensor(x: Any, model: nn.Module, *, whole: bool = False) -> torch.Tensor:
     """Copy `x` in the model's dtype, on its device: a forward pass that works in place must not write into `x`.
 
-    Integer tensors stay integers if the model has an embedding.
+    Integer tensors stay integers if the model has an embedding, or if they are `whole` numbers beside other inputs.
     """
     like = _reference(model)
     if not isinstance(x, torch.Tensor):
-        return torch.tensor(_numeric(x), dtype=like.dtype).to(like.device)
-    keep = not x.is_floating_point() and any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
+        values = _numeric(x)
+        keep = whole and values.dtype.kind in "iub"
+        return torch.tensor(values, dtype=None if keep else like.dtype).to(like.device)
+    embeds = whole or any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
+    keep = not x.is_floating_point() and embeds
     # dtype first: a device may not know the dtype that comes in (float64 on Apple's)
     moved = (x if keep else x.to(like.dtype)).to(like.device)
     return (moved.clone() if moved is x else moved).detach()
@@ -461,35 +513,34 @@ def _numeric(x: Any) -> NDArray[Any]:
 
 def _select(result: Any, output: Selector | None) -> torch.Tensor:
     """Take the prediction out of what a model returned."""
-    if callable(output):
-        value = output(result)
-    elif isinstance(result, torch.Tensor):
-        if output is not None:
-            raise InputError(
-                "{output} selects from a dict or tuple, but the model returns one tensor: drop it.",
-                output=Given(output),
-            )
-        value = result
-    elif output is None:
+    value = output(result) if callable(output) else result
+    for step in output if isinstance(output, tuple) else () if callable(output) or output is None else (output,):
+        value = _item(value, step, output)
+    if isinstance(value, torch.Tensor):
+        return value
+    if output is None:
         raise InputError(
             "the model returns {contents}. Say which is the prediction: {output}, a key or an index.",
             contents=_contents(result),
             output=Given(),
         )
-    else:
-        value = _item(result, output)
-    if not isinstance(value, torch.Tensor):
-        raise InputError(
-            "{output} gives a {kind}, not a tensor of predictions.", output=Given(output), kind=type(value).__name__
-        )
-    return value
+    raise InputError(
+        "{output} gives a {kind}, not a tensor of predictions.", output=Given(output), kind=type(value).__name__
+    )
 
 
-def _item(result: Any, output: str | int) -> Any:
+def _item(result: Any, step: str | int, output: Selector | None) -> Any:
     try:
-        if isinstance(output, str) and not isinstance(result, Mapping):
-            return getattr(result, output)  # a named tuple or a dataclass
-        return result[output]
+        if isinstance(result, torch.Tensor):
+            if result.ndim == 2 and result.shape[1] > 1 and isinstance(step, int):
+                return result[:, step]
+            raise InputError(
+                "{output} selects from a dict, a tuple or several columns; the model returns one tensor: drop it.",
+                output=Given(output),
+            )
+        if isinstance(step, str) and not isinstance(result, Mapping):
+            return getattr(result, step)  # a named tuple or a dataclass
+        return result[step]
     except (KeyError, IndexError, AttributeError, TypeError) as error:
         raise InputError(
             "the model returns {contents}, and nothing in it is {output}.",
@@ -499,6 +550,8 @@ def _item(result: Any, output: str | int) -> Any:
 
 
 def _contents(result: Any) -> str:
+    if isinstance(result, torch.Tensor):
+        return f"{result.shape[1]} columns"
     if isinstance(result, Mapping):
         return f"a {type(result).__name__} with keys {', '.join(map(repr, result))}"
     if isinstance(result, list | tuple):

@@ -131,7 +131,7 @@ VOCABULARY = Vocabulary(
     }),
     curves={"sigmoid": "sigmoid", "softplus": "softplus"},
     parts=frozenset({
-        "exp", "exp2", "expm1", "log", "log1p", "reciprocal", "pow", "logaddexp", "log_sigmoid_forward",
+        "exp", "exp2", "expm1", "log", "log1p", "reciprocal", "pow", "logaddexp", "log_sigmoid_forward", "_softmax",
     }),
 )  # fmt: skip
 

@@ -15,11 +15,13 @@ from sklearn.utils.validation import check_is_fitted
 
 from esvdfair.estimator import ESVDFair
 from esvdfair.files import whole_file
-from esvdfair.report.content import Content, Table, attribute_name, collect
+from esvdfair.report.content import Content, attribute_name, collect, read_rows
 from esvdfair.report.page import render
 from esvdfair.text import label_text, some_names
 
 __all__ = ["render_report", "write_report"]
+
+UNNAMED_TARGET = "a number that nobody named"
 
 
 def render_report(
@@ -63,17 +65,18 @@ def render_report(
         ``fair`` is not fitted.
     """
     check_is_fitted(fair, "estimator_")
-    rows = Table.of(X, y, sensitive_features, sample_weight, fair.missing)
+    rows = read_rows(X, y, sensitive_features, sample_weight, fair.missing)
     apart = None
     if test is not None:
         x_test, y_test, groups_test, *weight_test = test
-        apart = Table.of(x_test, y_test, groups_test, weight_test[0] if weight_test else None, fair.missing)
-    content = collect(fair, rows, apart, attribute_name(sensitive_features))
+        apart = read_rows(x_test, y_test, groups_test, weight_test[0] if weight_test else None, fair.missing)
     named = predicts or getattr(y, "name", None)
+    predicted = f"{named or UNNAMED_TARGET}{f', in {unit}' if unit else ''}"
+    content = collect(fair, rows, apart, attribute=attribute_name(sensitive_features), predicted=predicted)
     about = {
         "Model": model or _kind(fair.model_),
-        "Data": data or f"{len(rows):,} rows of {rows.X.shape[1]} inputs",
-        "Predicts": f"{named or 'a number, which nobody named'}{f', in {unit}' if unit else ''}",
+        "Data": data or f"{len(rows.codes):,} rows of {rows.x.shape[1]} inputs",
+        "Predicts": predicted,
         "Groups": _groups(content),
     }
     return render(content, about=about, command=command, title=title)

@@ -120,7 +120,7 @@
   function cumulative(host, d) {
     const f = frame(host, {
       x: [data.grid[0], data.grid[1]], y: [0, 1], yTicks: true, left: 34, top: 26 + listRoom, height: 230 + listRoom,
-      xName: "prediction", yName: "share of the group at or below",
+      xName: data.predicted, yName: "share of the group at or below",
     });
     d.shares.forEach((values, i) => add(f.svg, "path", { class: `curve ${groupClass(i)}`, d: line(d.x, values, f.x, f.y) }));
     const at = f.x(d.at), low = f.y(d.low), high = f.y(d.high);
@@ -154,7 +154,9 @@
     if (target !== null) add(f.svg, "line", { class: "dash", x1: f.x(target), x2: f.x(target), y1: f.top, y2: f.bottom });
     for (const [ks, mse] of others) add(f.svg, "circle", { class: "faint", cx: f.x(ks), cy: f.y(mse), r: 3 });
     const made = steps.slice(1);
-    add(f.svg, "path", { class: "path", d: line(made.map((s) => s.ks), made.map((s) => s.mse), f.x, f.y) });
+    // on rows that did not judge them the points do not lie in the order of their parity
+    if (data.joined)
+      add(f.svg, "path", { class: "path", d: line(made.map((s) => s.ks), made.map((s) => s.mse), f.x, f.y) });
     steps.forEach((s, i) => {
       const look = { class: i ? "dot pick" : "dot pick old", r: i === chosen || !i ? 6 : 4 };
       const dot = add(f.svg, "circle", { ...look, cx: f.x(s.ks), cy: f.y(s.mse) });
@@ -215,7 +217,7 @@
   const readout = document.getElementById("readout");
   const step = () => Number(slider.value);
   const predictions = (s) => ({ grid: data.grid, densities: s.densities, means: s.means });
-  const shape = { peak: data.peak, xName: "prediction" };
+  const shape = { peak: data.peak, xName: data.predicted };
   const charts = {
     "density-before": (host) => densities(host, predictions(data.steps[0]), shape),
     "density-after": (host) => densities(host, predictions(data.steps[data.chosen]), shape),

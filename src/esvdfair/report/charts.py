@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from esvdfair.audit import Array, density, make_grid
+from esvdfair.batches import Batch
 from esvdfair.explain import LayerScan
-from esvdfair.report.content import Content, Step, Table
+from esvdfair.report.content import Content, Step
 from esvdfair.report.sentences import error_name, group_names, layer_name, step_sentence
 from esvdfair.text import number
 
@@ -30,6 +31,8 @@ def chart_data(content: Content) -> dict[str, Any]:
         "steps": steps,
         "chosen": content.chosen,
         "peak": max(max(map(max, steps[i]["densities"])) for i in (0, content.chosen)),
+        "joined": content.rows_judged,
+        "predicted": content.predicted if len(content.predicted) <= 40 else "prediction",
         "others": [rounded(pair) for pair in content.others],
         "floor": content.ks_floor,
         "target": content.summary["target_ks"],
@@ -59,7 +62,7 @@ def group_cells(content: Content, step: Step) -> list[list[str]]:
     return [[number(m, beside=content.spread), number(e, beside=content.spread**2)] for m, e in pairs]
 
 
-def distribution(rows: Table, step: Step, thresholds: Array) -> Array:
+def distribution(rows: Batch, step: Step, thresholds: Array) -> Array:
     """(G, k) part of each group at or below each of k thresholds."""
     found = []
     for g in range(len(rows.labels)):
@@ -88,7 +91,7 @@ def _step(content: Content, position: int, drawn: list[int], grid: Array) -> dic
     }
 
 
-def _densities(values: Array, rows: Table, groups: list[int], grid: Array) -> list[list[float]]:
+def _densities(values: Array, rows: Batch, groups: list[int], grid: Array) -> list[list[float]]:
     found = []
     for g in groups:
         mine = rows.codes == g

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from esvdfair.audit import Array, Codes, Peak, ks_peak
-from esvdfair.batches import held_out, is_stream, take
-from esvdfair.core.checks import Label, check_column, check_groups, check_weight
-from esvdfair.core.metrics import group_mse, ks_distance_ci, ks_floor
+from esvdfair.audit import Array, Codes
+from esvdfair.batches import Batch, held_out, is_stream, make_batches, take
+from esvdfair.core.metrics import Peak, group_mse, ks_distance_ci, ks_floor, ks_peak
 from esvdfair.curve import Curve, CurvePoint
 from esvdfair.estimator import ESVDFair
 from esvdfair.exceptions import ESVDFairWarning
@@ -28,59 +27,6 @@ STEPS = 40
 UNNAMED = "group"
 """Name of the attribute when its column has none."""
 FEATURES, MOVERS, DIRECTIONS = 10, 10, 3
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows in memory.
-
-    Attributes
-    ----------
-    X : (rows, features) inputs, in the type that was given
-    y : (rows,) labels, if there are any
-    labels, codes : the groups, and the group of each row
-    weight : (rows,) how many people a row stands for, or None when all are alike
-    places : (rows,) what the user calls a row: its index in a DataFrame, else its position, from 0
-    """
-
-    X: Any
-    y: Array | None
-    labels: tuple[Label, ...]
-    codes: Codes
-    weight: Array | None
-    places: NDArray[Any]
-
-    @classmethod
-    def of(cls, X: Any, y: Any, sensitive_features: Any, sample_weight: Any, missing: str) -> "Table":
-        """Checked rows with weight."""
-        if is_stream(X):
-            raise ValueError("X yields batches, but a report needs its rows in memory; pass a sample as an array.")
-        X = X if hasattr(X, "shape") else np.asarray(X)
-        X = X.tocsr() if hasattr(X, "tocsr") else X
-        rows = int(X.shape[0])
-        labels, codes = check_groups(sensitive_features, rows, missing)
-        places = np.asarray(X.index) if hasattr(X, "iloc") else np.arange(rows)
-        table = cls(X, None if y is None else check_column(y, rows, "y"), labels, codes, None, places)
-        if sample_weight is not None:
-            weight = check_weight(sample_weight, rows)
-            table = replace(table, weight=weight).part(np.flatnonzero(weight > 0))
-        return table
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    def part(self, rows: NDArray[np.intp]) -> "Table":
-        y, weight = (None if column is None else column[rows] for column in (self.y, self.weight))
-        return Table(take(self.X, rows), y, self.labels, self.codes[rows], weight, self.places[rows])
-
-    def arguments(self) -> dict[str, Any]:
-        """The groups, as every function of the package takes them."""
-        several = isinstance(self.labels[0], tuple)
-        cells = [list(label) if isinstance(label, tuple) else label for label in self.labels]
-        column = np.empty((len(self), len(cells[0])) if several else len(self), dtype=object)  # type: ignore[arg-type]
-        for code, cell in enumerate(cells):
-            column[self.codes == code] = cell
-        return {"sensitive_features": column, "sample_weight": self.weight}
 
 
 @dataclass(frozen=True)
@@ -124,6 +70,7 @@ class Content:
     rows : the rows of the page
     rows_are : "test", "validation", "heldout", "train", or "given" when nobody knows whether they fitted the repair
     rows_given : how many there were; those looked at may be fewer
+    predicted : what is predicted, and in which unit
     attribute : name of the sensitive column or columns
     ks_floor, ks_interval : of the repaired model on these rows
     steps : positions of the slider, the untouched model first
@@ -135,9 +82,10 @@ class Content:
     """
 
     summary: dict[str, Any]
-    rows: Table
+    rows: Batch
     rows_are: str
     rows_given: int
+    predicted: str
     attribute: str
     ks_floor: float
     ks_interval: tuple[float, float]
@@ -159,6 +107,11 @@ class Content:
         return self.steps[self.chosen]
 
     @property
+    def rows_judged(self) -> bool:
+        """Whether the rows of the page are those that judged the repair."""
+        return bool(self.rows_are == self.summary["evaluated_on"])
+
+    @property
     def has_labels(self) -> bool:
         return self.rows.y is not None
 
@@ -168,15 +121,33 @@ class Content:
         return float(self.before.prediction.std())
 
 
-def collect(fair: ESVDFair, rows: Table, test: Table | None, attribute: str) -> Content:
+def read_rows(X: Any, y: Any, sensitive_features: Any, sample_weight: Any, missing: str) -> Batch:
+    """All rows with weight, checked."""
+    if is_stream(X):
+        raise ValueError("X yields batches, but a report needs its rows in memory; pass a sample as an array.")
+    X = X if hasattr(X, "shape") else np.asarray(X)
+    X = X.tocsr() if hasattr(X, "tocsr") else X
+    if not X.shape[0]:
+        raise ValueError("X has no rows; there is nothing to report on.")
+    (rows,) = make_batches(X, y, sensitive_features, sample_weight, missing=missing, batch_size=int(X.shape[0]))
+    rows = rows if rows.weight is None else rows.take(np.flatnonzero(rows.weight > 0))
+    if len(rows.labels) < 2:
+        raise ValueError("sensitive_features holds fewer than two groups; a report compares them. Pass rows of each.")
+    sizes = np.bincount(rows.codes, minlength=len(rows.labels))
+    if sizes.min() < 2:
+        raise ValueError(
+            f"group {rows.labels[int(sizes.argmin())]!r} has {sizes.min()} row; its distribution needs at least 2. "
+            "Pass more rows, or leave the group out."
+        )
+    return rows
+
+
+def collect(fair: ESVDFair, rows: Batch, test: Batch | None, *, attribute: str, predicted: str) -> Content:
     """Run the untouched model and those of the curve over the rows of the page, and explain the repair on them."""
     check_is_fitted(fair, "estimator_")
-    for table in (rows, test):
-        if table is not None:
-            _check_groups(table)
     fitting, shown, rows_are = _choose_rows(fair, rows, test)
-    given = len(shown)
-    fitting, shown = (table.part(spread_rows(table.codes, ROWS_OF_A_GROUP)) for table in (fitting, shown))
+    given = len(shown.codes)
+    fitting, shown = (part.take(spread_rows(part.codes, ROWS_OF_A_GROUP)) for part in (fitting, shown))
     curve = getattr(fair, "curve_", None)
     models: list[tuple[CurvePoint | None, Any]] = [(None, fair.model_)]
     if curve is None or fair.point_ is None:
@@ -196,6 +167,7 @@ def collect(fair: ESVDFair, rows: Table, test: Table | None, attribute: str) -> 
         rows=shown,
         rows_are=rows_are,
         rows_given=given,
+        predicted=predicted,
         attribute=attribute,
         ks_floor=floor,
         ks_interval=ks_distance_ci(after, floor=floor, **groups),
@@ -239,18 +211,7 @@ def attribute_name(sensitive_features: Any) -> str:
     return UNNAMED if name is None else str(name)
 
 
-def _check_groups(rows: Table) -> None:
-    if len(rows.labels) < 2:
-        raise ValueError("sensitive_features holds fewer than two groups; a report compares them. Pass rows of each.")
-    sizes = np.bincount(rows.codes, minlength=len(rows.labels))
-    if sizes.min() < 2:
-        raise ValueError(
-            f"group {rows.labels[int(sizes.argmin())]!r} has {sizes.min()} row; its distribution needs at least 2. "
-            "Pass more rows, or leave the group out."
-        )
-
-
-def _choose_rows(fair: ESVDFair, rows: Table, test: Table | None) -> tuple[Table, Table, str]:
+def _choose_rows(fair: ESVDFair, rows: Batch, test: Batch | None) -> tuple[Batch, Batch, str]:
     """Rows to explain the layers with, rows of the page, and what these are.
 
     The rows that judged the repair are told by their number and by the untouched model's KS distance on them: all that
@@ -258,32 +219,39 @@ def _choose_rows(fair: ESVDFair, rows: Table, test: Table | None) -> tuple[Table
     """
     if test is not None:
         return rows, test, "test"
-    summary, everything = fair.summary_, np.arange(len(rows))
-    held = np.zeros(len(rows), dtype=bool)
+    summary, n = fair.summary_, len(rows.codes)
+    splits = [np.ones(n, dtype=bool)]
     if summary["evaluated_on"] == "heldout" and isinstance(fair.random_state, int | np.integer):
-        held = held_out(fair.validation_fraction, int(fair.random_state))(everything)
-    for out in (np.ones(len(rows), dtype=bool), held):
-        part = rows.part(np.flatnonzero(out))
-        if len(part) != summary["rows"] or not np.array_equal(np.unique(part.codes), np.unique(rows.codes)):
-            continue
-        ks = ks_peak(_predict(fair, fair.model_, part.X), part.codes, len(part.labels), part.weight).distance
-        if summary["ks_before"] is not None and abs(ks - summary["ks_before"]) < 1e-9:
-            return part if out.all() else rows.part(np.flatnonzero(~out)), part, summary["evaluated_on"]
+        splits.append(held_out(fair.validation_fraction, int(fair.random_state))(rows.row_id))
+    for out in splits:
+        part = rows.take(np.flatnonzero(out))
+        if len(part.codes) == summary["rows"] and len(np.unique(part.codes)) == len(rows.labels):
+            ks = ks_peak(_predict(fair, fair.model_, part.x), part.codes, len(part.labels), part.weight).distance
+            if summary["ks_before"] is not None and abs(ks - summary["ks_before"]) < 1e-9:
+                return part if out.all() else rows.take(np.flatnonzero(~out)), part, summary["evaluated_on"]
     return rows, rows, "given"
+
+
+def _named_groups(rows: Batch) -> dict[str, Any]:
+    """Labels and weights, as every function of the package takes them."""
+    labels = [tuple(label) if isinstance(label, tuple) else label for label in rows.labels]
+    column = np.empty(len(labels), dtype=object)
+    column[:] = labels
+    return {"sensitive_features": column[rows.codes], "sample_weight": rows.weight}
 
 
 def _predict(fair: ESVDFair, model: Any, X: Any) -> Array:
     return np.asarray(adapt(model, output=fair.output).predict(X), dtype=np.float64).reshape(-1)
 
 
-def _steps(fair: ESVDFair, models: Sequence[tuple[CurvePoint | None, Any]], rows: Table) -> tuple[Step, ...]:
+def _steps(fair: ESVDFair, models: Sequence[tuple[CurvePoint | None, Any]], rows: Batch) -> tuple[Step, ...]:
     groups: dict[str, Any] = {"sensitive_features": rows.codes, "sample_weight": rows.weight}
     truth, steps = rows.y, []
     for point, model in models:
-        prediction = _predict(fair, model, rows.X)
+        prediction = _predict(fair, model, rows.x)
         truth = prediction if truth is None else truth  # without labels, errors are changes
         errors = group_mse(truth, prediction, **groups)
-        weight = np.ones(len(rows)) if rows.weight is None else rows.weight
+        weight = np.ones(len(rows.codes)) if rows.weight is None else rows.weight
         share = np.bincount(rows.codes, weight)
         steps.append(
             Step(
@@ -303,15 +271,15 @@ def _others(curve: Curve | None, steps: Sequence[Step]) -> tuple[tuple[float, fl
     return () if curve is None else tuple((p.ks, p.mse) for p in curve.points if p.index not in drawn)
 
 
-def _scan(fair: ESVDFair, fitting: Table, shown: Table) -> LayerScan | str:
+def _scan(fair: ESVDFair, fitting: Batch, shown: Batch) -> LayerScan | str:
     """Of the layers, judged on the rows of the page."""
-    judges = (shown.X, shown.y, *shown.arguments().values())
+    judges = (shown.x, shown.y, *_named_groups(shown).values())
     y = fitting.y if shown.y is not None else None
     options: dict[str, Any] = {"output": fair.output, "batch_size": fair.batch_size, "effort": fair.effort}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ESVDFairWarning)  # about single layers; the page shows a dash there
-            scan = scan_layers(fair.model_, fitting.X, y, **fitting.arguments(), validation=judges, **options)
+            scan = scan_layers(fair.model_, fitting.x, y, **_named_groups(fitting), validation=judges, **options)
     except ValueError as error:
         return str(error)
     if all(layer.ks is None for layer in scan.layers):
@@ -319,33 +287,34 @@ def _scan(fair: ESVDFair, fitting: Table, shown: Table) -> LayerScan | str:
     return scan
 
 
-def _directions(fair: ESVDFair, rows: Table) -> tuple[Directions | str, bool]:
+def _directions(fair: ESVDFair, rows: Batch) -> tuple[Directions | str, bool]:
     """Of the hidden layer that the repair edited; else of the last hidden one, with what an edit of it would do."""
-    layers = adapt(fair.model_, output=fair.output).layers(take(rows.X, np.arange(1)))
+    layers = adapt(fair.model_, output=fair.output).layers(take(rows.x, np.arange(1)))
     if len(layers) == 1:
         return "the model has no layer before its last one, which the repair refitted.", False
     edited = [edit.layer for edit in fair.edits_ if edit.layer != layers[-1].name]
-    options: dict[str, Any] = {**rows.arguments(), "top": DIRECTIONS, "batch_size": fair.batch_size}
+    options: dict[str, Any] = {**_named_groups(rows), "top": DIRECTIONS, "batch_size": fair.batch_size}
     try:
         if edited:
-            return explain_directions(fair, rows.X, layer=edited[0], **options), True
-        return explain_directions(fair.model_, rows.X, layer=-2, output=fair.output, **options), False
+            return explain_directions(fair, rows.x, layer=edited[0], **options), True
+        return explain_directions(fair.model_, rows.x, layer=-2, output=fair.output, **options), False
     except ValueError as error:
         return str(error), bool(edited)
 
 
-def _people(before: Array, after: Array, rows: Table) -> People:
-    people = explain_people(before, after, **rows.arguments(), top=MOVERS)
-    return replace(people, movers=tuple(replace(m, row=rows.places[m.row]) for m in people.movers))
+def _people(before: Array, after: Array, rows: Batch) -> People:
+    people = explain_people(before, after, **_named_groups(rows), top=MOVERS)
+    places = rows.x.index if hasattr(rows.x, "iloc") else rows.row_id  # what the user calls a row
+    return replace(people, movers=tuple(replace(m, row=places[m.row]) for m in people.movers))
 
 
-def _features(rows: Table, before: Array, after: Array) -> tuple[Feature, ...]:
+def _features(rows: Batch, before: Array, after: Array) -> tuple[Feature, ...]:
     """The input columns that tell most of both group and prediction."""
     groups = len(rows.labels)
     members = (rows.codes[:, None] == np.arange(groups)).astype(np.float64)
-    weight = np.ones(len(rows)) if rows.weight is None else rows.weight
+    weight = np.ones(len(rows.codes)) if rows.weight is None else rows.weight
     names, correlations = correlate(
-        np.column_stack([before, after, members]), weight, rows.X, name_features(rows.X, None)
+        np.column_stack([before, after, members]), weight, rows.x, name_features(rows.x, None)
     )
     found = []
     for name, (old, new, *of_groups) in zip(names, correlations.T, strict=True):

@@ -188,7 +188,7 @@ def _densities(content: Content) -> str:
 
 
 def _quantiles(content: Content, position: int, caption: str) -> str:
-    levels = (0.05, 0.25, 0.5, 0.75, 0.95)
+    levels = (0.1, 0.5, 0.9)
     rows, step = content.rows, content.steps[position]
     lines = []
     for g, name in enumerate(group_names(content)):

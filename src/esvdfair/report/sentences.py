@@ -66,8 +66,13 @@ def headline(content: Content) -> str:
     if target is None:
         return f"Use the repaired model {_condition(content)}: {brings}."
     asked = f"the target of {points(target)}"
-    if content.summary["met"]:
+    if content.summary["met"] and after <= target:
         return f"Use the repaired model {_condition(content)}: {brings} and meets {asked}."
+    if content.summary["met"]:
+        return (
+            f"Use the repaired model with care: {brings}, {_price(content)}; it met {asked} on the rows that chose it, "
+            "but does not on these."
+        )
     few = min(content.summary["group_sizes"].items(), key=lambda item: item[1])[0]
     return (
         f"The repaired model does not meet {asked}: {brings}, {_price(content)}. Decide whether that is enough, or "
@@ -99,8 +104,8 @@ def _price(content: Content) -> str:
 
 
 def what_apart_means(content: Content) -> str:
-    count = f"{len(content.rows):,} {ROWS_ARE[content.rows_are]}"
-    if len(content.rows) < content.rows_given:
+    count = f"{len(content.rows.codes):,} {ROWS_ARE[content.rows_are]}"
+    if len(content.rows.codes) < content.rows_given:
         count += f" (an even sample of {content.rows_given:,})"
     return (
         "“Apart” is the Kolmogorov–Smirnov (KS) distance: wherever one draws a line through the predictions, the "
@@ -117,7 +122,7 @@ def how_chosen(content: Content) -> str:
             "The repair was made from moments of all sites, without rows: group means and variances became equal over "
             f"the {s['rows']:,} rows of the moments. No rows chose it."
         )
-    if content.rows_are == s["evaluated_on"]:
+    if content.rows_judged:
         return ""
     target = "" if s["target_ks"] is None else f", with a target of {share(s['target_ks'])}"
     return (
