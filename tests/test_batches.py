@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from esvdfair.batches import (, ArrayBatches
+from esvdfair.batches import (
     ArrayBatches,
     Batch,
     StreamBatches,

@@ -2,15 +2,24 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
 from esvdfair.core.checks import check_column, check_groups, check_weight
-from esvdfair.core.metrics import ks_distance, ks_distance_ci, ks_floor, mean_gap, variance_gap, wasserstein_distance
-from esvdfair.estimator import NULL_QUANTILE
+from esvdfair.core.metrics import (
+    Peak,
+    ks_distance,
+    ks_distance_ci,
+    ks_floor,
+    ks_peak,
+    mean_gap,
+    variance_gap,
+    wasserstein_distance,
+)
+from esvdfair.curve import NULL_QUANTILE
 from esvdfair.text import label_text, number, share
 
 Array = NDArray[np.float64]
@@ -41,17 +50,6 @@ class GroupFigures:
     mse: float | None
     mse_interval: tuple[float, float] | None
     mean_error: float | None
-
-
-class Peak(NamedTuple):
-    """Stand-in until core.metrics has it."""
-
-    distance: float
-    threshold: float
-    high_group: int
-    high_share: float
-    low_group: int
-    low_share: float
 
 
 @dataclass(frozen=True)
@@ -207,19 +205,6 @@ def _spread(values: Array, weight: Array | None) -> float:
     return float(np.sqrt(w @ (values - w @ values) ** 2 / (1 - w @ w)))
 
 
-def ks_peak(scores: Array, codes: Codes, n_groups: int, weights: Array | None = None) -> Peak:
-    """Stand-in until core.metrics has ks_peak."""
-    thresholds = np.unique(scores)
-    below = np.zeros((n_groups, len(thresholds)))
-    np.add.at(below, (codes, np.searchsorted(thresholds, scores)), 1.0 if weights is None else weights)
-    below = np.cumsum(below, axis=1)
-    below /= below[:, -1:]
-    at = int(np.ptp(below, axis=0).argmax())
-    high, low = int(below[:, at].argmax()), int(below[:, at].argmin())
-    shares = float(below[high, at]), float(below[low, at])
-    return Peak(shares[0] - shares[1], float(thresholds[at]), high, shares[0], low, shares[1])
-
-
 # --- densities, for plots and the report ---------------------------------------------------------------------------
 
 
@@ -232,13 +217,22 @@ def make_grid(samples: Iterable[Array], cells: int = CELLS) -> Array:
     return np.linspace(low - room, high + room, cells)
 
 
-def density(values: Array, grid: Array) -> Array:
+def density(values: Array, grid: Array, weight: Array | None = None) -> Array:
     """(cells,) Gaussian kernel density with Silverman's bandwidth, never narrower than a cell of the grid."""
-    quartiles = np.quantile(values, [0.25, 0.75])
-    spreads = [s for s in (values.std(), float(np.ptp(quartiles)) / 1.349) if s > 0]
-    bandwidth = max(0.9 * min(spreads, default=0.0) * len(values) ** -0.2, grid[1] - grid[0])
+    w = np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
+    low, high = _quantiles(values, weight, np.array([0.25, 0.75]))
+    sd = float(np.sqrt(w @ (values - w @ values) ** 2))
+    spreads = [s for s in (sd, (high - low) / 1.349) if s > 0]
+    bandwidth = max(0.9 * min(spreads, default=0.0) * float(w @ w) ** 0.2, grid[1] - grid[0])
     if len(values) > REPRESENTATIVES:
-        values = np.quantile(values, (np.arange(REPRESENTATIVES) + 0.5) / REPRESENTATIVES)
+        values = _quantiles(values, weight, (np.arange(REPRESENTATIVES) + 0.5) / REPRESENTATIVES)
+        w = np.full(REPRESENTATIVES, 1 / REPRESENTATIVES)
     z = (grid[:, None] - values) / bandwidth
-    found: Array = np.exp(-0.5 * z**2).mean(axis=1) / (bandwidth * np.sqrt(2 * np.pi))
+    found: Array = np.exp(-0.5 * z**2) @ w / (bandwidth * np.sqrt(2 * np.pi))
     return found
+
+
+def _quantiles(values: Array, weight: Array | None, levels: Array) -> Array:
+    if weight is None:
+        return np.quantile(values, levels)
+    return np.quantile(values, levels, weights=weight, method="inverted_cdf")

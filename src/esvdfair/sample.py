@@ -205,22 +205,26 @@ def prepare(
     if validation is not None:
         apart = validation_batches(validation, missing=missing, batch_size=batch_size)
     adapter = adapter() if callable(adapter) else adapter
-    probe, has_labels = share_probe(batches)
-    _check_inputs(adapter, X, probe)
+    split = held_out(validation_fraction, seed) if apart is None and validation_fraction else None
+    setting = meet(adapter, batches, seed=seed, effort=effort)
+    _check_finite(adapter, X)
+    return replace(setting, validation=apart, split=split)
+
+
+def meet(adapter: ModelAdapter, batches: Batches, *, seed: int = 0, effort: Effort | None = None) -> Setting:
+    """Let the model meet its first rows; all rows of the setting fit, and the same rows judge."""
+    probe, has_labels = _share_probe(batches)
+    width = adapter.n_features
+    if width is not None and getattr(probe, "ndim", 2) == 2 and probe.shape[1] != width:
+        raise InputError(
+            "{X} has {found} features, but the model expects {width} features as input.",
+            X=Given(), found=probe.shape[1], width=width,
+        )  # fmt: skip
     layers = adapter.layers(probe)
     _check_one_model(layers)
     _check_one_output(layers[-1])
     return Setting(
-        adapter=adapter,
-        layers=layers,
-        head=adapter.head(probe),
-        batches=batches,
-        validation=apart,
-        split=held_out(validation_fraction, seed) if apart is None and validation_fraction else None,
-        seed=seed,
-        has_labels=has_labels,
-        effort=effort or Effort(),
-        probe=probe,
+        adapter, layers, adapter.head(probe), batches, None, None, seed, has_labels, effort or Effort(), probe
     )
 
 
@@ -235,7 +239,7 @@ def validation_batches(validation: tuple[Any, ...], *, missing: str = "error", b
     return make_batches(x, y, sensitive, *weight, missing=missing, batch_size=batch_size, name="validation")
 
 
-def share_probe(batches: Batches) -> tuple[Any, bool]:
+def _share_probe(batches: Batches) -> tuple[Any, bool]:
     """Inputs on which to look at the model, and whether there are labels; a rank without rows gets another's.
 
     Raises
@@ -296,13 +300,7 @@ def _check_one_output(last: LinearLayer) -> None:
         )
 
 
-def _check_inputs(adapter: ModelAdapter, X: Any, probe: Any) -> None:
-    width = adapter.n_features
-    if width is not None and getattr(probe, "ndim", 2) == 2 and probe.shape[1] != width:
-        raise InputError(
-            "{X} has {found} features, but the model expects {width} features as input.",
-            X=Given(), found=probe.shape[1], width=width,
-        )  # fmt: skip
+def _check_finite(adapter: ModelAdapter, X: Any) -> None:
     # A scikit-learn pipeline may fill in missing values, and says itself when it cannot.
     if type(adapter.model).__module__.startswith("sklearn") or not hasattr(X, "dtype"):
         return
@@ -348,10 +346,9 @@ def draw(
     return run.sample(run.over(setting.batches, None), None, "train")
 
 
-def draw_validation(setting: Setting, labels: tuple[Label, ...]) -> Rows:
-    """Run the model over the rows that judge; their groups must be those of the rows that fit, ``labels``."""
-    assert setting.validation is not None
-    seen = _Pass(setting, None, (), True).over(setting.validation, _everything)
+def draw_judging(setting: Setting, labels: tuple[Label, ...]) -> Rows:
+    """Run the model over rows that judge; their groups must be ``labels``, those of the rows that fitted elsewhere."""
+    seen = _Pass(setting, None, (), True).over(setting.batches, _everything)
     return _relabelled(seen.rows(1), seen.labels, labels)
 
 

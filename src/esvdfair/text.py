@@ -7,6 +7,8 @@ from esvdfair.core.checks import Label
 
 WIDEST = 40
 """Characters of a name that are shown."""
+ROUNDING = 1e-9
+"""A number smaller than this part of what it is compared with is rounding."""
 
 
 def label_text(label: Label) -> str:
@@ -25,9 +27,11 @@ def printable(text: str, widest: int = WIDEST) -> str:
     return safe if len(safe) <= widest else safe[: widest - 1] + "…"
 
 
-def number(value: float | None) -> str:
-    """Four digits that count; a dash for none."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:.4g}"
+def number(value: float | None, *, beside: float = 0.0) -> str:
+    """Four digits that count; a dash for none. What is rounding beside another number is 0, not 8.882e-16."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return "0" if abs(value) < ROUNDING * abs(beside) else f"{value:.4g}"
 
 
 def share(value: float | None) -> str:

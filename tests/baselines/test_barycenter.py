@@ -9,7 +9,7 @@ from scipy.stats import norm
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from esvdfair.baselines import WassersteinBarycenter
+from esvdfair.baselines import PrivateHistogram, WassersteinBarycenter
 from esvdfair.core.metrics import ks_distance, ks_floor
 
 
@@ -108,6 +108,22 @@ def test_ties_are_split_so_that_atoms_of_different_size_still_meet():
     assert ks_distance(got, sensitive_features=groups) <= 2 * ks_floor(sensitive_features=groups)
     for group, atom in ((0, 0), (1, 3)):  # without splitting, one input value has one output value
         assert len(np.unique(got[(scores == atom) & (groups == group)])) > 1
+
+
+@pytest.mark.parametrize(
+    "baseline", [WassersteinBarycenter(jitter=1e-9, random_state=0), PrivateHistogram(bins=5, random_state=0)]
+)
+@pytest.mark.parametrize("scale", [2.0**-530, 2.0**530])
+def test_scores_near_the_ends_of_float64(baseline, scale):
+    scores, groups = sample([40, 30], np.random.default_rng(15))
+    expected = clone(baseline).fit(scores, sensitive_features=groups).predict(scores, sensitive_features=groups)
+    if scale > 1 and isinstance(baseline, PrivateHistogram):
+        with pytest.raises(ValueError, match="mean squared change is beyond the largest float64"):
+            clone(baseline).fit(scores * scale, sensitive_features=groups)
+        return
+    fair = clone(baseline).fit(scores * scale, sensitive_features=groups, sample_weight=np.full(70, scale))
+    got = fair.predict(scores * scale, sensitive_features=groups) / scale
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
 def test_ties_at_any_magnitude():
@@ -246,15 +262,19 @@ def test_errors_say_what_to_do():
         WassersteinBarycenter(fitted_on="labels").fit(scores, sensitive_features=groups)
     with pytest.raises(ValueError, match="jitter is -1"):
         WassersteinBarycenter(jitter=-1).fit(scores, sensitive_features=groups)
-    with pytest.raises(ValueError, match="1 missing or infinite"):
+    with pytest.raises(ValueError, match="scores holds 1 NaN or infinite"):
         fair.fit(np.r_[np.nan, scores[1:]], sensitive_features=groups)
-    with pytest.raises(ValueError, match="39 rows but scores has 40"):
+    with pytest.raises(ValueError, match="scores has 40 rows but sensitive_features has 39"):
         fair.fit(scores, sensitive_features=groups[1:])
+    with pytest.raises(ValueError, match="1 missing value"):
+        fair.fit(scores[:3], sensitive_features=["a", float("nan"), "b"])
+    with pytest.raises(ValueError, match="random_state=-1"):
+        WassersteinBarycenter(random_state=-1).fit(scores, sensitive_features=groups)
     with pytest.raises(ValueError, match="zero total sample_weight"):
         fair.fit(scores, sensitive_features=groups, sample_weight=groups)
-    with pytest.raises(ValueError, match="negative value -1"):
+    with pytest.raises(ValueError, match="20 negative values"):
         fair.fit(scores, sensitive_features=groups, sample_weight=groups - 1)
-    with pytest.raises(ValueError, match="one number for each row"):
+    with pytest.raises(ValueError, match="scores has 2 columns"):
         fair.fit(np.ones((20, 2)), sensitive_features=groups)
     fair.fit(scores, sensitive_features=groups)
     with pytest.raises(ValueError, match=r"groups \[2\] that were not in fit"):

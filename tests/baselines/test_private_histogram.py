@@ -5,7 +5,7 @@ import pytest
 from sklearn.exceptions import NotFittedError
 
 from esvdfair.baselines import PrivateHistogram, private_histogram
-from esvdfair.baselines.coupling import Coupling
+from esvdfair.baselines.private_histogram import CheapestPlans
 from esvdfair.core.metrics import ks_distance, ks_floor
 
 
@@ -24,8 +24,8 @@ def test_full_slack_only_bins():
 
 def test_noise_has_the_scale_of_the_promise(monkeypatch):
     """A share is the sum of 2 cells, each with Laplace noise of scale b = 2/(ε n), variance 2b²: deviation 2b."""
-    stand_in = Coupling(np.ones((2, 2, 2)) / 4, np.ones((2, 2)) / 2, 0.0)
-    monkeypatch.setattr(private_histogram, "cheapest_coupling", lambda *_, **__: stand_in)  # 1000 programs are slow
+    stand_in = CheapestPlans(np.ones((2, 2, 2)) / 4, np.ones((2, 2)) / 2, 0.0)
+    monkeypatch.setattr(private_histogram, "cheapest_plans", lambda *_, **__: stand_in)  # 1000 programs are slow
     scores, groups = sample([500, 500], np.random.default_rng(1))
     shares = [
         PrivateHistogram(bins=2, bounds=(-4, 6), epsilon=0.5, random_state=seed)

@@ -20,6 +20,7 @@ from esvdfair.core.metrics import (
     ks_distance_ci,
     ks_floor,
     ks_from_codes,
+    ks_peak,
     mean_gap,
     variance_gap,
     wasserstein_distance,
@@ -108,6 +109,49 @@ def test_a_tensor_that_requires_a_gradient_is_read() -> None:
     torch = pytest.importorskip("torch")
     scores = torch.tensor([[0.1], [0.4], [0.2], [0.9], [0.7]], dtype=torch.bfloat16, requires_grad=True)
     assert ks_distance(scores, sensitive_features=torch.tensor([0, 0, 1, 1, 1])) == pytest.approx(2 / 3)
+
+
+def test_the_peak_is_where_two_groups_differ_most() -> None:
+    rng = np.random.default_rng(5)
+    codes = rng.permutation(codes_of(30, 50, 20))
+    scores, weights = shifted(rng, codes, 0.6, 1), rng.random(100)
+    for w in (None, weights):
+        peak = ks_peak(scores, codes, 3, w)
+        share = [np.average(scores[codes == g] <= peak.threshold, weights=None if w is None else w[codes == g])
+                 for g in range(3)]  # fmt: skip
+        assert peak.distance == ks_from_codes(scores, codes, 3, w)
+        assert (peak.high_group, peak.low_group) == (np.argmax(share), np.argmin(share))
+        assert (peak.high_share, peak.low_share) == pytest.approx((max(share), min(share)), abs=1e-12)
+        assert peak.high_share - peak.low_share == pytest.approx(peak.distance, abs=1e-12)
+    assert ks_peak(np.zeros(4), codes_of(2, 2), 2).distance == 0
+
+
+def test_ks_of_many_groups_is_that_of_their_distribution_functions() -> None:
+    rng = np.random.default_rng(6)
+    codes = np.append(np.arange(60), rng.integers(60, size=500))
+    scores, weights = rng.integers(40, size=560).astype(float), rng.exponential(size=560)
+    below = (scores[:, None] <= np.unique(scores)) * weights[:, None]  # (rows, thresholds)
+    cdfs = np.stack([below[codes == g].sum(axis=0) / weights[codes == g].sum() for g in range(60)])
+    assert ks_from_codes(scores, codes, 60, weights) == pytest.approx(np.ptp(cdfs, axis=0).max(), abs=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-160, 1e160, 1e305])
+def test_scales_near_the_ends_of_float64(scale: float) -> None:
+    rng = np.random.default_rng(7)
+    codes = codes_of(20, 30, 10)
+    scores, weights = shifted(rng, codes, 1.0), rng.random(60)
+    kwargs = {"sensitive_features": codes, "sample_weight": weights}
+    large = {"sensitive_features": codes, "sample_weight": weights * scale}
+    for metric in (mean_gap, wasserstein_distance):
+        assert metric(scores * scale, **large) == pytest.approx(metric(scores, **kwargs) * scale, rel=1e-12)
+    for metric in (ks_distance, ks_distance_ci):
+        assert metric(scores * scale, **large) == pytest.approx(metric(scores, **kwargs), abs=1e-12)
+    assert variance_gap(scores, **large) == pytest.approx(variance_gap(scores, **kwargs), rel=1e-12)
+    if scale > 1:
+        with pytest.raises(ValueError, match="the variance gap is beyond the largest float64"):
+            variance_gap(scores * scale, **kwargs)
+        with pytest.raises(ValueError, match="the error is beyond"):
+            group_mse(scores, scores * scale, **kwargs)
 
 
 # --- ks_floor ---------------------------------------------------------------------------------------------------
@@ -392,29 +436,39 @@ GOOD = np.array([0.1, 0.2, 0.3, 0.4])
 NAMES = ["a", "a", "b", "b"]
 
 
-@pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize(
     ("y_pred", "groups", "weights", "message"),
     [
         (GOOD, ["a"] * 4, None, r"one group, 'a'; this needs at least 2"),
         ([], [], None, "no rows"),
-        ([0.1, np.nan, np.inf, 1], NAMES, None, "y_pred has 2 missing or infinite values among 4"),
-        (GOOD[:3], NAMES, None, "y_pred has 3 rows and sensitive_features has 4"),
-        (np.ones((4, 2)), NAMES, None, r"y_pred has shape \(4, 2\)"),
+        ([0.1, np.nan, np.inf, 1], NAMES, None, "y_pred holds 2 NaN or infinite values among 4"),
+        (GOOD[:3], NAMES, None, "sensitive_features has 4 rows but y_pred has 3"),
+        (np.ones((4, 2)), NAMES, None, "y_pred has 2 columns"),
         (0.5, NAMES, None, r"y_pred has shape \(\)"),
-        (["high", "low", "low", "low"], NAMES, None, "y_pred cannot be read as numbers"),
+        (["high", "low", "low", "low"], NAMES, None, "y_pred holds values that are not numbers"),
+        (["1", "2", "3", "4"], NAMES, None, "y_pred holds values that are not numbers"),
+        (np.ma.masked_less(GOOD, 0.15), NAMES, None, "1 masked values"),
+        (GOOD * 1j, NAMES, None, "complex"),
+        (np.arange(4).astype("datetime64[D]"), NAMES, None, r"datetime64\[D\]"),
+        ([10**400, 1, 2, 3], NAMES, None, "too large"),
         (GOOD, NAMES, [1, -1, 1, -2], "2 negative values"),
-        (GOOD, NAMES, [1, 1, 1], "sample_weight has 3 rows and sensitive_features has 4"),
-        (GOOD, NAMES, [1, 1, 1, np.nan], "sample_weight has 1 missing or infinite"),
+        (GOOD, NAMES, [1, 1, 1], "sensitive_features has 4 rows but sample_weight has 3"),
+        (GOOD, NAMES, [1, 1, 1, np.nan], "sample_weight holds 1 NaN or infinite"),
         (GOOD, NAMES, [1, 1, 0, 0], "group 'b' has 0 rows with positive weight"),
         (GOOD, ["a", None, "b", "b"], None, "1 missing value"),
+        (GOOD, ["a", float("nan"), "b", "b"], None, "1 missing value"),
     ],
 )
-def test_bad_rows_are_refused(
-    distance: Callable[..., float], y_pred: object, groups: object, weights: object, message: str
-) -> None:
+def test_bad_rows_are_refused(y_pred: object, groups: object, weights: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        distance(y_pred, sensitive_features=groups, sample_weight=weights)
+        ks_distance(y_pred, sensitive_features=groups, sample_weight=weights)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_every_distance_refuses_bad_rows(distance: Callable[..., float]) -> None:
+    for scores, groups in ((GOOD, ["a"] * 4), (GOOD[:3], NAMES), (GOOD, ["a", float("nan"), "b", "b"])):
+        with pytest.raises(ValueError, match="sensitive_features"):
+            distance(scores, sensitive_features=groups)
 
 
 @pytest.mark.parametrize("distance", [ks_distance_ci, variance_gap])
@@ -437,11 +491,11 @@ def test_other_arguments_that_cannot_be_used_are_refused() -> None:
         ks_distance_ci(GOOD, sensitive_features=NAMES, n_resamples=0)
     with pytest.raises(ValueError, match="order=3"):
         wasserstein_distance(GOOD, sensitive_features=NAMES, order=3)
-    with pytest.raises(ValueError, match="y_true has 3 rows and y_pred has 4"):
+    with pytest.raises(ValueError, match="y_pred has 4 rows but y_true has 3"):
         group_mse(GOOD[:3], GOOD, sensitive_features=NAMES)
     with pytest.raises(ValueError, match="no rows"):
         group_mse([], [], sensitive_features=[])
-    with pytest.raises(ValueError, match="y_pred has 3 rows and sensitive_features has 4"):
+    with pytest.raises(ValueError, match="sensitive_features has 4 rows but y_pred has 3"):
         ks_floor(sensitive_features=NAMES, y_pred=GOOD[:3])
     with pytest.raises(ValueError, match="one group"):
         ks_floor(sensitive_features=["a", "a"])

@@ -233,16 +233,23 @@ def test_a_failed_save_leaves_no_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("x", "groups", "weights", "message"),
     [
-        (np.ones((3, 2)), [0, 1], None, "3 rows but there are 2 group labels"),
+        (np.ones((3, 2)), [0, 1], None, "3 rows but sensitive_features has 2"),
         (np.ones(3), [0, 1, 0], None, r"shape \(3,\)"),
         (np.ones((2, 3)), [0, 1], None, "3 columns, the batches before had 2"),
         (np.array([[1.0, np.nan], [1, 2]]), [0, 1], None, "1 of 2 rows hold NaN"),
         (np.array([[1.0, np.inf], [-np.inf, 2]]), [0, 1], None, "2 of 2 rows hold NaN"),
-        (np.ones((2, 2)), [0, 1], [1.0], r"sample_weight has shape \(1,\)"),
-        (np.ones((2, 2)), [0, 1], [1.0, -1.0], "not negative"),
-        (np.ones((2, 2)), [0, 1], [1.0, np.nan], "finite"),
+        (np.ones((2, 2)), [0, 1], [1.0], "2 rows but sample_weight has 1"),
+        (np.ones((2, 2)), [0, 1], [1.0, -1.0], "must not be negative"),
+        (np.ones((2, 2)), [0, 1], [1.0, np.nan], "sample_weight holds 1 NaN"),
         (np.ones((2, 2)), [0, None], None, "1 missing value"),
         (np.ones((2, 2)), [0.5, 1.0], None, "continuous"),
+        (np.ones((2, 2)), ["0", "1"], None, "0 and '0' read alike"),
+        (np.array([["1", "2"], ["3", "4"]]), [0, 1], None, "not numbers"),
+        (np.ma.masked_equal(np.eye(2), 1), [0, 1], None, "2 masked values"),
+        (np.full((2, 2), 1j), [0, 1], None, "complex"),
+        (np.array([[1e200, 1], [-1e200, 2]]), [0, 0], None, "squares are beyond"),
+        (np.array([[1e200, 1], [-1e200, 2]]), [0, 1], None, "squares are beyond"),
+        (np.ones((2, 2)), [0, 1], [1e-200, 1e-200], "sum of squares leaves float64"),
     ],
 )
 def test_bad_batches_raise_and_change_nothing(x, groups, weights, message):
@@ -252,6 +259,21 @@ def test_bad_batches_raise_and_change_nothing(x, groups, weights, message):
         moments.update(x, groups, weights)
     np.testing.assert_array_equal(moments.scatters, before[0])
     np.testing.assert_array_equal(moments.counts, before[1])
+
+
+def test_labels_that_read_alike_are_neither_merged_nor_lost():
+    x = np.eye(4)
+    with pytest.raises(ValueError, match="read alike"):
+        GroupMoments().update(x, [1, "1", 1, "1"])
+    with pytest.raises(ValueError, match="read alike"):
+        GroupMoments().update(x, [0, 1, 0, 1]).merge(GroupMoments().update(x, [True, False, True, False]))
+    twice = GroupMoments().update_codes(x, ("a", "b", "a"), np.array([0, 1, 2, 2]))
+    assert twice.counts.tolist() == [3, 1]
+
+
+def test_merging_what_are_no_moments_is_an_error():
+    with pytest.raises(TypeError, match="merge takes GroupMoments, got dict"):
+        GroupMoments().merge({})
 
 
 def test_merging_other_widths_is_an_error():

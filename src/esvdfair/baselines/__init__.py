@@ -6,8 +6,7 @@ libraries are in `esvdfair.baselines.peers`, which needs the extra ``peers``.
 """
 
 from esvdfair.baselines.barycenter import WassersteinBarycenter
-from esvdfair.baselines.group_predictor import GroupPredictor, WithPredictedGroups
 from esvdfair.baselines.private_histogram import PrivateHistogram
-from esvdfair.baselines.unaware import UnawareOptimum
+from esvdfair.baselines.unaware import GroupPredictor, UnawareOptimum, WithPredictedGroups
 
 __all__ = ["GroupPredictor", "PrivateHistogram", "UnawareOptimum", "WassersteinBarycenter", "WithPredictedGroups"]

@@ -4,20 +4,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted
 
-from esvdfair.baselines.base import (
-    FitRows,
-    FittedOn,
-    Floats,
-    RandomState,
-    as_column,
-    fit_rows,
-    generator,
-    known_codes,
-)
+from esvdfair.baselines.base import Codes, FitRows, FittedOn, Floats, RandomState, ScoreMap, generator
+from esvdfair.core.checks import unit_scale
 
 # j/n and k/m that are equal as fractions differ by rounding as floats; far below 1/n for any n that fits in memory
 _LEVEL_TOLERANCE = 1e-12
@@ -57,7 +46,7 @@ class EmpiricalDistribution:
         return self.values[np.minimum(position, self.values.size - 1)]
 
 
-class WassersteinBarycenter(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class WassersteinBarycenter(ScoreMap):
     """Move every group's scores to the barycentre of all groups; needs the group at prediction.
 
     ``g(x, a) = Σ_b p_b Q_b(F_a(f(x)))`` with group shares p, quantile functions Q and distribution functions F,
@@ -117,37 +106,21 @@ class WassersteinBarycenter(BaseEstimator):  # type: ignore[misc]  # scikit-lear
         self.jitter = jitter
         self.random_state = random_state
 
-    def fit(self, scores: Any, y: Any = None, *, sensitive_features: Any, sample_weight: Any = None) -> Self:
-        """Estimate every group's distribution.
-
-        Parameters
-        ----------
-        scores : (rows,) predictions of the model
-        y : (rows,) training targets; used, and then required, with ``fitted_on="targets"``
-        sensitive_features : (rows,) or (rows, attributes) group labels
-        sample_weight : (rows,) or None
-
-        Raises
-        ------
-        ValueError
-            A group with fewer than two rows when ``split`` is on, a negative jitter; see also :func:`base.fit_rows`.
-        """
+    def _check_parameters(self, sample_weight: Any) -> None:
         if not self.jitter >= 0:
             raise ValueError(f"jitter is {self.jitter!r}; expected 0 or a small positive number such as 1e-9.")
-        rows = fit_rows(
-            scores, y, sensitive_features=sensitive_features, sample_weight=sample_weight, fitted_on=self.fitted_on
-        )
+
+    def _learn(self, rows: FitRows) -> None:
         rng = generator(self.random_state, purpose=0)
-        self.noise_scale_ = self.jitter * float(rows.values.std())
+        unit = unit_scale(rows.values)
+        self.noise_scale_ = self.jitter * float(np.ldexp(np.ldexp(rows.values, -unit).std(), unit))
         rows = rows._replace(values=rows.values + rng.normal(scale=self.noise_scale_, size=rows.values.size))
         halves = [self._halves(rows, code, rng) for code in range(len(rows.labels))]
-        self.labels_ = rows.labels
         self.proportions_ = rows.proportions()
         self.cdfs_ = tuple(EmpiricalDistribution.of(rows.values[i], rows.weight[i]) for i, _ in halves)
         self.quantiles_ = tuple(EmpiricalDistribution.of(rows.values[i], rows.weight[i]) for _, i in halves)
-        return self
 
-    def _halves(self, rows: FitRows, code: int, rng: np.random.Generator) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    def _halves(self, rows: FitRows, code: int, rng: np.random.Generator) -> tuple[Codes, Codes]:
         """Row numbers of one group for F and for Q; rows of zero weight carry no information and are left out."""
         members = np.flatnonzero((rows.codes == code) & (rows.weight > 0))
         if not self.split:
@@ -160,17 +133,7 @@ class WassersteinBarycenter(BaseEstimator):  # type: ignore[misc]  # scikit-lear
         first, second = np.array_split(rng.permutation(members), 2)
         return first, second
 
-    def predict(self, scores: Any, *, sensitive_features: Any) -> Floats:
-        """Scores moved to the barycentre, shape (rows,).
-
-        Parameters
-        ----------
-        scores : (rows,) predictions of the model
-        sensitive_features : (rows,) or (rows, attributes) group labels, each seen in fit
-        """
-        check_is_fitted(self)
-        f = as_column(scores, name="scores")
-        codes = known_codes(sensitive_features, self.labels_, f.size)
+    def _move(self, f: Floats, codes: Codes) -> Floats:
         rng = generator(self.random_state, purpose=1)
         f = f + rng.normal(scale=self.noise_scale_, size=f.size)
         level = np.empty(f.size)

@@ -1,13 +1,17 @@
-"""What the baselines share: checked inputs, group codes and seeded generators."""
+"""What the baselines share: the rows a fit learns from, maps that need the group at prediction, seeded generators."""
 
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
 
-from esvdfair.core.checks import Label, encode_groups
+from esvdfair.core.checks import Label, check_column, check_rows, check_weight, encode_groups
+from esvdfair.exceptions import Given, InputError
 
 Floats: TypeAlias = NDArray[np.float64]
+Codes: TypeAlias = NDArray[np.intp]
 FittedOn: TypeAlias = Literal["scores", "targets"]
 RandomState: TypeAlias = int | np.random.Generator | None
 
@@ -21,7 +25,7 @@ class FitRows(NamedTuple):
 
     values: Floats
     labels: tuple[Label, ...]
-    codes: NDArray[np.intp]
+    codes: Codes
     weight: Floats
 
     def proportions(self) -> Floats:
@@ -30,41 +34,59 @@ class FitRows(NamedTuple):
         return np.asarray(mass / mass.sum(), dtype=np.float64)
 
 
-def as_column(values: Any, *, name: str) -> Floats:
-    """One finite float64 per row, from an array-like or tensor of shape (rows,) or (rows, 1)."""
-    if hasattr(values, "detach"):  # a torch tensor, on whichever device
-        values = values.detach().cpu().numpy()
-    column = np.asarray(values, dtype=np.float64)
-    if column.ndim == 2 and column.shape[1] == 1:
-        column = column[:, 0]
-    if column.ndim != 1 or column.size == 0:
-        raise ValueError(
-            f"{name} has shape {column.shape}; expected one number for each row, shape (rows,), at least one row."
+class ScoreMap(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """A map of scores to fairer ones that needs the group at prediction: ``fit`` and ``predict`` of such baselines.
+
+    A subclass has ``fitted_on`` among its parameters and says how it learns (``_learn``) and how it moves a score
+    (``_move``); the checks are here.
+    """
+
+    fitted_on: FittedOn
+
+    def fit(self, scores: Any, y: Any = None, *, sensitive_features: Any, sample_weight: Any = None) -> Self:
+        """Learn the map.
+
+        Parameters
+        ----------
+        scores : (rows,) predictions of the model
+        y : (rows,) training targets; used, and then required, with ``fitted_on="targets"``
+        sensitive_features : (rows,) or (rows, attributes) group labels
+        sample_weight : (rows,) or None; an error where a baseline cannot honour it
+
+        Raises
+        ------
+        ValueError
+            Parameters outside their range; targets asked for but not given, lengths that differ, fewer than two
+            groups, a group of zero weight.
+        """
+        self._check_parameters(sample_weight)
+        rows = fit_rows(
+            scores, y, sensitive_features=sensitive_features, sample_weight=sample_weight, fitted_on=self.fitted_on
         )
-    bad = int(np.count_nonzero(~np.isfinite(column)))
-    if bad:
-        raise ValueError(
-            f"{name} has {bad} missing or infinite values among {column.size} rows; a distribution cannot be "
-            "estimated from them. Drop or impute those rows."
-        )
-    return column
+        self.labels_ = rows.labels
+        self._learn(rows)
+        return self
 
+    def predict(self, scores: Any, *, sensitive_features: Any) -> Floats:
+        """Scores moved by the map of their group, shape (rows,).
 
-def as_weight(sample_weight: Any, rows: int) -> Floats:
-    """Non-negative weights, one for each row; all ones for None."""
-    if sample_weight is None:
-        return np.ones(rows)
-    weight = as_column(sample_weight, name="sample_weight")
-    check_rows("sample_weight", weight.size, rows)
-    if weight.min() < 0:
-        raise ValueError(f"sample_weight has the negative value {weight.min()}; give weights of at least 0.")
-    return weight
+        Parameters
+        ----------
+        scores : (rows,) predictions of the model
+        sensitive_features : (rows,) or (rows, attributes) group labels, each seen in fit
+        """
+        check_is_fitted(self)
+        f = check_column(scores, None, "scores")
+        return np.asarray(self._move(f, known_codes(sensitive_features, self.labels_, f.size)), dtype=np.float64)
 
+    def _check_parameters(self, sample_weight: Any) -> None:
+        """Raise on parameters that cannot be used, before any row is looked at."""
 
-def check_rows(name: str, got: int, rows: int) -> None:
-    """Fail when ``name`` does not have one entry for each of the ``rows`` scores."""
-    if got != rows:
-        raise ValueError(f"{name} has {got} rows but scores has {rows}; they must describe the same rows.")
+    def _learn(self, rows: FitRows) -> None:
+        raise NotImplementedError
+
+    def _move(self, f: Floats, codes: Codes) -> Floats:
+        raise NotImplementedError
 
 
 def fit_rows(
@@ -74,52 +96,44 @@ def fit_rows(
 
     ``fitted_on="targets"`` takes the training targets y, as the authors of the paper did; the maps so found are
     later applied to model scores all the same.
-
-    Raises
-    ------
-    ValueError
-        Targets asked for but not given, lengths that differ, fewer than two groups, a group of zero weight.
     """
     if fitted_on not in ("scores", "targets"):
-        raise ValueError(f"fitted_on is {fitted_on!r}; expected 'scores' or 'targets'.")
-    values = as_column(scores, name="scores")
+        raise InputError("{fitted_on}: expected 'scores' or 'targets'.", fitted_on=Given(fitted_on))
+    values = check_column(scores, None, "scores")
     if fitted_on == "targets":
         if y is None:
-            raise ValueError("fitted_on='targets' needs the training targets; pass y to fit.")
-        rows, values = values.size, as_column(y, name="y")
-        check_rows("y", values.size, rows)
+            raise InputError("{fitted_on} needs the training targets; pass y to fit.", fitted_on=Given(fitted_on))
+        values = check_column(y, len(values), "y", of="scores")
     labels, codes = encode_groups(sensitive_features)
-    check_rows("sensitive_features", codes.size, values.size)
+    check_rows(len(codes), len(values), "sensitive_features", of="scores")
     if len(labels) < 2:
-        raise ValueError(f"only one group, {labels[0]!r}, among {codes.size} rows; parity needs at least two.")
-    weight = as_weight(sample_weight, values.size)
+        found = f"only one group, {labels[0]!r}," if labels else "no group"
+        raise ValueError(f"{found} among {len(codes)} rows; parity needs at least two.")
+    if sample_weight is None:
+        return FitRows(values, labels, codes, np.ones(len(values)))
+    weight = check_weight(sample_weight, len(values), of="scores")
+    weight = weight / weight.max()  # shares are all that counts, and sums of them cannot overflow
     mass = np.bincount(codes, weights=weight, minlength=len(labels))
     if mass.min() <= 0:
         raise ValueError(f"group {labels[int(mass.argmin())]!r} has zero total sample_weight; drop it or weigh it.")
     return FitRows(values, labels, codes, weight)
 
 
-def known_codes(sensitive_features: Any, labels: tuple[Label, ...], rows: int) -> NDArray[np.intp]:
+def known_codes(sensitive_features: Any, labels: tuple[Label, ...], rows: int) -> Codes:
     """Position in ``labels`` of each row's group; fails on a group that ``fit`` has not seen."""
     got, codes = encode_groups(sensitive_features)
-    check_rows("sensitive_features", codes.size, rows)
+    check_rows(len(codes), rows, "sensitive_features", of="scores")
     position = {label: i for i, label in enumerate(labels)}
     unseen = [label for label in got if label not in position]
     if unseen:
-        raise ValueError(
-            f"sensitive_features has groups {unseen} that were not in fit, which saw {list(labels)}; there is no "
-            "map for them. Fit on rows of every group."
+        raise InputError(
+            "{sensitive_features} has groups {unseen} that were not in fit, which saw {seen}; there is no map for "
+            "them. Fit on rows of every group.",
+            sensitive_features=Given(),
+            unseen=unseen,
+            seen=list(labels),
         )
     return np.array([position[label] for label in got], dtype=np.intp)[codes]
-
-
-def label_array(labels: tuple[Label, ...]) -> NDArray[Any]:
-    """Labels as a one-dimensional array, also when they are tuples (intersections of attributes) or of mixed type."""
-    if isinstance(labels[0], tuple) or len({type(label) for label in labels}) > 1:
-        array = np.empty(len(labels), dtype=object)
-        array[:] = labels
-        return array
-    return np.asarray(labels)
 
 
 def generator(random_state: RandomState, *, purpose: int) -> np.random.Generator:
@@ -129,4 +143,7 @@ def generator(random_state: RandomState, *, purpose: int) -> np.random.Generator
     """
     if random_state is None or isinstance(random_state, np.random.Generator):
         return np.random.default_rng(random_state)
-    return np.random.default_rng([random_state, purpose])
+    if isinstance(random_state, bool) or not isinstance(random_state, int | np.integer) or random_state < 0:
+        raise InputError("{random_state}: expected a whole number of at least 0, a Generator or None.",
+                         random_state=Given(random_state))  # fmt: skip
+    return np.random.default_rng([int(random_state), purpose])

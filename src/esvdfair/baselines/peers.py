@@ -14,15 +14,8 @@ from sklearn.base import BaseEstimator
 from sklearn.linear_model import LinearRegression
 from sklearn.utils.validation import check_is_fitted
 
-from esvdfair.baselines.base import (
-    FitRows,
-    FittedOn,
-    Floats,
-    as_column,
-    check_rows,
-    fit_rows,
-    known_codes,
-)
+from esvdfair.baselines.base import Codes, FitRows, FittedOn, Floats, ScoreMap, fit_rows
+from esvdfair.core.checks import check_numbers, check_rows
 
 
 def _import(module: str, distribution: str) -> Any:
@@ -37,15 +30,12 @@ def _import(module: str, distribution: str) -> Any:
         ) from error
 
 
-def _unweighted_rows(
-    scores: Any, y: Any, *, sensitive_features: Any, sample_weight: Any, fitted_on: FittedOn, library: str
-) -> FitRows:
+def _refuse_weights(sample_weight: Any, library: str) -> None:
     if sample_weight is not None:
         raise ValueError(f"{library} takes no sample weights, so they would be ignored; pass sample_weight=None.")
-    return fit_rows(scores, y, sensitive_features=sensitive_features, sample_weight=None, fitted_on=fitted_on)
 
 
-class FairlearnCorrelationRemover(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class FairlearnCorrelationRemover(ScoreMap):
     """Fairlearn's `CorrelationRemover` on the score: equal group means, nothing else; needs the group at prediction.
 
     Fairlearn has no post-processing for the distribution of a regression, so this is its nearest.
@@ -66,29 +56,17 @@ class FairlearnCorrelationRemover(BaseEstimator):  # type: ignore[misc]  # sciki
         self.alpha = alpha
         self.fitted_on = fitted_on
 
-    def fit(self, scores: Any, y: Any = None, *, sensitive_features: Any, sample_weight: Any = None) -> Self:
-        """Regress the score on the groups; see :class:`WassersteinBarycenter` for the parameters."""
-        rows = _unweighted_rows(
-            scores,
-            y,
-            sensitive_features=sensitive_features,
-            sample_weight=sample_weight,
-            fitted_on=self.fitted_on,
-            library="Fairlearn's CorrelationRemover",
-        )
+    def _check_parameters(self, sample_weight: Any) -> None:
+        _refuse_weights(sample_weight, "Fairlearn's CorrelationRemover")
+
+    def _learn(self, rows: FitRows) -> None:
         preprocessing = _import("fairlearn.preprocessing", "fairlearn")
-        self.labels_ = rows.labels
         groups = range(1, len(rows.labels))  # columns of the table below
         self.remover_ = preprocessing.CorrelationRemover(sensitive_feature_ids=list(groups), alpha=self.alpha)
         self.remover_.fit(_score_and_dummies(rows.values, rows.codes, len(rows.labels)))
-        return self
 
-    def predict(self, scores: Any, *, sensitive_features: Any) -> Floats:
-        """Scores without what the group explains, shape (rows,)."""
-        check_is_fitted(self)
-        f = as_column(scores, name="scores")
-        codes = known_codes(sensitive_features, self.labels_, f.size)
-        return as_column(self.remover_.transform(_score_and_dummies(f, codes, len(self.labels_))), name="scores")
+    def _move(self, f: Floats, codes: Codes) -> Floats:
+        return np.asarray(self.remover_.transform(_score_and_dummies(f, codes, len(self.labels_)))).reshape(-1)
 
 
 def _score_and_dummies(values: Floats, codes: Any, groups: int) -> Floats:
@@ -96,7 +74,7 @@ def _score_and_dummies(values: Floats, codes: Any, groups: int) -> Floats:
     return np.column_stack([values, np.eye(groups)[codes][:, 1:]])
 
 
-class EquipyWasserstein(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class EquipyWasserstein(ScoreMap):
     """EquiPy's `FairWasserstein`: another implementation of Chzhen et al.; needs the group at prediction.
 
     Parameters
@@ -122,27 +100,15 @@ class EquipyWasserstein(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self.fitted_on = fitted_on
         self.random_state = random_state
 
-    def fit(self, scores: Any, y: Any = None, *, sensitive_features: Any, sample_weight: Any = None) -> Self:
-        """Estimate every group's distribution; see :class:`WassersteinBarycenter` for the parameters."""
-        rows = _unweighted_rows(
-            scores,
-            y,
-            sensitive_features=sensitive_features,
-            sample_weight=sample_weight,
-            fitted_on=self.fitted_on,
-            library="EquiPy's FairWasserstein",
-        )
+    def _check_parameters(self, sample_weight: Any) -> None:
+        _refuse_weights(sample_weight, "EquiPy's FairWasserstein")
+
+    def _learn(self, rows: FitRows) -> None:
         fairness = _import("equipy.fairness", "equipy")
-        self.labels_ = rows.labels
         self.fair_ = fairness.FairWasserstein(sigma=self.sigma, seed=self.random_state)
         self.fair_.fit(rows.values, pd.DataFrame({"group": rows.codes}))
-        return self
 
-    def predict(self, scores: Any, *, sensitive_features: Any) -> Floats:
-        """Scores moved to the barycentre, shape (rows,)."""
-        check_is_fitted(self)
-        f = as_column(scores, name="scores")
-        codes = known_codes(sensitive_features, self.labels_, f.size)
+    def _move(self, f: Floats, codes: Codes) -> Floats:
         # EquiPy leaves out the terms of groups that are absent from the rows to predict: add a row of each
         every = np.arange(len(self.labels_))
         padded = np.concatenate([f, np.full(every.size, f[0])])
@@ -174,18 +140,13 @@ class LeaceRegression(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         X : (rows, features)
         sample_weight : must be None
         """
-        rows = _unweighted_rows(
-            scores,
-            y,
-            sensitive_features=sensitive_features,
-            sample_weight=sample_weight,
-            fitted_on="scores" if y is None else "targets",
-            library="concept-erasure's LEACE",
-        )
+        _refuse_weights(sample_weight, "concept-erasure's LEACE")
+        fitted_on: FittedOn = "scores" if y is None else "targets"
+        rows = fit_rows(scores, y, sensitive_features=sensitive_features, sample_weight=None, fitted_on=fitted_on)
         erasure = _import("concept_erasure", "concept-erasure")
         torch = _import("torch", "torch")
-        features = torch.as_tensor(np.array(X, dtype=np.float64))
-        check_rows("X", features.shape[0], rows.values.size)
+        features = torch.as_tensor(check_numbers(X, "X").astype(np.float64))
+        check_rows(features.shape[0], rows.values.size, "X", of="scores")
         indicators = torch.as_tensor(np.eye(len(rows.labels))[rows.codes])
         # its defaults shrink the covariance and drop weak directions, which leaves part of the gap; exact here
         self.eraser_ = erasure.LeaceEraser.fit(features, indicators, shrinkage=False, svd_tol=1e-8)
@@ -196,5 +157,5 @@ class LeaceRegression(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
         """Predictions from erased features, shape (rows,); ``scores`` is not used, part of the common shape."""
         check_is_fitted(self)
         torch = _import("torch", "torch")
-        features = torch.as_tensor(np.array(X, dtype=np.float64))
+        features = torch.as_tensor(check_numbers(X, "X").astype(np.float64))
         return np.asarray(self.regression_.predict(self.eraser_(features).numpy()))

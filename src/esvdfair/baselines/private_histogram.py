@@ -1,23 +1,15 @@
 """Fair regression from a private histogram (Xian et al., 2024): noise, repair, linear program, random transport."""
 
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted
+from scipy import sparse
+from scipy.optimize import linprog
 
-from esvdfair.baselines.base import (
-    FitRows,
-    FittedOn,
-    Floats,
-    RandomState,
-    as_column,
-    fit_rows,
-    generator,
-    known_codes,
-)
-from esvdfair.baselines.coupling import cheapest_coupling, repair_cdf
+from esvdfair.baselines.base import Codes, FitRows, FittedOn, Floats, RandomState, ScoreMap, generator
+from esvdfair.core.checks import unit_scale, unscaled
 
 # Noise can make a group's mass negative; it then counts for next to nothing instead of turning costs into gains
 _SMALLEST_SHARE = 1e-6
@@ -25,12 +17,12 @@ _SMALLEST_SHARE = 1e-6
 _UNSEEN = 1e-12
 
 
-class PrivateHistogram(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class PrivateHistogram(ScoreMap):
     """Bin the scores, find the cheapest transport to nearly equal distributions, apply it at random.
 
     Needs the group at prediction. The joint histogram of group and bin gets Laplace noise of scale 2/(ε·rows) (one
     changed row moves two cells by 1/rows), each group's distribution function is repaired, the plans of
-    :func:`coupling.cheapest_coupling` are found, and a score in bin i of group a becomes the middle of bin j with
+    :func:`cheapest_plans` are found, and a score in bin i of group a becomes the middle of bin j with
     probability ``γ_aij / Σ_j γ_aij``. A bin that a group did not show in fit is left where it is.
 
     Parameters
@@ -94,40 +86,6 @@ class PrivateHistogram(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
         self.fitted_on = fitted_on
         self.random_state = random_state
 
-    def fit(self, scores: Any, y: Any = None, *, sensitive_features: Any, sample_weight: Any = None) -> Self:
-        """Estimate the histograms and solve the linear program.
-
-        Parameters
-        ----------
-        scores : (rows,) predictions of the model
-        y : (rows,) training targets; used, and then required, with ``fitted_on="targets"``
-        sensitive_features : (rows,) or (rows, attributes) group labels
-        sample_weight : (rows,) or None; refused with ``epsilon``, whose noise is for rows that count alike
-
-        Raises
-        ------
-        ValueError
-            Parameters outside their range, ``epsilon`` without ``bounds``; see also :func:`base.fit_rows`.
-        """
-        self._check_parameters(sample_weight)
-        rows = fit_rows(
-            scores, y, sensitive_features=sensitive_features, sample_weight=sample_weight, fitted_on=self.fitted_on
-        )
-        self.labels_ = rows.labels
-        self.edges_ = self._bin_edges(rows.values)
-        self.points_ = (self.edges_[1:] + self.edges_[:-1]) / 2
-        joint = self._joint_histogram(rows)
-        self.proportions_ = np.clip(joint.sum(axis=1), _SMALLEST_SHARE, None)
-        cdfs = np.cumsum(joint / self.proportions_[:, None], axis=1)
-        self.histogram_ = np.diff([repair_cdf(cdf) for cdf in cdfs], prepend=0.0, axis=1)
-        coupling = cheapest_coupling(
-            self.histogram_, proportions=self.proportions_, points=self.points_, alpha=self.alpha
-        )
-        self.target_ = coupling.targets
-        self.cost_ = coupling.cost
-        self.transport_ = _conditional(coupling.plans, self.histogram_ > _UNSEEN)
-        return self
-
     def _check_parameters(self, sample_weight: Any) -> None:
         if self.bins != int(self.bins) or self.bins < 2:
             raise ValueError(f"bins is {self.bins!r}; expected a whole number of at least 2.")
@@ -150,11 +108,24 @@ class PrivateHistogram(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
                 "row would get less privacy than promised. Pass one of the two."
             )
 
+    def _learn(self, rows: FitRows) -> None:
+        self.edges_ = self._bin_edges(rows.values)
+        self.points_ = self.edges_[1:] / 2 + self.edges_[:-1] / 2
+        joint = self._joint_histogram(rows)
+        self.proportions_ = np.clip(joint.sum(axis=1), _SMALLEST_SHARE, None)
+        cdfs = np.cumsum(joint / self.proportions_[:, None], axis=1)
+        self.histogram_ = np.diff([repair_cdf(cdf) for cdf in cdfs], prepend=0.0, axis=1)
+        found = cheapest_plans(self.histogram_, proportions=self.proportions_, points=self.points_, alpha=self.alpha)
+        self.target_ = found.targets
+        self.cost_ = found.cost
+        self.transport_ = _conditional(found.plans, self.histogram_ > _UNSEEN)
+
     def _bin_edges(self, values: Floats) -> Floats:
         low, high = self.bounds if self.bounds is not None else (values.min(), values.max())
         if not low < high:
             raise ValueError(f"all fitted values equal {low}; bins need a range. Pass bounds=(low, high).")
-        return np.linspace(low, high, self.bins + 1)
+        unit = unit_scale(np.array([low, high]))
+        return np.ldexp(np.linspace(np.ldexp(low, -unit), np.ldexp(high, -unit), self.bins + 1), unit)
 
     def _joint_histogram(self, rows: FitRows) -> Floats:
         """Share of rows in (group, bin), shape (groups, bins), with noise when ``epsilon`` is set."""
@@ -171,17 +142,7 @@ class PrivateHistogram(BaseEstimator):  # type: ignore[misc]  # scikit-learn has
         """Bin of every value, [edge, next edge); what lies outside the bounds counts into the outer bins."""
         return np.clip(np.searchsorted(self.edges_, values, side="right") - 1, 0, self.bins - 1)
 
-    def predict(self, scores: Any, *, sensitive_features: Any) -> Floats:
-        """Middles of the bins that the scores are moved to, shape (rows,).
-
-        Parameters
-        ----------
-        scores : (rows,) predictions of the model
-        sensitive_features : (rows,) or (rows, attributes) group labels, each seen in fit
-        """
-        check_is_fitted(self)
-        f = as_column(scores, name="scores")
-        codes = known_codes(sensitive_features, self.labels_, f.size)
+    def _move(self, f: Floats, codes: Codes) -> Floats:
         u = generator(self.random_state, purpose=1).random(f.size)
         levels = np.cumsum(self.transport_, axis=2)[codes, self._bin(f)]  # (rows, bins)
         moved = np.count_nonzero(levels <= u[:, None], axis=1)
@@ -192,3 +153,115 @@ def _conditional(plans: Floats, seen: NDArray[np.bool_]) -> Floats:
     """P(bin after | bin before): rows of the plans over their sums, the identity where nothing was seen."""
     mass = np.where(seen, plans.sum(axis=2), 1.0)
     return np.where(seen[:, :, None], plans / mass[:, :, None], np.eye(plans.shape[1]))
+
+
+# --- distributions on a grid ---------------------------------------------------------------------------------------
+
+
+def isotonic_linf(x: Floats) -> Floats:
+    """Non-decreasing z that minimises ``max |z − x|``: the mean of the running maximum and the later minimum."""
+    return np.asarray((np.maximum.accumulate(x) + np.minimum.accumulate(x[::-1])[::-1]) / 2)
+
+
+def repair_cdf(x: Floats) -> Floats:
+    """The distribution function on the same points that is nearest to x in the largest deviation.
+
+    Clipping the isotonic solution to [0, 1] and raising its end to 1 keeps it optimal: what clipping adds to the
+    deviation no distribution function could avoid.
+    """
+    z = np.clip(isotonic_linf(x), 0.0, 1.0)
+    z[-1] = 1.0
+    return z
+
+
+def monotone_plan(p: Floats, q: Floats) -> Floats:
+    """Joint mass (bins, bins) that carries p to q in order: the cheapest one for a convex cost on the line.
+
+    Bins i and j share the levels that both cover: ``γ_ij = (min(P_i, Q_j) − max(P_{i−1}, Q_{j−1}))⁺``.
+    """
+    before, after = np.cumsum(p), np.cumsum(q)
+    upper = np.minimum(before[:, None], after)
+    lower = np.maximum((before - p)[:, None], after - q)
+    return np.asarray(np.maximum(upper - lower, 0.0))
+
+
+@dataclass(frozen=True)
+class CheapestPlans:
+    """Result of the linear program for G groups and k bins.
+
+    ``plans`` (G, k, k): joint mass of (bin before, bin after); ``targets`` (G, k): distribution after; ``cost``:
+    mean squared change, averaged over groups with their shares.
+    """
+
+    plans: Floats
+    targets: Floats
+    cost: float
+
+
+def cheapest_plans(histogram: Floats, *, proportions: Floats, points: Floats, alpha: float) -> CheapestPlans:
+    """Transport all groups to output distributions within KS distance ``alpha`` of each other.
+
+    ``min Σ_a w_a Σ_ij γ_aij (c_i − c_j)²`` over plans γ_a ≥ 0 with ``Σ_j γ_aij = p_ai`` and output distribution
+    functions ``R_a(j) = Σ_{l≤j} Σ_i γ_ail``, such that ``|R_a(j) − B(j)| ≤ α/2`` for a common B (the barycentre).
+
+    Parameters
+    ----------
+    histogram : (groups, bins), p, each row sums to 1
+    proportions : (groups,), w
+    points : (bins,), c, the value a bin stands for
+    alpha : largest allowed KS distance between two groups; 0 gives them one distribution
+
+    Raises
+    ------
+    RuntimeError
+        When HiGHS does not solve the program, which is always feasible.
+    """
+    groups, bins = histogram.shape
+    unit = unit_scale(points)
+    scaled = np.ldexp(points, -unit)
+    square = (scaled[:, None] - scaled[None, :]) ** 2
+    weight = proportions / proportions.sum()
+    a_eq, a_ub = _constraints(groups, bins)
+    solution = linprog(  # type: ignore[call-overload]  # the stubs do not know sparse constraints
+        # costs in units of the largest one, so that the solver's tolerances mean the same for every scale of scores
+        np.concatenate([np.kron(weight, square.ravel() / square.max()), np.zeros((groups + 1) * bins)]),
+        A_ub=a_ub,
+        b_ub=np.full(a_ub.shape[0], alpha / 2),
+        A_eq=a_eq,
+        b_eq=np.concatenate([histogram.ravel(), np.zeros(groups * bins)]),
+        bounds=(0, 1),
+        method="highs",
+        options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
+    )
+    if solution.status != 0:
+        raise RuntimeError(f"HiGHS did not solve the transport program: {solution.message}")
+    cdfs = solution.x[groups * bins * bins :].reshape(groups + 1, bins)[:groups]
+    targets = np.diff([repair_cdf(cdf) for cdf in cdfs], prepend=0.0, axis=1)
+    # the solver meets the marginals to its tolerance, the monotone plans to these targets meet them exactly
+    plans = np.stack([monotone_plan(p, q) for p, q in zip(histogram, targets, strict=True)])
+    cost = float(np.einsum("a,aij,ij->", weight, plans, square))
+    return CheapestPlans(plans, targets, unscaled(cost, 2 * unit, "the mean squared change"))
+
+
+def _constraints(groups: int, bins: int) -> tuple[sparse.csr_array, sparse.csr_array]:
+    """Equalities (rows of γ sum to p; columns of γ are steps of R) and inequalities (|R_a − B| ≤ α/2)."""
+    one, eye = np.ones((1, bins)), sparse.eye_array(bins)
+    every = sparse.eye_array(groups)
+    row_sums = sparse.kron(every, sparse.kron(eye, one))
+    column_sums = sparse.kron(every, sparse.kron(one, eye))
+    steps = sparse.kron(every, sparse.diags_array([1.0, -1.0], offsets=[0, -1], shape=(bins, bins)))
+    a_eq = sparse.block_array(
+        [
+            [row_sums, sparse.csr_array((groups * bins, groups * bins)), sparse.csr_array((groups * bins, bins))],
+            [column_sums, -steps, sparse.csr_array((groups * bins, bins))],
+        ],
+        format="csr",
+    )
+    gap = sparse.hstack(
+        [
+            sparse.csr_array((groups * bins, groups * bins * bins)),
+            sparse.eye_array(groups * bins),
+            -sparse.kron(np.ones((groups, 1)), eye),
+        ]
+    )
+    return a_eq, sparse.vstack([gap, -gap], format="csr")

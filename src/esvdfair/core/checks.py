@@ -1,23 +1,30 @@
 """Every check of a column, a weight and groups, and the one way from a tensor to NumPy.
 
-What users pass comes through here first: arrays, lists, pandas objects, torch tensors on any device.
+What users pass comes through here first: arrays, lists, pandas objects, torch tensors on any device. It is read as its
+owner meant it or refused: text, dates, complex and masked values are no numbers, a missing group is missing in every
+spelling, and labels that read alike (1 and "1") are never one group, nor two by accident.
 """
 
+import math
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from esvdfair.distributed import world_size
+from esvdfair.exceptions import Given, InputError
 
 Scalar: TypeAlias = str | int | bool
 Label: TypeAlias = Scalar | tuple[Scalar, ...]
 
 MISSING = "missing"
 """Label of the group of people whose attribute is missing, with ``missing="group"``."""
+
+_GROUPS = {"sensitive_features": Given()}
 
 MAX_INTEGER_GROUPS = 50
 """More distinct whole numbers than this are taken for a measurement, not for groups."""
@@ -27,11 +34,32 @@ MAX_INTEGER_GROUPS = 50
 
 
 def to_numpy(values: Any) -> NDArray[Any]:
-    """An array-like as NumPy; a torch tensor comes from its device (bfloat16, which NumPy lacks, as float32)."""
+    """An array-like as NumPy; a torch tensor comes from its device (dtypes that NumPy lacks as float32).
+
+    Raises
+    ------
+    ValueError
+        When values are masked: what lies under a mask is nobody's data.
+    """
     if not hasattr(values, "detach"):
+        if isinstance(values, np.ma.MaskedArray):
+            return _unmasked(values)
         return np.asarray(values)
-    tensor = values.detach().cpu()
-    return np.asarray((tensor.float() if tensor.dtype == sys.modules["torch"].bfloat16 else tensor).numpy())
+    tensor = values.detach()
+    try:
+        return np.asarray(tensor.numpy(force=True))
+    except TypeError:  # bfloat16 and narrower floats
+        return np.asarray(tensor.float().numpy(force=True))
+
+
+def _unmasked(values: "np.ma.MaskedArray[Any, Any]") -> NDArray[Any]:
+    masked = int(np.count_nonzero(np.ma.getmaskarray(values)))
+    if masked:
+        raise ValueError(
+            f"got a masked array with {masked} masked values, which stand for nothing; drop those rows, or fill them "
+            "with .filled(...)."
+        )
+    return np.asarray(values.data)
 
 
 def several_inputs(x: Any) -> dict[Any, Any] | None:
@@ -75,81 +103,174 @@ def count_not_finite(values: Any) -> int:
     return int((~finite).sum())
 
 
-# --- columns -------------------------------------------------------------------------------------------------------
+# --- numbers -------------------------------------------------------------------------------------------------------
 
 
-def check_column(values: Any, rows: int, name: str) -> NDArray[np.float64]:
-    """(rows,) finite float64 of an array-like of shape (rows,) or (rows, 1)."""
-    raw = to_numpy(values)
-    if np.iscomplexobj(raw):
-        raise ValueError(f"Complex data not supported: {name} holds complex numbers.")
+def check_numbers(values: Any, name: str) -> NDArray[Any]:
+    """An array-like of real numbers as NumPy, in its own dtype when that is one of numbers, else in float64.
+
+    Raises
+    ------
+    ValueError
+        Text, dates, complex numbers, masked values, rows of different lengths, whole numbers beyond float64.
+    """
     try:
-        column = raw.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} holds values that are not numbers ({error}); esvdfair repairs regression.") from error
+        raw = to_numpy(values)
+    except ValueError as error:
+        raise InputError(f"{{{name}}} cannot be read as an array: {{error}}", {name: Given()}, error=error) from error
+    if raw.dtype.kind in "biuf":
+        return raw
+    if raw.dtype.kind == "c" or (raw.dtype == object and any(isinstance(v, complex) for v in raw.flat)):
+        raise InputError(f"Complex data not supported: {{{name}}} holds complex numbers.", {name: Given()})
+    try:
+        return _object_numbers(raw)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(
+            f"{{{name}}} holds values that are not numbers ({{error}}); esvdfair repairs regression. Pass one number "
+            "for each row.",
+            {name: Given()},
+            error=error,
+        ) from error
+
+
+def numbers_in_place(values: Any, name: str) -> Any:
+    """As `check_numbers`, but a tensor that NumPy cannot read where it lies stays a tensor.
+
+    What NumPy can read it reads: it knows that XᵀX is symmetric and does half of the work; torch does not.
+    """
+    if hasattr(values, "detach"):
+        torch = sys.modules["torch"]
+        tensor = values.detach()
+        plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
+        if not plain or tensor.dtype == torch.bfloat16:
+            if tensor.is_complex():
+                raise InputError(f"Complex data not supported: {{{name}}} holds complex numbers.", {name: Given()})
+            return tensor
+    return check_numbers(values, name)
+
+
+def _object_numbers(raw: NDArray[Any]) -> NDArray[np.float64]:
+    """Python numbers as float64, None and its like as NaN."""
+    if raw.dtype != object:
+        raise TypeError(f"their dtype is {raw.dtype}")
+    for value in raw.flat:
+        if isinstance(value, str | bytes | np.datetime64 | np.timedelta64) or value is pd.NaT:
+            raise TypeError(f"one is {value!r}, of type {type(value).__name__}")
+    missing = np.asarray(pd.isna(raw), dtype=bool)
+    numbers = np.full(raw.shape, np.nan)
+    with np.errstate(over="ignore"):  # an extended float beyond float64 becomes infinite, which callers report
+        numbers[~missing] = raw[~missing].astype(np.float64)
+    return numbers
+
+
+def check_column(values: Any, rows: int | None, name: str, *, of: str = "X") -> NDArray[np.float64]:
+    """(rows,) finite float64 of an array-like of shape (rows,) or (rows, 1); ``of`` is what has that many rows."""
+    with np.errstate(over="ignore"):
+        column = check_numbers(values, name).astype(np.float64)
     if column.ndim == 2 and column.shape[1] != 1:
-        raise ValueError(
-            f"{name} has {column.shape[1]} columns; a regressor with several outputs is repaired one output at a time. "
-            f"Pass one column of {name}."
+        raise InputError(
+            f"{{{name}}} has {column.shape[1]} columns, shape {column.shape}; a regressor with several outputs is "
+            f"repaired one output at a time. Pass one column of {{{name}}}.",
+            {name: Given()},
         )
     if column.ndim > 2 or column.ndim == 0:
-        raise ValueError(f"{name} has shape {column.shape}; expected ({rows},).")
+        raise InputError(
+            f"{{{name}}} has shape {column.shape}; expected one number for each row, shape (rows,).", {name: Given()}
+        )
     column = column.reshape(-1)
-    if len(column) != rows:
-        raise ValueError(f"X has {rows} rows but {name} has {len(column)} values; they must match row by row.")
-    bad = int(np.count_nonzero(~np.isfinite(column)))
+    if rows is not None:
+        check_rows(len(column), rows, name, of=of)
+    bad = count_not_finite(column)
     if bad:
-        raise ValueError(f"{name} holds {bad} NaN or infinite values; drop those rows.")
+        raise InputError(
+            f"{{{name}}} holds {bad} NaN or infinite values among {len(column)}; they have no place in a distribution. "
+            "Find out why they arise, or drop those rows.",
+            {name: Given()},
+        )
     return column
 
 
-def check_weight(values: Any, rows: int) -> NDArray[np.float64]:
-    """(rows,) finite weights, not negative, not all zero; the share of one rank among several may be."""
-    weight = check_column(values, rows, "sample_weight")
-    if (weight < 0).any() or not (weight.any() or world_size() > 1):
-        raise ValueError("sample_weight must not be negative, and not zero everywhere.")
+def check_rows(got: int, rows: int, name: str, *, of: str = "X") -> None:
+    """Raise unless ``name`` has one entry for each of the ``rows`` rows of ``of``."""
+    if got != rows:
+        raise InputError(
+            f"{{{of}}} has {rows} rows but {{{name}}} has {got} values; they must match row by row.",
+            {of: Given(), name: Given()},
+        )
+
+
+def check_weight(values: Any, rows: int, *, of: str = "X", zero: bool = False) -> NDArray[np.float64]:
+    """(rows,) finite weights, not negative.
+
+    Not all zero either, unless ``zero``; the share of one rank among several may be.
+    """
+    weight = check_column(values, rows, "sample_weight", of=of)
+    negative = int(np.count_nonzero(weight < 0))
+    if negative or not (zero or weight.any() or world_size() > 1):
+        found = f"it has {negative} negative values" if negative else "it is"
+        raise InputError(
+            f"{{sample_weight}} must not be negative, and not zero everywhere; {found}. A weight says how many people "
+            "a row stands for: clip or drop such rows.",
+            sample_weight=Given(),
+        )
     return weight
+
+
+def unit_scale(*columns: NDArray[np.float64]) -> int:
+    """Exponent e of the power of two that brings the largest magnitude of the columns to [½, 1).
+
+    ``np.ldexp(column, -e)`` is exact but for what lies 300 digits below the largest; sums and squares then neither
+    overflow nor vanish.
+    """
+    largest = max((float(np.abs(column).max()) for column in columns if column.size), default=0.0)
+    return int(np.frexp(largest)[1])
+
+
+def unscaled(value: float, exponent: int, name: str) -> float:
+    """``value · 2^exponent``; ValueError when float64 cannot hold it."""
+    try:
+        return math.ldexp(value, exponent)
+    except OverflowError:
+        raise ValueError(
+            f"{name} is beyond the largest float64, about 1.8e308; give the values in another unit."
+        ) from None
 
 
 # --- groups --------------------------------------------------------------------------------------------------------
 
 
-def check_groups(sensitive_features: Any, rows: int, missing: str) -> tuple[tuple[Label, ...], NDArray[np.intp]]:
-    """Labels and codes of the groups; missing values are an error or, with ``missing="group"``, a group."""
+def check_groups(
+    sensitive_features: Any, rows: int | None, missing: str = "error", *, of: str = "X"
+) -> tuple[tuple[Label, ...], NDArray[np.intp]]:
+    """Labels and codes of the groups; missing values are an error or, with ``missing="group"``, a group.
+
+    Many distinct whole numbers are refused: they look like a measurement.
+    """
     if rows == 0 and row_count(sensitive_features) == 0:
         return (), np.zeros(0, dtype=np.intp)
-    if missing == "group":
-        sensitive_features = _label_missing(sensitive_features)
-    labels, codes = encode_groups(sensitive_features)
-    if len(codes) != rows:
-        raise ValueError(f"X has {rows} rows but sensitive_features has {len(codes)}; they must match row by row.")
+    labels, codes = encode_groups(sensitive_features, missing=missing)
+    if rows is not None:
+        check_rows(len(codes), rows, "sensitive_features", of=of)
     if len(labels) > MAX_INTEGER_GROUPS and all(type(label) is int for label in labels):
-        raise ValueError(
-            f"sensitive_features takes {len(labels)} different whole numbers, so it looks continuous; bin it first, "
-            "for example with pandas.cut, or pass strings if these really are groups."
+        raise InputError(
+            f"{{sensitive_features}} takes {len(labels)} different whole numbers, so it looks continuous; bin it first "
+            "(pandas.cut does), or write words for the numbers if these really are groups.",
+            _GROUPS,
         )
     return labels, codes
 
 
-def _label_missing(sensitive_features: Any) -> pd.DataFrame:
-    if hasattr(sensitive_features, "detach"):
-        sensitive_features = to_numpy(sensitive_features)
-    frame = pd.DataFrame(sensitive_features)
-    columns = []
-    for i in range(frame.shape[1]):
-        column = frame.iloc[:, i].astype(object)
-        columns.append(column.where(column.notna(), MISSING))
-    return pd.concat(columns, axis=1) if columns else frame
-
-
-def encode_groups(groups: Any) -> tuple[tuple[Label, ...], NDArray[np.intp]]:
+def encode_groups(groups: Any, *, missing: str = "error") -> tuple[tuple[Label, ...], NDArray[np.intp]]:
     """Sorted distinct labels and, for every row, the position of its label.
 
     Parameters
     ----------
     groups : array-like of shape (rows,) or (rows, attributes)
-        Strings, integers or booleans; a float column that holds only whole numbers counts as integers.
-        Several attribute columns become their intersection: one tuple label for each combination that occurs.
+        Strings, integers or booleans; a float column that holds only whole numbers counts as integers, and other
+        hashable values by their text. Several attribute columns become their intersection: one tuple label for each
+        combination that occurs.
+    missing : {"error", "group"}
+        What a missing value is: None, NaN, pd.NA, NaT or masked. With "group" it has the label `MISSING`.
 
     Returns
     -------
@@ -159,7 +280,8 @@ def encode_groups(groups: Any) -> tuple[tuple[Label, ...], NDArray[np.intp]]:
     Raises
     ------
     ValueError
-        When a value is missing (the message counts them) or fractional (bin a continuous attribute first).
+        When a value is missing (the message counts them), fractional (bin a continuous attribute first), no label at
+        all (a set, an array), or when two labels read alike.
 
     Examples
     --------
@@ -167,59 +289,122 @@ def encode_groups(groups: Any) -> tuple[tuple[Label, ...], NDArray[np.intp]]:
     >>> labels, codes.tolist()
     (('a', 'b'), [1, 0, 1])
     """
-    if hasattr(groups, "detach"):
-        groups = to_numpy(groups)
-    if isinstance(groups, pd.DataFrame):
-        columns = [groups.iloc[:, i] for i in range(groups.shape[1])]
-    else:
-        columns = _columns(groups)
+    columns = _columns(groups)
     if not columns:
-        raise ValueError("sensitive_features has no column; give one label for each row.")
-    encoded = [_encode_column(column) for column in columns]
-    if len(encoded) == 1:
-        return encoded[0]
-    return _intersect(encoded)
+        raise InputError("{sensitive_features} has no column; give one label for each row.", _GROUPS)
+    encoded = [_encode_column(column, missing) for column in columns]
+    return encoded[0] if len(encoded) == 1 else _intersect(encoded)
 
 
 def _columns(groups: Any) -> list[Any]:
+    """One column for each attribute, each something that pandas can factorise without losing what is missing."""
+    if isinstance(groups, pd.DataFrame):
+        return [groups.iloc[:, i] for i in range(groups.shape[1])]  # by position: names may occur twice
     if isinstance(groups, pd.Series | pd.Index | pd.Categorical):
-        is_tuples = groups.dtype == object and len(groups) and isinstance(np.asarray(groups)[0], tuple)
-        return _tuple_columns(list(groups)) if is_tuples else [groups]
-    if isinstance(groups, list | tuple) and len(groups) and all(isinstance(g, tuple) for g in groups):
-        return _tuple_columns(groups)
-    values = np.asarray(groups)
-    if values.dtype == object and values.ndim == 1 and len(values) and isinstance(values[0], tuple):
-        return _tuple_columns(list(values))
+        return _split_rows(list(groups)) if groups.dtype == object else [groups]
+    if isinstance(groups, np.ma.MaskedArray):
+        groups = _or_none(np.ma.getmaskarray(groups), groups.data)
+    if isinstance(groups, list | tuple) and len(groups):
+        return _split_rows(groups)
+    values = to_numpy(groups)
     if values.ndim == 0 or values.ndim > 2:
-        raise ValueError(
-            f"sensitive_features has shape {values.shape}; expected one label for each row, shape (rows,), "
-            "or one column for each attribute, shape (rows, attributes)."
+        raise InputError(
+            f"{{sensitive_features}} has shape {values.shape}; expected one label for each row, shape (rows,), "
+            "or one column for each attribute, shape (rows, attributes).",
+            _GROUPS,
         )
+    if values.dtype == object:
+        return _split_rows(values.tolist()) if len(values) else [values]
     return [values] if values.ndim == 1 else [values[:, i] for i in range(values.shape[1])]
 
 
-def _tuple_columns(rows: Any) -> list[Any]:
-    widths = {len(row) if isinstance(row, tuple) else 1 for row in rows}
+def _or_none(missing: NDArray[np.bool_], values: NDArray[Any]) -> NDArray[Any]:
+    if missing.any():
+        values = values.astype(object)
+        values[missing] = None
+    return values
+
+
+def _split_rows(rows: Sequence[Any]) -> list[Any]:
+    """Columns of Python values: of labels one, of sequences of labels one for each of their places."""
+    rows = [row.tolist() if hasattr(row, "tolist") and not isinstance(row, np.generic) else row for row in rows]
+    several = [row for row in rows if isinstance(row, tuple | list)]
+    if not several:
+        return [_object_column(rows)]
+    widths = {len(row) for row in several}
+    if len(several) < len(rows) and not all(isinstance(row, tuple | list) or pd.isna(row) for row in rows):
+        widths.add(1)
     if len(widths) != 1:
         raise ValueError(
-            f"group labels are tuples of different lengths {sorted(widths)}; give every row the same attributes."
+            f"group labels are rows of different lengths {sorted(widths)}; give every row the same attributes."
         )
-    return [pd.Series([row[i] for row in rows], dtype=object) for i in range(widths.pop())]
+    width = widths.pop()
+    return [_object_column([row[i] if isinstance(row, tuple | list) else None for row in rows]) for i in range(width)]
 
 
-def _encode_column(column: ArrayLike) -> tuple[tuple[Label, ...], NDArray[np.intp]]:
-    codes, uniques = pd.factorize(column, use_na_sentinel=True)  # type: ignore[call-overload,arg-type,unused-ignore]
-    missing = int(np.count_nonzero(codes < 0))
-    if missing:
-        raise ValueError(
-            f"sensitive_features has {missing} missing value(s) among {len(codes)} rows; "
-            "every row needs a group. Drop those rows, or give them a label of their own."
+def _object_column(values: Sequence[Any]) -> NDArray[Any]:
+    """A one-dimensional array of the values as they are: NumPy would turn 1 and NaN beside "a" into text."""
+    return np.fromiter(values, dtype=object, count=len(values))
+
+
+def _encode_column(column: Any, missing: str) -> tuple[tuple[Label, ...], NDArray[np.intp]]:
+    column = _readable(column)
+    try:
+        codes, uniques = pd.factorize(column, use_na_sentinel=True)
+    except TypeError as error:
+        raise InputError(
+            "{sensitive_features} holds values that are no labels ({error}); give words, whole numbers or booleans.",
+            _GROUPS,
+            error=error,
+        ) from error
+    labels: list[Scalar] = [_plain(value) for value in uniques]
+    twice = [label for label, count in Counter(labels).items() if count > 1]
+    if twice:
+        raise InputError(
+            "{sensitive_features} holds different values that all read {label!r}; give all labels one type.",
+            _GROUPS,
+            label=twice[0],
         )
-    labels = [_plain(value) for value in np.asarray(uniques, dtype=object)]
+    absent = codes < 0
+    if absent.any():
+        if missing != "group":
+            raise InputError(
+                f"{{sensitive_features}} has {np.count_nonzero(absent)} missing value(s) among {len(codes)} rows; "
+                "every row needs a group. Drop those rows, or give them a label of their own.",
+                _GROUPS,
+            )
+        if MISSING not in labels:
+            labels.append(MISSING)
+        codes = np.where(absent, labels.index(MISSING), codes)
+    check_labels(labels)
     order = sorted(range(len(labels)), key=lambda i: sort_key(labels[i]))
     rank = np.empty(len(labels), dtype=np.intp)
     rank[order] = np.arange(len(labels))
     return tuple(labels[i] for i in order), rank[codes]
+
+
+def _readable(column: Any) -> Any:
+    """The column, with what hashing or NumPy's types would hide brought to light."""
+    kind = getattr(column.dtype, "kind", "O")
+    if kind == "V":
+        raise InputError(
+            "{sensitive_features} has the dtype {dtype}; give one column for each attribute.",
+            _GROUPS,
+            dtype=column.dtype,
+        )
+    if kind in "mM" and isinstance(column, np.ndarray):
+        return pd.Series(column)  # as an object, a datetime64[ns] would be a whole number
+    if kind in "US" and isinstance(column, np.ndarray):
+        text = column.astype(str)
+        return _or_none(text == "nan", text)  # no missing text in NumPy: np.array(["a", np.nan]) holds three letters
+    if kind == "O" and column.dtype == object:
+        numbers = (value for value in column if isinstance(value, int | float | np.number | np.bool_))
+        if len({isinstance(value, bool | np.bool_) for value in numbers if value == value}) == 2:
+            raise InputError(
+                "{sensitive_features} mixes booleans and numbers, and True and 1 are equal; give all labels one type.",
+                _GROUPS,
+            )
+    return column
 
 
 def _plain(value: Any) -> Scalar:
@@ -230,12 +415,32 @@ def _plain(value: Any) -> Scalar:
         return int(value)
     if isinstance(value, float | np.floating):
         if not float(value).is_integer():
-            raise ValueError(
-                f"sensitive_features holds the fractional value {value!r}, so it looks continuous; "
-                "parity is between groups of people. Bin it first, for example with pandas.cut."
+            raise InputError(
+                "{sensitive_features} holds the fractional value {value!r}, so it looks continuous; parity is between "
+                "groups of people. Bin it first; pandas.cut does that.",
+                _GROUPS,
+                value=value,
             )
         return int(value)
-    return str(value)
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def check_labels(labels: Iterable[Label]) -> None:
+    """Raise when two labels read alike without being one: 1 and "1", True and 1, ("a", 1) and ("a", "1").
+
+    As text, in a table or as a key of a record, they would be one group.
+    """
+    seen: dict[Any, Label] = {}
+    for label in labels:
+        text = tuple(map(str, label)) if isinstance(label, tuple) else (str(label),)
+        for reading in (text, ("value", label)):  # True and 1 differ as text and are equal as keys
+            other = seen.setdefault(reading, label)
+            if sort_key(other) != sort_key(label):
+                raise InputError(
+                    "group labels {one!r} and {other!r} read alike but differ in type; give all labels one type.",
+                    one=other,
+                    other=label,
+                )
 
 
 def sort_key(label: Label) -> tuple[str, Any]:

@@ -1,12 +1,21 @@
 """How far apart the groups' predictions are: KS with its interval and floor, Wasserstein, moment gaps, errors."""
 
 from itertools import combinations, permutations
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.core.checks import Label, encode_groups
+from esvdfair.core.checks import (
+    Label,
+    check_column,
+    check_rows,
+    check_weight,
+    encode_groups,
+    unit_scale,
+    unscaled,
+)
+from esvdfair.exceptions import Given, InputError
 
 Floats: TypeAlias = NDArray[np.float64]
 Codes: TypeAlias = NDArray[np.intp]
@@ -51,10 +60,35 @@ def ks_distance(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = No
 def ks_from_codes(scores: Floats, codes: Codes, n_groups: int, weights: Floats | None = None) -> float:
     """`ks_distance` without its checks, for callers in a loop: every code in ``range(n_groups)`` must occur.
 
-    One sort and one pass for all pairs: at a threshold the largest pairwise distance is max_g F_g − min_g F_g.
+    One sort, whatever the number of groups: see `_envelopes`.
     """
-    cdfs = _cdfs(scores, codes, n_groups, weights)
-    return float(np.ptp(cdfs, axis=0).max())
+    _, upper, lower = _envelopes(scores, codes, n_groups, weights)
+    return float((upper - lower).max())
+
+
+class Peak(NamedTuple):
+    """Where two groups differ most: ``high_share`` of one and ``low_share`` of the other are at or below ``threshold``.
+
+    ``distance``, the difference of the two shares, is the KS distance; ``high_group`` and ``low_group`` are codes.
+    """
+
+    distance: float
+    threshold: float
+    high_group: int
+    high_share: float
+    low_group: int
+    low_share: float
+
+
+def ks_peak(scores: Floats, codes: Codes, n_groups: int, weights: Floats | None = None) -> Peak:
+    """The threshold at which two groups differ most, and who they are; arguments as for `ks_from_codes`."""
+    thresholds, upper, lower = _envelopes(scores, codes, n_groups, weights)
+    peak = int(np.argmax(upper - lower))
+    below = scores <= thresholds[peak]
+    shares = _group_means(below.astype(np.float64), codes, n_groups, weights)
+    high, low = int(shares.argmax()), int(shares.argmin())
+    distance = float(upper[peak] - lower[peak])
+    return Peak(distance, float(thresholds[peak]), high, float(shares[high]), low, float(shares[low]))
 
 
 def ks_distance_ci(
@@ -135,9 +169,7 @@ def ks_floor(
     0.118
     """
     labels, codes, weights = _check_groups(sensitive_features, sample_weight)
-    scores = None if y_pred is None else _column(y_pred, "y_pred")
-    if scores is not None:
-        _same_length("y_pred", scores, "sensitive_features", codes)
+    scores = None if y_pred is None else check_column(y_pred, len(codes), "y_pred", of="sensitive_features")
     sizes = _effective_sizes(codes, len(labels), weights)
     return _floor(codes, sizes, scores, weights, np.random.default_rng(random_state))
 
@@ -150,17 +182,22 @@ def wasserstein_distance(y_pred: Any, *, sensitive_features: Any, sample_weight:
     if order not in (1, 2):
         raise ValueError(f"order={order!r} is not available; use order=1 or order=2.")
     scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight)
+    unit = unit_scale(scores)
+    scores = np.ldexp(scores, -unit)
     groups = [
         _quantile_steps(scores[codes == g], None if weights is None else weights[codes == g])
         for g in range(len(labels))
     ]
-    return max(_quantile_distance(*a, *b, order) for a, b in combinations(groups, 2))
+    distance = max(_quantile_distance(*a, *b, order) for a, b in combinations(groups, 2))
+    return unscaled(distance, unit, "the Wasserstein distance")
 
 
 def mean_gap(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None) -> float:
     """Largest absolute difference between the mean predictions of two groups."""
     scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight)
-    return float(np.ptp(_group_means(scores, codes, len(labels), weights)))
+    unit = unit_scale(scores)
+    gap = np.ptp(_group_means(np.ldexp(scores, -unit), codes, len(labels), weights))
+    return unscaled(float(gap), unit, "the mean gap")
 
 
 def variance_gap(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None) -> float:
@@ -170,19 +207,59 @@ def variance_gap(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = N
     rows with weight.
     """
     scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight, rows_needed=2)
+    unit = unit_scale(scores)
+    scores = np.ldexp(scores, -unit)
     deviations = scores - _group_means(scores, codes, len(labels), weights)[codes]
     variances = _group_means(deviations**2, codes, len(labels), weights)
     # Σw(x−x̄)²/(Σw − Σw²/Σw) = (weighted mean of (x−x̄)²) / (1 − 1/n_e)
-    return float(np.ptp(variances / (1 - 1 / _effective_sizes(codes, len(labels), weights))))
+    gap = np.ptp(variances / (1 - 1 / _effective_sizes(codes, len(labels), weights)))
+    return unscaled(float(gap), 2 * unit, "the variance gap")
 
 
 def group_mse(y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None) -> dict[Label, float]:
     """Mean squared error within each group, keyed by label; a single group is allowed."""
     scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight, groups_needed=1)
-    truth = _column(y_true, "y_true")
-    _same_length("y_true", truth, "y_pred", scores)
-    errors = _group_means((truth - scores) ** 2, codes, len(labels), weights)
-    return dict(zip(labels, errors.tolist(), strict=True))
+    truth = check_column(y_true, len(scores), "y_true", of="y_pred")
+    unit = unit_scale(scores, truth)
+    errors = np.ldexp(truth, -unit) - np.ldexp(scores, -unit)
+    means = _group_means(errors**2, codes, len(labels), weights).tolist()
+    return {label: unscaled(mse, 2 * unit, "the error") for label, mse in zip(labels, means, strict=True)}
+
+
+def _envelopes(scores: Floats, codes: Codes, n_groups: int, weights: Floats | None) -> tuple[Floats, Floats, Floats]:
+    """Distinct scores, and at each of them max_g F_g and min_g F_g; shapes (distinct,).
+
+    No F_g falls, so the largest at a threshold is the largest value that any row up to it stepped *to*, and the
+    smallest is the smallest value that any row beyond it will step *from*: two running extrema, without G.
+    """
+    order = np.argsort(scores)
+    ranked = scores[order]
+    before, after = _steps(codes[order], n_groups, None if weights is None else weights[order])
+    ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
+    upper = np.maximum.accumulate(after)[ends]
+    lower = np.append(np.minimum.accumulate(before[::-1])[::-1], 1.0)[ends + 1]
+    return ranked[ends], upper, lower
+
+
+def _steps(codes: Codes, n_groups: int, weights: Floats | None) -> tuple[Floats, Floats]:
+    """F of its own group before and after each row, for rows in the order of their scores; shapes (rows,)."""
+    small = codes.astype(np.uint16) if n_groups <= 2**16 else codes  # which NumPy sorts by digits, in linear time
+    by_group = np.argsort(small, kind="stable")
+    counts = np.bincount(codes, minlength=n_groups)
+    before, after = np.empty((2, len(codes)))
+    if weights is None:
+        rank = np.arange(len(codes)) - np.repeat(np.cumsum(counts) - counts, counts)
+        sizes = np.repeat(counts, counts)
+        before[by_group], after[by_group] = rank / sizes, (rank + 1) / sizes
+        return before, after
+    share = weights / np.bincount(codes, weights, n_groups)[codes]  # each group sums to 1, so none drowns in another
+    run = np.cumsum(share[by_group])
+    starts = np.cumsum(counts) - counts
+    base = np.repeat(np.append(0.0, run)[starts], counts)
+    total = np.repeat(run[starts + counts - 1], counts) - base
+    after[by_group] = (run - base) / total
+    before[by_group] = (np.append(0.0, run[:-1]) - base) / total
+    return before, after
 
 
 def _cdfs(scores: Floats, codes: Codes, n_groups: int, weights: Floats | None) -> Floats:
@@ -339,9 +416,10 @@ def _effective_sizes(codes: Codes, n_groups: int, weights: Floats | None) -> Flo
 def _check(
     y_pred: Any, sensitive_features: Any, sample_weight: Any, *, rows_needed: int = 1, groups_needed: int = 2
 ) -> tuple[Floats, tuple[Label, ...], Codes, Floats | None]:
-    scores = _column(y_pred, "y_pred")
+    """Finite scores, labels and codes of their groups, and weights, the largest of each group 1."""
+    scores = check_column(y_pred, None, "y_pred")
     labels, codes, weights = _check_groups(sensitive_features, sample_weight, rows_needed, groups_needed)
-    _same_length("y_pred", scores, "sensitive_features", codes)
+    check_rows(len(scores), len(codes), "y_pred", of="sensitive_features")
     return scores, labels, codes, weights
 
 
@@ -350,50 +428,23 @@ def _check_groups(
 ) -> tuple[tuple[Label, ...], Codes, Floats | None]:
     labels, codes = encode_groups(sensitive_features)
     if len(labels) < groups_needed:
-        found = f"one group, {labels[0]!r}" if labels else "no rows"
-        raise ValueError(
-            f"sensitive_features holds {found}; this needs at least {groups_needed}. Pass rows of every group."
+        raise InputError(
+            "{sensitive_features} holds {found}; this needs at least {needed}. Pass rows of every group.",
+            sensitive_features=Given(),
+            found=f"one group, {labels[0]!r}" if labels else "no rows",
+            needed=groups_needed,
         )
-    weights = None if sample_weight is None else _column(sample_weight, "sample_weight")
-    if weights is not None:
-        _same_length("sample_weight", weights, "sensitive_features", codes)
-        if np.any(weights < 0):
-            raise ValueError(
-                f"sample_weight has {np.count_nonzero(weights < 0)} negative values; a weight says how many people a "
-                "row stands for. Clip or drop them."
-            )
+    weights = None
+    if sample_weight is not None:
+        weights = check_weight(sample_weight, len(codes), of="sensitive_features", zero=True)
     rows = np.bincount(codes, None if weights is None else weights > 0, len(labels))
     if rows.min() < rows_needed:
         raise ValueError(
             f"group {labels[rows.argmin()]!r} has {int(rows.min())} rows with positive weight; this needs at least "
             f"{rows_needed} in every group. Pass more rows, or leave the group out."
         )
+    if weights is not None:
+        largest = np.zeros(len(labels))
+        np.maximum.at(largest, codes, weights)
+        weights = weights / largest[codes]  # sums and squares then neither overflow nor vanish
     return labels, codes, weights
-
-
-def _column(values: Any, name: str) -> Floats:
-    """A finite float64 vector from any array-like, torch tensors included."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().double().numpy()
-    try:
-        column = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} cannot be read as numbers ({error}); pass one number for each row.") from error
-    if column.ndim == 2 and column.shape[1] == 1:
-        column = column[:, 0]
-    if column.ndim != 1:
-        raise ValueError(f"{name} has shape {column.shape}; expected one number for each row, shape (rows,).")
-    bad = int(np.count_nonzero(~np.isfinite(column)))
-    if bad:
-        raise ValueError(
-            f"{name} has {bad} missing or infinite values among {len(column)}; they have no place in a distribution. "
-            "Find out why they arise, or drop those rows."
-        )
-    return column
-
-
-def _same_length(name: str, values: NDArray[Any], other: str, reference: NDArray[Any]) -> None:
-    if len(values) != len(reference):
-        raise ValueError(
-            f"{name} has {len(values)} rows and {other} has {len(reference)}; they must describe the same rows."
-        )

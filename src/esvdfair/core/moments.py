@@ -12,8 +12,18 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.core.checks import Label, encode_groups, sort_key
+from esvdfair.core.checks import (
+    Label,
+    check_labels,
+    check_rows,
+    check_weight,
+    encode_groups,
+    numbers_in_place,
+    sort_key,
+    to_numpy,
+)
 from esvdfair.distributed import all_gather, all_sum
+from esvdfair.exceptions import Given, InputError
 from esvdfair.files import whole_file
 
 _FORMAT = "esvdfair-moments-1"
@@ -111,7 +121,8 @@ class GroupMoments:
 
         ``beside`` (batch,) is taken as a last column of x (batch, n), without copying x to put it there.
         """
-        weights = None if sample_weight is None else _checked_weights(sample_weight, len(codes))
+        check_labels([*self._groups, *labels])
+        weights = None if sample_weight is None else _check_squares(check_weight(sample_weight, len(codes), zero=True))
         x, codes, weights = _flatten(x, codes, weights)
         width = x.shape[1] + (beside is not None)
         if self._groups and width != self.width:
@@ -119,18 +130,21 @@ class GroupMoments:
                 f"this batch has {width} columns, the batches before had {self.width}; moments of different "
                 "layers or feature sets cannot be mixed. Use one GroupMoments for each."
             )
-        batch = _batch_moments(x, beside, codes, len(labels), weights)  # may raise; nothing has changed yet
-        self._add({labels[code]: moments for code, moments in batch.items()})
+        batch = _batch_moments(x, beside, codes, len(labels), weights)
+        self._add([(labels[code], moments) for code, moments in batch.items()])
         return self
 
     def merge(self, other: "GroupMoments") -> Self:
         """Add the rows that another accumulator has seen; returns self. ``other`` is left as it is."""
+        if not isinstance(other, GroupMoments):
+            raise TypeError(f"merge takes GroupMoments, got {type(other).__name__}; load or gather them first.")
+        check_labels([*self._groups, *other._groups])
         if self._groups and other._groups and self.width != other.width:
             raise ValueError(
                 f"cannot merge moments of width {other.width} into moments of width {self.width}; "
                 "both must come from the same layer."
             )
-        self._add(other._groups)
+        self._add(list(other._groups.items()))
         return self
 
     def all_reduce(self) -> Self:
@@ -147,6 +161,7 @@ class GroupMoments:
             raise ValueError(f"the ranks hold moments of different widths {sorted(widths)}; they must share one layer.")
         if not widths:
             return self
+        check_labels(label for own, _ in described for label in own)
         labels = sorted({label for own, _ in described for label in own}, key=sort_key)
         width = widths.pop()
         self._groups = {label: self._summed(label, width) for label in labels}
@@ -156,7 +171,7 @@ class GroupMoments:
     def _summed(self, label: Label, width: int) -> _Moments:
         """Two sums over the ranks: first of means, then of scatters about the common mean."""
         own = self._groups.get(label) or _Moments(0, 0.0, 0.0, np.zeros(width), np.zeros((width, width)))
-        mean, scatter = _numpy(own.mean), _numpy(own.scatter)
+        mean, scatter = to_numpy(own.mean), to_numpy(own.scatter)
         rows, weight, squares, *first = all_sum(
             np.concatenate([[own.rows, own.weight, own.weight_squares], own.weight * mean])
         )
@@ -170,11 +185,19 @@ class GroupMoments:
             all_sum(scatter + own.weight * np.outer(delta, delta)),
         )
 
-    def _add(self, groups: dict[Label, _Moments]) -> None:
+    def _add(self, groups: list[tuple[Label, _Moments]]) -> None:
+        total = dict(self._groups)
+        for label, moments in groups:
+            mine = total.get(label)
+            if mine is None:
+                total[label] = moments
+                continue
+            with np.errstate(over="ignore", invalid="ignore"):
+                total[label] = mine + moments
+            if isinstance(total[label].scatter, np.ndarray) and not np.isfinite(np.diag(total[label].scatter)).all():
+                raise _too_large()
+        self._groups = total  # only now: what raises above has added nothing
         self._covariances = None
-        for label, moments in groups.items():
-            mine = self._groups.get(label)
-            self._groups[label] = moments if mine is None else mine + moments
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -203,11 +226,11 @@ class GroupMoments:
 
     @property
     def means(self) -> NDArray[np.float64]:
-        return np.array([_numpy(m.mean) for m in self._ordered()], dtype=np.float64)
+        return np.array([to_numpy(m.mean) for m in self._ordered()], dtype=np.float64)
 
     @property
     def scatters(self) -> NDArray[np.float64]:
-        return np.array([_numpy(m.scatter) for m in self._ordered()], dtype=np.float64)
+        return np.array([to_numpy(m.scatter) for m in self._ordered()], dtype=np.float64)
 
     @property
     def divisors(self) -> NDArray[np.float64]:
@@ -236,7 +259,7 @@ class GroupMoments:
     def pooled_scatter(self) -> NDArray[np.float64]:
         """(n, n) ``Σ w (x − x̄)ᵀ(x − x̄)`` over all rows: within plus between groups."""
         centred = self.means - self.pooled_mean()
-        scatter = np.sum([_numpy(m.scatter) for m in self._ordered()], axis=0)
+        scatter = np.sum([to_numpy(m.scatter) for m in self._ordered()], axis=0)
         total: NDArray[np.float64] = scatter + (self.counts[:, None] * centred).T @ centred
         return total
 
@@ -312,30 +335,17 @@ class GroupMoments:
         return moments, about
 
 
-def _checked_weights(sample_weight: Any, rows: int) -> NDArray[np.float64]:
-    if hasattr(sample_weight, "detach"):
-        sample_weight = sample_weight.detach().cpu()
-    weights = np.asarray(sample_weight, dtype=np.float64)
-    if weights.shape != (rows,):
-        raise ValueError(f"sample_weight has shape {weights.shape}, expected ({rows},): one weight for each row.")
-    if not np.isfinite(weights).all() or (weights < 0).any():
-        raise ValueError("sample_weight must be finite and not negative.")
-    return weights
-
-
 def _flatten(
     x: Any, codes: NDArray[np.intp], weights: NDArray[np.float64] | None
 ) -> tuple[Any, NDArray[np.intp], NDArray[np.float64] | None]:
     """(batch, ..., n) -> (rows, n) with codes and weights repeated to match."""
-    x = _on_host(x.detach()) if hasattr(x, "detach") else np.asarray(x)
+    x = numbers_in_place(x, "X")
     if x.ndim < 2:
-        raise ValueError(
-            f"x has shape {tuple(x.shape)}; expected (batch, ..., n), one row of n values for each sample."
+        raise InputError(
+            f"{{X}} has shape {tuple(x.shape)}; expected (batch, ..., n), one row of n values for each sample.",
+            X=Given(),
         )
-    if x.shape[0] != len(codes):
-        raise ValueError(
-            f"x has {x.shape[0]} rows but there are {len(codes)} group labels; give one label for each row."
-        )
+    check_rows(len(codes), x.shape[0], "sensitive_features")
     if x.ndim > 2:
         repeats = int(np.prod(x.shape[1:-1]))
         codes = np.repeat(codes, repeats)
@@ -363,13 +373,15 @@ def _batch_moments(
         if stop > start:
             part = None if w is None else w[start:stop]
             if ordered is None:
-                with np.errstate(invalid="ignore"):  # inf − inf; the check below says it in words
+                with np.errstate(over="ignore", invalid="ignore"):  # the check below says it in words
                     found[code] = _moments_of_rows(x, beside, order[start:stop], part)
             else:
                 found[code] = _moments_of(ordered.narrow(0, start, stop - start), part)
-    if not _all_finite([moments.mean for moments in found.values()]):
-        values = x if isinstance(x, np.ndarray) else _numpy(x.double())
+    if not _all_finite(list(found.values())):
+        values = x if isinstance(x, np.ndarray) else to_numpy(x.double())
         bad = int((~np.isfinite(values).all(axis=1)).sum())
+        if not bad:
+            raise _too_large()
         raise ValueError(
             f"{bad} of {x.shape[0]} rows hold NaN or infinite values; moments of them would be meaningless. "
             "Check the inputs and the model's activations."
@@ -427,16 +439,6 @@ def _moments_of(x: Any, w: NDArray[np.float64] | None) -> _Moments:
     return _Moments(int(rows), float(weight), float(squares), mean, x.T @ x)
 
 
-def _on_host(x: Any) -> Any:
-    """A tensor in main memory as the NumPy array it is, where NumPy has its dtype; any other as it is.
-
-    NumPy knows that XᵀX is symmetric and does half of the work; torch does not.
-    """
-    torch = sys.modules["torch"]
-    plain = type(x) is torch.Tensor and x.device.type == "cpu" and x.layout == torch.strided
-    return x.numpy() if plain and x.dtype != torch.bfloat16 else x
-
-
 def _gather_float64(x: Any, beside: NDArray[np.float64] | None, order: NDArray[np.intp]) -> Any:
     """The rows of a tensor in the given order as a new float64 tensor, on the same device."""
     torch = sys.modules["torch"]
@@ -455,21 +457,38 @@ def _gather_float64(x: Any, beside: NDArray[np.float64] | None, order: NDArray[n
 def _like(reference: Any, values: Any) -> Any:
     """float64 values as an array of the reference's kind and device."""
     if isinstance(reference, np.ndarray):
-        return _numpy(values)
+        return to_numpy(values)
     torch = sys.modules["torch"]
     return torch.as_tensor(values, dtype=torch.float64, device=reference.device)
 
 
-def _numpy(values: Any) -> NDArray[Any]:
-    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
-
-
-def _all_finite(means: list[Any]) -> bool:
+def _all_finite(found: list[_Moments]) -> bool:
     """The one small transfer that a batch on a device costs beside its group labels."""
-    if not means or isinstance(means[0], np.ndarray):
-        return all(np.isfinite(mean).all() for mean in means)
+    sums = [values for m in found for values in (m.mean, m.scatter.diagonal())]
+    if not sums or isinstance(sums[0], np.ndarray):
+        return all(np.isfinite(values).all() for values in sums)
     torch = sys.modules["torch"]
-    return bool(torch.isfinite(torch.stack(means)).all())
+    return bool(torch.isfinite(torch.stack(sums)).all())
+
+
+def _check_squares(weight: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The weights, unless their squares, which a covariance needs, leave the range of float64."""
+    largest = float(weight.max(initial=0.0))
+    if largest and not 1e-140 < largest < 1e140:
+        raise InputError(
+            "{sample_weight} is {largest:.3g} at the most, and the sum of squares leaves float64; divide the weights "
+            "of all batches by one common number.",
+            sample_weight=Given(),
+            largest=largest,
+        )
+    return weight
+
+
+def _too_large() -> ValueError:
+    return ValueError(
+        "the rows hold finite values whose squares are beyond the largest float64, about 1.8e308; give the features in "
+        "another unit, or standardise them."
+    )
 
 
 def _check_loaded(path: Any, labels: list[Any], arrays: list[NDArray[Any]]) -> None:

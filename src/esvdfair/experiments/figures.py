@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.experiments.config import Experiment, Preparation, Variant
+from esvdfair.experiments.config import PAPER, Experiment, Preparation, Variant
 from esvdfair.experiments.rows import Folder, SeedResult, write_atomically
-from esvdfair.experiments.tables import Line, describe, summarize
+from esvdfair.experiments.tables import Line, Table, describe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +39,7 @@ _PANELS = (
     Variant("untouched"),
     Variant("barycenter", "targets", "predicted"),
     Variant("private_histogram", "targets", "predicted"),
-    Variant("paper", mean_reduction=15.0, covariance_reduction=150.0),
+    PAPER,
     Variant("barycenter", "scores", "predicted"),
     Variant("private_histogram", "scores", "predicted"),
     Variant("parity", level=0.10),
@@ -61,7 +61,7 @@ def draw(experiment: Experiment, preparation: Preparation, seeds: Sequence[int],
     results = [folder.read(seed) for seed in folder.finished() if seed in set(seeds)]
     if not results or experiment.kind == "peers":
         return []
-    lines = summarize([row for result in results for row in result.rows], experiment)
+    lines = Table.of([row for result in results for row in result.rows], experiment, preparation).lines
     title = f"{experiment.name}, preparation “{preparation}”, {len(results)} seeds, {experiment.evaluated_on} rows"
     figures = {
         "densities": draw_densities(_panels(results, experiment), experiment.shown_range, title),

@@ -16,7 +16,7 @@ from esvdfair.federated.sites import MomentsFile, SiteMoments, loaded
 from esvdfair.methods import account_for, parity, predict, weights_of
 from esvdfair.models import ModelAdapter, adapt
 from esvdfair.models.base import fingerprint
-from esvdfair.sample import Effort, Rows, Sample, draw_validation, prepare
+from esvdfair.sample import Effort, Rows, Sample, draw_judging, meet, validation_batches
 
 RIDGE = 1e-4
 """Ridge of a repair that no rows judge; with validation rows, those choose among those of ``Effort``."""
@@ -100,16 +100,11 @@ def repair_from_moments(
 
 def _repair_judged(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments, validation: tuple[Any, ...]) -> None:
     """All parity candidates of the moments, judged on validation rows."""
-    x, y, *rest = validation
-    setting = prepare(
-        adapter, x, y,
-        sensitive_features=rest[0] if rest else None, sample_weight=rest[1] if len(rest) > 1 else None,
-        missing=fair.missing, batch_size=fair.batch_size, validation_fraction=0.0, seed=fair.seed(), effort=fair.effort,
-    )  # fmt: skip
-    setting = replace(setting, validation=setting.batches)
+    batches = validation_batches(validation, missing=fair.missing, batch_size=fair.batch_size)
+    setting = meet(adapter, batches, seed=fair.seed(), effort=fair.effort)
     sample = replace(
         _without_rows(site),
-        judging=draw_validation(setting, site.moments.labels),
+        judging=draw_judging(setting, site.moments.labels),
         judged_on="validation",
         error_against="labels" if setting.has_labels else "predictions",
     )

@@ -224,13 +224,19 @@ class Quadratic:
     @cached_property
     def minimiser(self) -> Array:
         """(r,) whitened coordinates of the ridge solution, the minimum of the quadratic."""
-        minimiser: Array = self.scale * (self.cross + self.penalty * (self.original @ self.space.axes))
+        minimiser: Array = self.scale * (self.cross + self.penalty * self._along)
         return minimiser
+
+    @cached_property
+    def _along(self) -> Array:
+        """(r,) w₀ along the axes."""
+        along: Array = self.original @ self.space.axes
+        return along
 
     def objective(self, u: Array) -> float:
         """``E(t − h·w − b)² + ρ‖w − w₀‖²`` at whitened coordinates u."""
         w = self.scale * u
-        change = w - self.original @ self.space.axes
+        change = w - self._along
         return self.mse(u) + self.penalty * float(change @ change)
 
     def mse(self, u: Array) -> float:
@@ -245,9 +251,7 @@ class Quadratic:
 
     def layer(self, u: Array) -> tuple[Array, float]:
         """Weight (p,) and bias of the layer at whitened coordinates u."""
-        axes = self.space.axes
-        change = self.scale * u - self.original @ axes
-        weight: Array = self.original + axes @ change
+        weight: Array = self.original + self.space.axes @ (self.scale * u - self._along)
         bias = float(self.target_mean - self.space.mean @ weight) if self.space.intercept else 0.0
         return weight, bias
 

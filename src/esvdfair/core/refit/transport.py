@@ -15,10 +15,15 @@ The derivative of Q_g(t) is the feature row at level t. Averaged over quantile b
 matrix B with ``T ≈ ‖Bv‖²``; with B fixed the problem is a small linear system. One such solve for each strength on an
 ascending path, with the bins of the point before, is the whole trade-off curve. T itself has many valleys; descending
 into them buys nothing on new people, and lets the last bits of the rows decide which.
+
+Bins are cut by rank, so between two rows that change places at an edge the solution does not depend on the order at
+all. Smoothing them makes the path depend on every output a little, and that grows about threefold with each strength
+(docs/method.md 2.4).
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import ceil, log
 
 import numpy as np
 import scipy.linalg
@@ -31,6 +36,8 @@ from esvdfair.core.refit.quadratic import Array, Fit, Quadratic
 Index = NDArray[np.intp]
 
 _ROWS_PER_BIN = 8  # fewer, and a bin mean says more about its rows than about its quantile
+_TIE = 1e-9  # outputs closer than this part of their first spread are one: only rounding would tell them apart
+_WEAK, _RUNG = 0.1, 6.0  # the first step from the ridge solution, and the factor between two steps, at most
 
 
 def transport_path(problem: "TransportProblem", quadratic: Quadratic, *, strengths: Sequence[float]) -> list[Fit]:
@@ -60,19 +67,31 @@ def transport_path(problem: "TransportProblem", quadratic: Quadratic, *, strengt
         )
     u = quadratic.minimiser
     outputs = problem.outputs(quadratic.scale * u)
-    fits = {}
-    for strength in sorted({0.0, *wanted}):
+    tie = _TIE * float(np.std(outputs))
+    fits: dict[float, Fit] = {}
+    for strength in _ladder({0.0, *wanted}):
         if strength > 0:
-            u = _solve(quadratic.minimiser, problem.bin_contrasts(outputs) * quadratic.scale, strength)
+            u = _solve(quadratic.minimiser, problem.bin_contrasts(outputs, tie=tie) * quadratic.scale, strength)
             outputs = problem.outputs(quadratic.scale * u)
-        distance = problem.distance(outputs)
-        fits[strength] = quadratic.fit(
-            u,
-            penalty=strength * distance,
-            strength=strength,
-            diagnostics={"wasserstein2_squared": distance, "coordinates": u},
-        )
+        if strength in wanted:
+            distance = problem.distance(outputs)
+            fits[strength] = quadratic.fit(
+                u,
+                penalty=strength * distance,
+                strength=strength,
+                diagnostics={"wasserstein2_squared": distance, "coordinates": u},
+            )
     return [fits[strength] for strength in wanted]
+
+
+def _ladder(strengths: set[float]) -> list[float]:
+    """The strengths in ascending order, with rungs in between where they lie far apart."""
+    ladder = sorted(strengths)
+    for low, high in pairwise(ladder):
+        low = max(low, _WEAK / _RUNG)
+        steps = ceil(log(high / low) / log(_RUNG)) if high > low else 1
+        ladder += [low * (high / low) ** (k / steps) for k in range(1, steps)]
+    return sorted(ladder)
 
 
 def _solve(z: Array, b: Array, strength: float) -> Array:
@@ -114,7 +133,7 @@ class TransportProblem:
         *,
         sample_weight: ArrayLike | None = None,
         share: ArrayLike | None = None,
-        n_bins: int = 64,
+        n_bins: int = 32,
     ) -> None:
         if n_bins < 1:
             raise ValueError(f"n_bins={n_bins!r}; expected a positive number of quantile bins.")
@@ -134,8 +153,10 @@ class TransportProblem:
         weights = [weight[order[part]] for part in self._parts]
         self.contrasts = _contrasts(_checked_share(share, np.array([w.sum() for w in weights])))
         self.n_bins = int(max(1, min(n_bins, sizes.min() // _ROWS_PER_BIN)))
-        self._edges = np.arange(1, self.n_bins + 1) / self.n_bins
         self._weights = [w / w.sum() for w in weights]
+        self._equal = all(np.ptp(w) == 0 for w in weights)
+        if self._equal:  # then the pieces do not depend on the order, and are made once
+            self._pieces = _merge([np.arange(1, size + 1) / size for size in sizes])
 
     @property
     def rank(self) -> int:
@@ -149,33 +170,57 @@ class TransportProblem:
 
     def distance(self, outputs: Array) -> float:
         """T, the exact mean pairwise W₂² of the outputs."""
-        orders = self._orders(outputs)
-        lengths, steps = _merge(self._levels(orders))
-        quantiles = [outputs[part][o][s] for part, o, s in zip(self._parts, orders, steps, strict=True)]
-        gaps = self.contrasts @ np.stack(quantiles)  # A Q(t), constant on each piece
+        parts = [outputs[part] for part in self._parts]
+        if self._equal:
+            ordered, (lengths, steps) = [np.sort(f) for f in parts], self._pieces
+        else:
+            orders = [np.argsort(f) for f in parts]
+            ordered = [f[order] for f, order in zip(parts, orders, strict=True)]
+            levels = [np.cumsum(w[order]) for w, order in zip(self._weights, orders, strict=True)]
+            lengths, steps = _merge([np.append(level[:-1], 1.0) for level in levels])
+        quantiles = np.stack([f[step] for f, step in zip(ordered, steps, strict=True)])
+        gaps = self.contrasts @ quantiles  # A Q(t), constant on each piece
         return float(np.einsum("kt,kt,t->", gaps, gaps, lengths))
 
-    def bin_contrasts(self, outputs: Array) -> Array:
-        """((G−1)·bins, r) B with ``T ≈ ‖Bv‖²``: contrasts between the groups' mean rows in each quantile bin."""
-        orders = self._orders(outputs)
-        means = np.empty((len(self._parts), self.n_bins, self.rank))
-        for g, (part, order, level) in enumerate(zip(self._parts, orders, self._levels(orders), strict=True)):
-            lengths, (row, quantile_bin) = _merge([level, self._edges])
-            starts = quantile_bin.searchsorted(np.arange(self.n_bins + 1))
-            average = scipy.sparse.csr_array((lengths, order[row], starts), shape=(self.n_bins, len(order)))
-            means[g] = np.asarray(average @ self._rows[part])
-        means *= np.sqrt(self.n_bins)
+    def bin_contrasts(self, outputs: Array, *, tie: float = 0.0) -> Array:
+        """((G−1)·bins, r) B with ``T ≈ ‖Bv‖²``: contrasts between the groups' mean rows in each quantile bin.
+
+        Rows whose outputs lie within ``tie`` of their neighbours share their levels, so that their order is of no
+        effect; a row that an edge cuts belongs to both bins in parts.
+        """
+        lower, upper, size = np.empty((3, len(outputs)))
+        for part, weight in zip(self._parts, self._weights, strict=True):
+            lower[part], upper[part] = _levels(outputs[part], weight, tie)
+            size[part] = weight
+        first = np.minimum(lower * self.n_bins, self.n_bins - 1).astype(np.int32)
+        last = np.maximum(np.ceil(upper * self.n_bins).astype(np.int32) - 1, first).clip(max=self.n_bins - 1)
+        spans = last - first + 1  # 1 but for the few rows that an edge cuts
+        starts = np.concatenate([[0], np.cumsum(spans)]).astype(np.int32)
+        row = np.repeat(np.arange(len(outputs)), spans)
+        inside = first[row] + np.arange(len(row), dtype=np.int32) - starts[row]
+        overlap = np.minimum(upper[row], (inside + 1) / self.n_bins) - np.maximum(lower[row], inside / self.n_bins)
+        mass = size[row] * overlap / (upper - lower)[row]
+        for g, part in enumerate(self._parts):
+            inside[starts[part.start] : starts[part.stop]] += g * self.n_bins
+        shape = (len(self._parts) * self.n_bins, len(outputs))
+        # By columns, so that the product reads the rows in the order in which they lie in memory.
+        sums = scipy.sparse.csc_array((mass, inside, starts), shape=shape) @ self._rows
+        means = np.sqrt(self.n_bins) * np.asarray(sums).reshape(len(self._parts), self.n_bins, self.rank)
         contrasts: Array = np.tensordot(self.contrasts, means, 1).reshape(-1, self.rank)
         return contrasts
 
-    def _orders(self, outputs: Array) -> list[Index]:
-        """Each group's rows by ascending output."""
-        return [np.argsort(outputs[part], kind="stable") for part in self._parts]
 
-    def _levels(self, orders: list[Index]) -> list[Array]:
-        """Upper ends of the steps of each group's quantile function."""
-        levels = [np.cumsum(weight[order]) for weight, order in zip(self._weights, orders, strict=True)]
-        return [np.append(level[:-1], 1.0) for level in levels]
+def _levels(outputs: Array, weight: Array, tie: float) -> tuple[Array, Array]:
+    """Lower and upper end (rows,) of the levels in (0, 1) that every row occupies; rows that tie occupy the same."""
+    order = np.argsort(outputs)
+    ends = np.concatenate([[0.0], np.cumsum(weight[order])])
+    new = np.concatenate([[True], np.diff(outputs[order]) > tie])
+    starts = np.flatnonzero(new)
+    atom = np.cumsum(new) - 1
+    lower, upper = np.empty((2, len(outputs)))
+    lower[order] = ends[starts][atom]
+    upper[order] = ends[np.append(starts[1:], len(order))][atom]
+    return lower, upper
 
 
 def _merge(levels: list[Array]) -> tuple[Array, list[Index]]:

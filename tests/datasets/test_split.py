@@ -7,9 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from esvdfair.datasets import Dataset, fetch_compas, load_wages
+from esvdfair.datasets import Dataset, fetch_compas, load_wages, split
 from esvdfair.datasets.compas import DATES, FILE
-from esvdfair.experiments.splits import SEEDS, split
 
 
 def made_up(rows: int = 200, **changes: object) -> Dataset:
@@ -26,10 +25,6 @@ def made_up(rows: int = 200, **changes: object) -> Dataset:
         "rescale": ("t",),
     }
     return Dataset(**(fields | changes))
-
-
-def test_seeds_of_the_paper() -> None:
-    assert (SEEDS[0], SEEDS[-1], len(SEEDS)) == (33, 82, 50)
 
 
 def test_sizes_are_disjoint_and_complete() -> None:

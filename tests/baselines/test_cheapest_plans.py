@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from esvdfair.baselines.coupling import cheapest_coupling, isotonic_linf, monotone_plan, repair_cdf
+from esvdfair.baselines.private_histogram import cheapest_plans, isotonic_linf, monotone_plan, repair_cdf
 
 
 def nearest_monotone(x, *, bounded):
@@ -85,7 +85,7 @@ def test_program_matches_an_independent_one_in_distribution_functions(groups, al
     rng = np.random.default_rng(groups)
     histogram = np.stack([rng.dirichlet(np.linspace(0.2, 2, 7)[:: (-1) ** g]) for g in range(groups)])
     proportions = rng.dirichlet(np.ones(groups))
-    got = cheapest_coupling(histogram, proportions=proportions, points=np.arange(7.0), alpha=alpha)
+    got = cheapest_plans(histogram, proportions=proportions, points=np.arange(7.0), alpha=alpha)
     assert got.cost == pytest.approx(cost_in_cdfs(histogram, proportions, alpha), rel=1e-7, abs=1e-9)
     assert got.cost > 0.01
 
@@ -95,7 +95,7 @@ def test_program_matches_an_independent_one_in_distribution_functions(groups, al
 def test_plans_have_the_right_marginals_and_the_slack_is_used_but_respected(groups, alpha):
     rng = np.random.default_rng(10 + groups)
     histogram = rng.dirichlet(np.full(12, 0.4), size=groups)
-    got = cheapest_coupling(histogram, proportions=np.ones(groups), points=np.linspace(0, 1, 12), alpha=alpha)
+    got = cheapest_plans(histogram, proportions=np.ones(groups), points=np.linspace(0, 1, 12), alpha=alpha)
     np.testing.assert_allclose(got.plans.sum(axis=2), histogram, atol=1e-9)
     cdfs = np.cumsum(got.targets, axis=1)
     ks = max(np.abs(cdfs[a] - cdfs[b]).max() for a, b in combinations(range(groups), 2))
@@ -106,7 +106,7 @@ def test_plans_have_the_right_marginals_and_the_slack_is_used_but_respected(grou
 
 def test_plans_are_monotone():
     histogram = np.random.default_rng(20).dirichlet(np.ones(10), size=2)
-    plans = cheapest_coupling(histogram, proportions=np.ones(2), points=np.arange(10.0), alpha=0.0).plans
+    plans = cheapest_plans(histogram, proportions=np.ones(2), points=np.arange(10.0), alpha=0.0).plans
     for plan in plans:
         rows, columns = np.nonzero(plan > 1e-9)
         crossing = (rows[:, None] < rows[None, :]) & (columns[:, None] > columns[None, :])
@@ -126,7 +126,7 @@ def test_monotone_plan_is_the_cheapest_between_its_marginals():
 def test_the_scale_of_the_points_does_not_matter():
     histogram = np.random.default_rng(31).dirichlet(np.ones(8), size=2)
     small, large = (
-        cheapest_coupling(histogram, proportions=np.ones(2), points=np.arange(8.0) * scale, alpha=0.05)
+        cheapest_plans(histogram, proportions=np.ones(2), points=np.arange(8.0) * scale, alpha=0.05)
         for scale in (1e-9, 1e9)
     )
     np.testing.assert_allclose(small.targets, large.targets, atol=1e-8)

@@ -1,4 +1,4 @@
-"""Find a public data file: the folder of ``ESVDFAIR_DATA``, then the cache, then a download with a pinned hash."""
+"""Find and read a public data file: the folder of ``ESVDFAIR_DATA``, the cache, or a download with a pinned hash."""
 
 import hashlib
 import importlib
@@ -6,8 +6,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
+
+import pandas as pd
 
 VARIABLE = "ESVDFAIR_DATA"
+Preparation = Literal["clean", "paper"]
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,18 @@ class RemoteFile:
     path: str
     url: str
     sha256: str
+
+
+def read_csv(
+    file: RemoteFile, preparation: str, *, data_home: str | Path | None, download_if_missing: bool
+) -> pd.DataFrame:
+    """The table in ``file``. A ``preparation`` that is none of the two is a ValueError before any file is sought."""
+    if preparation not in ("clean", "paper"):
+        raise ValueError(
+            f"preparation is {preparation!r}; choose 'clean' (no leak, scaled on the training rows) or 'paper' (as the "
+            "authors did)."
+        )
+    return pd.read_csv(locate(file, data_home=data_home, download_if_missing=download_if_missing))
 
 
 def locate(file: RemoteFile, *, data_home: str | Path | None = None, download_if_missing: bool = True) -> Path:
