@@ -22,6 +22,7 @@ from esvdfair.exceptions import Given, InputError
 from esvdfair.models import adapt
 from esvdfair.models.base import ModelAdapter
 from esvdfair.sample import Effort, Sample, Setting, draw, prepare
+from esvdfair.threads import few_threads
 
 METHODS = ("paper", "exact", "parity", "transport")
 Candidates = tuple[Sample, list[Fit], methods.Predicted]
@@ -167,15 +168,16 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         with together():
             check_options(self)
             setting = self._prepare(X, y, sensitive_features, sample_weight, validation)
-            hidden = self._hidden(setting)
-            sample, fits, predicted = self._refit_last(setting) if hidden is None else self._refit_edited(hidden)
-            curve, order = self._judge(setting, sample, fits, predicted)
-            point = self._choose(sample, curve)
-            chosen = order[point]
-            if hidden is not None and sample.partial:
-                sample, fits, predicted = hidden.fits([fits[chosen].diagnostics["reductions"]])
-                curve, point, chosen = *_replaced(curve, point, self._judge(setting, sample, fits, predicted)[0]), 0
-            take_point(self, sample, curve, point, fits[chosen], predicted[0][:, chosen])
+            with few_threads(setting.width):
+                hidden = self._hidden(setting)
+                sample, fits, predicted = self._refit_last(setting) if hidden is None else self._refit_edited(hidden)
+                curve, order = self._judge(setting, sample, fits, predicted)
+                point = self._choose(sample, curve)
+                chosen = order[point]
+                if hidden is not None and sample.partial:
+                    sample, fits, predicted = hidden.fits([fits[chosen].diagnostics["reductions"]])
+                    curve, point, chosen = *_replaced(curve, point, self._judge(setting, sample, fits, predicted)[0]), 0
+                take_point(self, sample, curve, point, fits[chosen], predicted[0][:, chosen])
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:

@@ -17,6 +17,7 @@ from esvdfair.methods import account_for, parity, predict, weights_of
 from esvdfair.models import ModelAdapter, adapt
 from esvdfair.models.base import fingerprint
 from esvdfair.sample import Effort, Rows, Sample, draw_judging, meet, validation_batches
+from esvdfair.threads import few_threads
 
 RIDGE = 1e-4
 """Ridge of a repair that no rows judge; with validation rows, those choose among those of ``Effort``."""
@@ -84,7 +85,7 @@ def repair_from_moments(
     _check_model(adapter, site)
     site.moments.require_groups(rows=2)
     fair.model_ = adapter.model
-    with together():
+    with together(), few_threads(site.layer.weight.shape[1]):
         if validation is None:
             _repair_blindly(fair, adapter, site)
         else:
