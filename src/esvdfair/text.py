@@ -1,6 +1,8 @@
 """Numbers and labels as people read them; the report and the command line share them."""
 
+import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from esvdfair.core.checks import Label
@@ -47,3 +49,29 @@ def percent(value: float | None) -> str:
 def interval(ends: tuple[float, float] | None, form: Callable[[float], str] = number) -> str:
     """``[low, high]``; a dash when there is none."""
     return "–" if ends is None else f"[{form(ends[0])}, {form(ends[1])}]"
+
+
+def quoted(name: str, widest: int = 60) -> str:
+    """A name from a user's file, in quotes, of bounded length."""
+    return f"'{printable(name, widest)}'"
+
+
+def distinct_names(labels: Sequence[Label]) -> list[str]:
+    """Each label as people write it; where two would be written alike, as JSON, which tells them apart.
+
+    Examples
+    --------
+    >>> distinct_names([("a", 1), ("b, c", "d"), ("b", "c, d")])
+    ['a, 1', '["b, c", "d"]', '["b", "c, d"]']
+    """
+    texts = [label_text(label) for label in labels]
+    alike = Counter(texts)
+    return [json.dumps(label) if alike[text] > 1 else text for label, text in zip(labels, texts, strict=True)]
+
+
+EVALUATED_ON = {
+    "validation": "rows set aside for validation",
+    "heldout": "rows held out from the repair",
+    "train": "the very rows that fitted it, so new people will fare worse",
+}
+"""``summary_["evaluated_on"]`` -> which rows judged a repair, in words."""
