@@ -151,7 +151,7 @@ class SklearnAdapter(ModelAdapter):
                 warnings.simplefilter("ignore")  # a transformer may complain of values beyond its domain
                 return values, self._finish(values)
 
-        return Tail(self._names[-1], last, run, operation=self._finishing())
+        return Tail(self._names[-1], rows, last, run, operation=self._finishing())
 
     def _index(self, name: str) -> int:
         if name not in self._names:
