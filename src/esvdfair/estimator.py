@@ -207,8 +207,10 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             X = _as_rows(X)
             validate_data(self, X, skip_check_array=True)
         _check_ranks(self, validation)
-        if not stream and (rows := sum(all_gather(X.shape[0]))) < 2:
-            raise ValueError(f"X has n_samples={rows}; parity between groups needs at least two of each.")
+        counts = all_gather(None if stream else int(X.shape[0]))  # a stream's length nobody knows
+        known = [rows for rows in counts if rows is not None]
+        if len(known) == len(counts) and sum(known) < 2:
+            raise ValueError(f"X has n_samples={sum(known)}; parity between groups needs at least two of each.")
         seed = self.seed()
         setting = prepare(
             lambda: self._adapter(X, y, sample_weight, None if validation is not None else seed, stream),

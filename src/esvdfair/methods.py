@@ -11,6 +11,7 @@ solves.
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Any
@@ -38,6 +39,9 @@ Predicted = tuple[Array, Array]
 """(rows, k) predictions of k fits for the rows that judge and for those that fit."""
 
 TARGETS = ("labels", "predictions", "optimum")
+
+LARGEST_NEWTON = 2048
+"""Up to so many coefficients P(group | features) is found by Newton's method, whose Hessian has as many columns."""
 
 EXACT_RIDGE = 1e-4
 """Ridge of the parity-keeping refit of `exact`; without one, features of condition 1e11 let the error explode."""
@@ -408,15 +412,17 @@ def group_probability(training: Rows, judging: Rows, effort: Effort | None = Non
         return scaled
 
     known, unseen = standardised(training.features), standardised(judging.features)
+    # Newton's steps cost a Gram matrix each, and few are needed from one regularisation to the next.
+    small = known.shape[1] * len(np.unique(training.codes)) <= LARGEST_NEWTON
+    classifier = LogisticRegression(solver="newton-cholesky" if small else "lbfgs", max_iter=200, warm_start=True)
     losses, found = [], []
-    for c in (effort or Effort()).regularisations:
-        classifier = LogisticRegression(C=c, max_iter=200)
+    for c in sorted((effort or Effort()).regularisations):
         with warnings.catch_warnings():  # an estimate that stopped early is judged like the others
             warnings.simplefilter("ignore", ConvergenceWarning)
-            classifier.fit(known, training.codes, sample_weight=training.weight)
+            classifier.set_params(C=c).fit(known, training.codes, sample_weight=training.weight)
         chance = classifier.predict_proba(unseen)[np.arange(len(judging)), judging.codes]
         losses.append(-np.average(np.log(np.maximum(chance, 1e-6)), weights=judging.weight))
-        found.append(classifier)
+        found.append(deepcopy(classifier))
     best = found[int(np.argmin(losses))]
     return lambda features: np.asarray(best.predict_proba(standardised(features)))
 

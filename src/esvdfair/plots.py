@@ -69,7 +69,7 @@ def finish_tradeoff(ax: "Axes", *, floor: float | None = None, rows: str = "") -
     if floor is not None:
         ax.axvspan(0, floor, color=QUIET, alpha=0.15, linewidth=0, zorder=0)
         place = ax.get_xaxis_transform()
-        ax.text(floor / 2, 0.98, "sampling floor", transform=place, rotation=90, ha="center", va="top", fontsize=8,
+        ax.text(floor / 2, 0.02, "sampling floor", transform=place, rotation=90, ha="center", va="bottom", fontsize=8,
                 color=QUIET, zorder=0.5)  # fmt: skip
     ax.set_xlabel("KS distance between groups" + (f" ({rows})" if rows else ""))
     ax.set_ylabel("mean squared error")

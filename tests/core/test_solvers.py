@@ -16,7 +16,7 @@ def cost_of(sigma_after, sigma, cost):
     return float(np.sum(np.asarray(cost) * (sigma_after - sigma) ** 2))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(k=decade, sigma=decade, gamma=decade)
 def test_cubic_agrees_with_numpy_roots_over_twenty_decades(k, sigma, gamma):
     ours = shrink_covariance(np.array([sigma]), np.array([k]), gamma)[0]
@@ -51,7 +51,7 @@ def test_differs_from_the_paper_in_the_mean_shrinkage():
 
 
 @SOLVERS
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_budget_is_met_with_equality_and_no_worse_than_slsqp(solve, power, data):
     n = data.draw(st.integers(1, 6))

@@ -11,7 +11,8 @@ import pytest
 import scipy.sparse
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from sklearn.linear_model import LinearRegression
+from sklearn.base import BaseEstimator
+from sklearn.ensemble import RandomForestRegressor
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
@@ -88,10 +89,18 @@ def test_unsupported_type_names_the_supported(model):
         adapt(model)
 
 
-@pytest.mark.parametrize("model", [LinearRegression(), make_pipeline(StandardScaler(), LinearRegression())])
+@pytest.mark.parametrize("model", [RandomForestRegressor(), make_pipeline(StandardScaler(), RandomForestRegressor())])
 def test_other_sklearn_models_are_unsupported(model):
-    with pytest.raises(TypeError, match=r"LinearRegression.*MLPRegressor"):
+    with pytest.raises(TypeError, match=r"RandomForestRegressor.*MLPRegressor.*trees too.*esvdfair\.baselines"):
         adapt(model)
+
+
+def test_a_model_of_skorch_names_the_network_inside():
+    class NeuralNetRegressor(BaseEstimator):
+        module_ = torch.nn.Linear(2, 1)
+
+    with pytest.raises(TypeError, match=r"NeuralNetRegressor itself; pass the network that it holds: .* module_"):
+        adapt(NeuralNetRegressor())
 
 
 @pytest.mark.parametrize("model", ["model.onnx", b"\x08", bytearray(b"\x08"), __import__("pathlib").Path("m.onnx")])

@@ -11,7 +11,17 @@ import scipy.sparse
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.exceptions import ConvergenceWarning, DataConversionWarning, NotFittedError
 from sklearn.frozen import FrozenEstimator
-from sklearn.neural_network import MLPRegressor
+from sklearn.linear_model import (
+    ElasticNet,
+    Lasso,
+    LinearRegression,
+    LogisticRegression,
+    PoissonRegressor,
+    Ridge,
+    SGDRegressor,
+)
+from sklearn.model_selection import GridSearchCV
+from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
@@ -270,6 +280,71 @@ def test_unsupported_heads_are_named(options, name):
 def test_a_model_that_is_not_fitted(model):
     with pytest.raises(NotFittedError):
         adapt(model)
+
+
+LABELS = np.where(np.median(Y) < Y, "yes", "no")
+
+# name: (fitted model, kind of head)
+LINES = {
+    "least squares": (lambda: LinearRegression().fit(X, Y), "identity"),
+    "ridge": (lambda: make_pipeline(StandardScaler(), Ridge()).fit(X, Y), "identity"),
+    "no intercept": (lambda: Lasso(fit_intercept=False).fit(X, Y), "identity"),
+    "column of targets": (lambda: ElasticNet().fit(X, Y[:, None]), "identity"),
+    "one row of weights": (lambda: LinearRegression().fit(X, Y[:, None]), "identity"),
+    "steps": (lambda: SGDRegressor(random_state=0).fit(X, Y), "identity"),
+    "float32": (lambda: LinearRegression().fit(X.astype(np.float32), Y.astype(np.float32)), "identity"),
+    "log target": (lambda: target(Ridge(), func=np.log, inverse_func=np.exp).fit(X, Y), "exp"),
+    "poisson": (lambda: PoissonRegressor().fit(X, Y), "exp"),
+    "search": (lambda: GridSearchCV(Ridge(), {"alpha": [0.1, 1]}, cv=2).fit(X, Y), "identity"),
+    "logistic": (lambda: LogisticRegression().fit(X, LABELS), "sigmoid"),
+    "logistic pipeline": (lambda: make_pipeline(StandardScaler(), LogisticRegression()).fit(X, LABELS), "sigmoid"),
+    "frozen logistic": (lambda: FrozenEstimator(LogisticRegression(solver="liblinear").fit(X, LABELS)), "sigmoid"),
+    "classifier": (lambda: fit(classifier(), y=LABELS), "sigmoid"),
+    "classifier pipeline": (lambda: fit(make_pipeline(StandardScaler(), classifier()), y=Y > 50), "sigmoid"),
+}
+
+
+def classifier():
+    return MLPClassifier(hidden_layer_sizes=(7, 5), max_iter=15, random_state=0)
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_linear_models_and_scores_of_classifiers(name):
+    make, kind = LINES[name]
+    model = make()
+    before, adapter = pickle.dumps(model), adapt(model)
+    score = hasattr(model, "predict_proba")
+    expected = model.predict_proba(X)[:, 1] if score else model.predict(X).ravel()
+    np.testing.assert_array_equal(adapter.predict(X), expected)
+    *_, last = adapter.layers(X)
+    inputs, prediction = adapter.capture(X, [last.name])
+    np.testing.assert_allclose(prediction, expected, rtol=1e-5 if name == "float32" else 1e-12)
+    head = adapter.head(X)
+    assert head.kind == kind
+    assert (last.bias is None) == (name == "no intercept")
+
+    bias = None if last.bias is None else last.bias + 0.5
+    edited = adapter.replace({last.name: (0.5 * last.weight, bias)})
+    z = inputs[last.name] @ (0.5 * last.weight[0]) + (0 if bias is None else bias)
+    np.testing.assert_allclose(edited.predict(X), head.apply(z), rtol=1e-5)
+    assert type(edited.model) is type(model)
+    assert pickle.dumps(model) == before
+    if score:
+        classes = (model.estimator if isinstance(model, FrozenEstimator) else model).classes_
+        np.testing.assert_array_equal(edited.model.predict(X), classes[(edited.predict(X) > 0.5).astype(int)])
+    same = adapter.replace({last.name: (last.weight, last.bias)})
+    np.testing.assert_array_equal(same.predict(X), expected)
+    if hasattr(model, "coef_"):
+        assert (np.shape(edited.model.coef_), type(edited.model.intercept_)) == (
+            np.shape(model.coef_),
+            type(model.intercept_),
+        )
+
+
+@pytest.mark.parametrize("model", [LogisticRegression(), MLPClassifier(hidden_layer_sizes=(3,), max_iter=5)])
+def test_more_than_two_classes(model):
+    with pytest.raises(ValueError, match="tells 3 classes apart"):
+        adapt(fit(model, y=np.digitize(Y, [45, 55])))
 
 
 def test_several_targets():

@@ -1,7 +1,9 @@
 """An ONNX regressor, from a file or from bytes, as a `ModelAdapter`.
 
-Linear layers are Gemm nodes, and MatMul nodes by a constant, with or without an Add. The model runs in onnxruntime on
-the CPU. An edit puts other numbers into the constants of a copy: graph, names, opset and metadata are as they were.
+Linear layers are Gemm nodes, MatMul nodes by a constant, with or without an Add, and the linear models of ai.onnx.ml.
+Of a classifier of two classes, which gives a label and probabilities, the second probability is the prediction. The
+model runs in onnxruntime on the CPU. An edit puts other numbers into the constants of a copy: graph, names, opset and
+metadata are as they were.
 """
 
 import os
@@ -26,7 +28,7 @@ except ImportError as error:
 from esvdfair.core.checks import row_count, several_inputs, to_numpy
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, as_column, find_layer, first_rows
-from esvdfair.models.onnx_graph import FLOATS, VOCABULARY, Graph, check_inference, operation_name
+from esvdfair.models.onnx_graph import FLOATS, VOCABULARY, Graph, check_inference, feeding, operation_name
 from esvdfair.models.onnx_io import ModelSource, first_line, read_model, write_model
 
 Feeds = dict[str, NDArray[Any]]
@@ -155,19 +157,20 @@ class OnnxAdapter(ModelAdapter):
 
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession:
-        return _start_session(self._proto)
+        return _start_session(_expose(self._proto, {self._output}))
 
     @cached_property
     def _open_session(self) -> onnxruntime.InferenceSession:
         """A session that shows the inputs of all layers and the output of the last one."""
         layers = self._graph.layers
-        return _start_session(_expose(self._proto, {*(layer.input for layer in layers), layers[-1].output}))
+        tensors = {self._output, layers[-1].output, *(layer.input for layer in layers)}
+        return _start_session(_expose(self._proto, tensors))
 
     @cached_property
     def _tail_session(self) -> onnxruntime.InferenceSession:
         """A session that takes the output of the last layer as a further input."""
         last = self._graph.layers[-1]
-        return _start_session(_substitute(self._proto, last.output, last.weight.tensor.data_type, self._output))
+        return _start_session(_substitute(self._proto, last.output, last.weight.data_type, self._output))
 
     def _index(self, name: str) -> int:
         return find_layer(self._layers, name).index
@@ -187,19 +190,24 @@ class OnnxAdapter(ModelAdapter):
     def _tail(self, rows: Any) -> Tail:
         last = self._graph.layers[-1]
         rows = _blank(self._inputs) if rows is None else rows
-        output = self._run_open(rows, [last.output])[0][last.output]
+        shown, _ = self._run_open(rows, [last.input, last.output])
+        output = shown[last.output]
+        if last.transform is not None:
+            weight, bias = self._layers[-1].weight, self._layers[-1].bias
+            output = (shown[last.input] @ weight.T + (0 if bias is None else bias)).astype(output.dtype)
 
         def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
             values = z.astype(output.dtype)
+            finished = last.finish(values)
             if last.output == self._output:
-                return values, as_column(values, len(values), self._place)
+                return values, as_column(finished, len(values), self._place)
             index = np.arange(len(values)) % row_count(rows)
             feeds = {name: value[index] for name, value in _make_feeds(rows, self._inputs).items()}
-            feeds[last.output] = np.ascontiguousarray(values.reshape(-1, *output.shape[1:]))
+            feeds[last.output] = np.ascontiguousarray(finished)
             (prediction,) = _run(self._tail_session, feeds, [self._output], self._batch)
             return values, as_column(prediction, len(values), self._place)
 
-        operations = [operation_name(node) for node in self._graph.path(last.output)]
+        operations = [*last.operations, *(operation_name(node) for node in self._graph.path(last.output))]
         return Tail(
             last.name,
             output,
@@ -210,12 +218,33 @@ class OnnxAdapter(ModelAdapter):
         )
 
 
+@dataclass(frozen=True)
+class _Output:
+    """An output of a model: its name, the tensor that holds its numbers if they are such, and how many a row."""
+
+    name: str
+    tensor: str | None
+    width: int | None
+
+
+def _model_output(value: onnx.ValueInfoProto, model: onnx.ModelProto) -> _Output:
+    kind = value.type.tensor_type
+    if value.type.HasField("tensor_type") and kind.elem_type in FLOATS:
+        width = kind.shape.dim[1].dim_value if len(kind.shape.dim) == 2 else 0
+        return _Output(value.name, value.name, width or None)
+    for node in model.graph.node:  # probabilities by class, as scikit-learn's exporter writes them
+        if node.op_type == "ZipMap" and value.name in node.output:
+            return _Output(value.name, node.input[0], max(len(a.ints or a.strings) for a in node.attribute))
+    return _Output(value.name, None, None)
+
+
 def _choose_output(model: onnx.ModelProto, output: Selector | None) -> tuple[str, int | None]:
-    """Name of the output that is the prediction, and which of its columns."""
-    outputs = list(model.graph.output)
-    names = [str(value.name) for value in outputs]
+    """Name of the tensor that is the prediction, and which of its columns."""
+    outputs = [_model_output(value, model) for value in model.graph.output]
+    names = [item.name for item in outputs]
     listing = ", ".join(map(repr, names))
-    if output is None and len(outputs) > 1:
+    numbers = [item for item in outputs if item.tensor is not None]
+    if output is None and len(outputs) > 1 and len(numbers) != 1:
         raise InputError(
             "the model has {count} outputs: {listing}. Say which is the prediction: {output}.",
             count=len(outputs),
@@ -223,17 +252,21 @@ def _choose_output(model: onnx.ModelProto, output: Selector | None) -> tuple[str
             output=Given(),
         )
     which, place = _name_and_place(output, names)
-    if isinstance(which, bool) or not isinstance(which, str | int) or not isinstance(place, int | None):
+    if isinstance(which, bool) or not isinstance(which, str | int | None) or not isinstance(place, int | None):
         raise TypeError(f"output must be the name or the position of an output, got {output!r}.")
-    if isinstance(which, str):
-        chosen = [value for value in outputs if value.name == which]
+    if which is None:
+        chosen = numbers or outputs
+    elif isinstance(which, str):
+        chosen = [item for item in outputs if item.name == which]
     else:
         chosen = [outputs[which]] if -len(outputs) <= which < len(outputs) else []
     if not chosen:
         raise ValueError(f"the model has no output {which!r}; it has {listing}.")
-    if chosen[0].type.tensor_type.elem_type not in FLOATS:
+    if chosen[0].tensor is None:
         raise ValueError(f"output {chosen[0].name!r} is not a tensor of floating-point numbers, as predictions are.")
-    return str(chosen[0].name), place
+    if place is None and chosen[0].width == 2 and len(outputs) == 2 and len(numbers) == 1:
+        place = 1  # beside a label, the probability of the second of two classes
+    return chosen[0].tensor, place
 
 
 def _name_and_place(output: Any, names: Sequence[str]) -> tuple[Any, Any]:
@@ -244,8 +277,8 @@ def _name_and_place(output: Any, names: Sequence[str]) -> tuple[Any, Any]:
         name, _, column = output.rpartition(":")
         if column.isdecimal() and (name in names or not name):  # as it is written on a command line
             return (name, int(column)) if name else _name_and_place(int(column), names)
-    if output is None or (len(names) == 1 and isinstance(output, int) and not isinstance(output, bool)):
-        return 0, output
+    if len(names) == 1 and isinstance(output, int) and not isinstance(output, bool):
+        return None, output
     return output, None
 
 
@@ -298,9 +331,10 @@ def _substitute(model: onnx.ModelProto, tensor: str, data_type: int, output: str
     (producer,) = (node for node in copy.graph.node if tensor in node.output)
     copy.graph.node.remove(producer)
     copy.graph.input.append(onnx.helper.make_tensor_value_info(tensor, data_type, None))
-    outputs = [value for value in model.graph.output if value.name == output]
-    del copy.graph.output[:]
-    copy.graph.output.extend(outputs)
+    kept = feeding(copy.graph, output)
+    del copy.graph.output[:], copy.graph.node[:]
+    copy.graph.node.extend(kept)
+    copy.graph.output.append(onnx.ValueInfoProto(name=output))
     return copy
 
 

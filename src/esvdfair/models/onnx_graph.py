@@ -5,7 +5,7 @@ All of it is read off the graph: which operation feeds what, and which constants
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
+from scipy.special import expit, softmax
 
 from esvdfair.models.base import rounded
 from esvdfair.models.heads import Vocabulary
@@ -34,6 +35,7 @@ VOCABULARY = Vocabulary(
 _STANDARD = ("", "ai.onnx")
 _SHAPE_ONLY = frozenset({"Shape", "Size"})  # what they give depends on their input's shape, not on its values
 _LINEAR = frozenset({"Gemm", "MatMul"})
+_CLASSIC = frozenset({"LinearRegressor", "LinearClassifier"})
 _QUANTISED = frozenset({
     "QLinearMatMul", "MatMulInteger", "QGemm", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MatMulNBits",
     "MatMulBnb4", "MatMulFpQ4",
@@ -68,9 +70,14 @@ class Parameter:
     scale: float = 1.0
 
     @property
+    def data_type(self) -> int:
+        """In which the tensor is stored, as ONNX numbers types."""
+        return int(self.tensor.data_type)
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """In which the tensor is stored."""
-        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.tensor.data_type))
+        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.data_type))
 
     def read(self) -> NDArray[np.float64]:
         """Values that the layer works with."""
@@ -80,7 +87,9 @@ class Parameter:
         """Store `values`, rounded to the tensor's dtype; entries equal to those of `read` keep every bit."""
         values = np.asarray(values, dtype=np.float64)
         new = rounded(layer, np.where(values == self.read(), self._stored(), values / self.scale), self.dtype)
-        flat = np.ravel(new.T if self.transposed else new)
+        self._store(np.ravel(new.T if self.transposed else new))
+
+    def _store(self, flat: NDArray[Any]) -> None:
         if self.tensor.HasField("raw_data"):
             self.tensor.raw_data = flat.astype(self.dtype.newbyteorder("<")).tobytes()
             return
@@ -92,6 +101,29 @@ class Parameter:
     def _stored(self) -> NDArray[np.float64]:
         values = np.asarray(numpy_helper.to_array(self.tensor), dtype=np.float64)
         return values.reshape(self.shape[::-1]).T if self.transposed else values.reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class FloatsParameter(Parameter):
+    """A weight or bias in an attribute of a LinearRegressor or LinearClassifier.
+
+    Of two classes that mirror each other, -w and w, the second is the layer and the first follows it.
+    """
+
+    mirrored: bool = False
+
+    @property
+    def data_type(self) -> int:
+        """Attributes hold float32."""
+        return int(onnx.TensorProto.FLOAT)
+
+    def _store(self, flat: NDArray[Any]) -> None:
+        del self.tensor.floats[:]
+        self.tensor.floats.extend([*(-flat if self.mirrored else []), *flat])
+
+    def _stored(self) -> NDArray[np.float64]:
+        values = np.array(self.tensor.floats, dtype=np.float64)
+        return values[-math.prod(self.shape) :].reshape(self.shape)
 
 
 def _weight_parameter(layer: str, tensor: onnx.TensorProto, *, by_output: bool, scale: float) -> Parameter:
@@ -121,13 +153,40 @@ def _bias_parameter(tensor: onnx.TensorProto, width: int, scale: float = 1.0) ->
 
 @dataclass(frozen=True)
 class GraphLayer:
-    """A linear layer `Z = X Wᵀ + b`: the tensors X and Z by name, W and b as constants of the graph."""
+    """A linear layer `Z = X Wᵀ + b`: the tensors X and Z by name, W and b as constants of the graph.
+
+    A LinearClassifier does not show Z: its `output` is what its `transform` makes of it.
+    """
 
     name: str
     input: str
     output: str
     weight: Parameter
     bias: Parameter | None
+    transform: str | None = None
+
+    def finish(self, z: NDArray[Any]) -> NDArray[Any]:
+        """`output` of Z (rows, m), in its dtype."""
+        if self.transform is None:
+            return z
+        z64 = z.astype(np.float64)
+        scores = np.hstack([-z64, z64]) if self.mirrored else z64
+        if self.transform == "LOGISTIC":
+            scores = expit(scores)
+        elif self.transform == "SOFTMAX":
+            scores = softmax(scores, axis=1)
+        return scores.astype(z.dtype)
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """What stands between Z and `output`, as an operator of its own would be called."""
+        names = {None: (), "NONE": (), "LOGISTIC": ("Sigmoid",), "SOFTMAX": ("Softmax",)}
+        return names.get(self.transform, (f"{self.transform} of a LinearClassifier",))
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether a first class is the negative of the second, and follows it."""
+        return isinstance(self.weight, FloatsParameter) and self.weight.mirrored
 
 
 class Graph:
@@ -164,14 +223,14 @@ class Graph:
         if not found:
             kinds = ", ".join(dict.fromkeys(node.op_type for node in running)) or "none that depend on the input"
             raise ValueError(
-                f"no linear layer (Gemm, or MatMul by a constant) feeds the output {self.output!r}, so there is no "
-                f"weight to edit. Its operations are {kinds}."
+                f"no linear layer (Gemm, MatMul by a constant, LinearRegressor) feeds the output {self.output!r}, so "
+                f"there is no weight to edit. Its operations are {kinds}."
             )
         names = [layer.name for layer in found]
         if all(names) and len(set(names)) == len(names):
             return tuple(found)
         # Names of nodes are free text in ONNX; names of tensors are not.
-        return tuple(GraphLayer(la.output, la.input, la.output, la.weight, la.bias) for la in found)
+        return tuple(replace(layer, name=layer.output) for layer in found)
 
     def path(self, source: str) -> tuple[onnx.NodeProto, ...]:
         """Operations by which the tensor `source` reaches the output, in order of execution."""
@@ -210,6 +269,8 @@ class Graph:
         """The layer that a node is, if it is one."""
         label = node.name or node.output[0]
         self._refuse_closed(node, label)
+        if node.op_type in _CLASSIC and node.domain == "ai.onnx.ml":
+            yield _classic_layer(node, label)
         if node.op_type not in _LINEAR or node.domain not in _STANDARD:
             return
         x, w = node.input[:2]
@@ -318,6 +379,42 @@ class Graph:
                 )
         flips = sum(self._producer[link].op_type == "Transpose" for link in chain[:-1])
         return tensor, flips % 2 == 1
+
+
+def _classic_layer(node: onnx.NodeProto, label: str) -> GraphLayer:
+    """The layer that a LinearRegressor or LinearClassifier is."""
+    stored = {item.name: item for item in node.attribute}
+    classifies = node.op_type == "LinearClassifier"
+    transform = _attribute(node, "post_transform", b"NONE").decode()
+    if "coefficients" not in stored or (transform != "NONE" and not classifies):
+        raise ValueError(f"layer {label!r} ({node.op_type}) has no coefficients, or {transform} applied to its output.")
+    classes = next((len(item.ints or item.strings) for name, item in stored.items() if "classlabels" in name), 0)
+    outputs = classes if classifies else _attribute(node, "targets", 1)
+    weight = np.array(stored["coefficients"].floats)
+    bias = np.array(stored["intercepts"].floats if "intercepts" in stored else [])
+    if not outputs or len(weight) % outputs or len(bias) not in (0, outputs) or (classifies and outputs < 2):
+        raise ValueError(f"layer {label!r} ({node.op_type}) has {len(weight)} coefficients for {outputs} outputs.")
+    first, second = weight[: len(weight) // 2], weight[len(weight) // 2 :]
+    mirrored = classifies and outputs == 2 and np.array_equal(first, -second) and (not len(bias) or bias[0] == -bias[1])
+    shown = 1 if mirrored else outputs
+    return GraphLayer(
+        node.name,
+        node.input[0],
+        node.output[1 if classifies else 0],
+        FloatsParameter(stored["coefficients"], (shown, len(weight) // outputs), mirrored=mirrored),
+        FloatsParameter(stored["intercepts"], (shown,), mirrored=mirrored) if len(bias) else None,
+        transform if classifies else None,
+    )
+
+
+def feeding(graph: onnx.GraphProto, output: str) -> list[onnx.NodeProto]:
+    """Nodes without which the tensor `output` cannot be computed, in order."""
+    needed, kept = {output}, []
+    for node in reversed(graph.node):
+        if needed.intersection(node.output):
+            needed.update(_reads(node))
+            kept.append(node)
+    return kept[::-1]
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:

@@ -74,7 +74,7 @@ def render_report(
     predicted = f"{named or UNNAMED_TARGET}{f', in {unit}' if unit else ''}"
     content = collect(fair, rows, apart, attribute=attribute_name(sensitive_features), predicted=predicted)
     about = {
-        "Model": model or _kind(fair.model_),
+        "Model": model or _kind(fair.model),
         "Data": data or f"{len(rows.codes):,} rows of {rows.x.shape[1]} inputs",
         "Predicts": predicted,
         "Groups": _groups(content),

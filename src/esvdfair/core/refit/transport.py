@@ -197,7 +197,7 @@ class TransportProblem:
         spans = last - first + 1  # 1 but for the few rows that an edge cuts
         starts = np.concatenate([[0], np.cumsum(spans)]).astype(np.int32)
         row = np.repeat(np.arange(len(outputs)), spans)
-        inside = first[row] + np.arange(len(row), dtype=np.int32) - starts[row]
+        inside: NDArray[np.int32] = first[row] + (np.arange(len(row), dtype=np.int32) - starts[row])
         overlap = np.minimum(upper[row], (inside + 1) / self.n_bins) - np.maximum(lower[row], inside / self.n_bins)
         mass = size[row] * overlap / (upper - lower)[row]
         for g, part in enumerate(self._parts):
