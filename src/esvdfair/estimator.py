@@ -185,10 +185,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         check_is_fitted(self, "estimator_")
         X = _as_rows(X)
         validate_data(self, X, skip_check_array=True, reset=False)
-        predictor: ModelAdapter | None = getattr(self, "_predictor", None)
-        if predictor is None or predictor.model is not self.estimator_:
-            self._predictor = predictor = adapt(self.estimator_, output=self.output)
-        return predictor.predict(X)
+        return self._predictor.predict(X)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -324,12 +321,18 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         return broadcast(lambda: int(check_random_state(state).randint(2**31 - 1)))
 
 
+def take_model(fair: ESVDFair, model: Any) -> None:
+    """Let a repaired model be what ``fair`` predicts with."""
+    fair.estimator_ = model
+    fair._predictor = adapt(model, output=fair.output)
+
+
 def take_point(
     fair: ESVDFair, sample: Sample, curve: Curve, point: CurvePoint, fit: Fit, after: NDArray[np.float64]
 ) -> None:
     """Let a point of the curve, the fit behind it, be what ``fair`` has come to; ``after`` is what it predicts."""
     fair.curve_, fair.point_ = curve, point
-    fair.estimator_ = curve.model(point.index)
+    take_model(fair, curve.model(point.index))
     fair.edits_ = methods.account_for(sample, fit)
     fair.summary_ = broadcast(
         lambda: summarise(sample, after, curve, point, method=fair.method, target_ks=fair.target_ks)

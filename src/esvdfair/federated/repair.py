@@ -10,7 +10,7 @@ from esvdfair.core.checks import Label
 from esvdfair.core.refit.quadratic import Fit
 from esvdfair.curve import choose, judge
 from esvdfair.distributed import together
-from esvdfair.estimator import ESVDFair, check_options, take_point
+from esvdfair.estimator import ESVDFair, check_options, take_model, take_point
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.federated.sites import MomentsFile, SiteMoments, loaded
 from esvdfair.methods import account_for, parity, predict, weights_of
@@ -131,7 +131,7 @@ def _repair_blindly(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments) ->
         sample, targets=_targets(site)[:1], mean_reduction=np.inf, covariance_reduction=np.inf, effort=effort
     )
     fair.point_ = None
-    fair.estimator_ = adapter.replace(weights_of(site.layer, fit)).model
+    take_model(fair, adapter.replace(weights_of(site.layer, fit)).model)
     fair.edits_ = account_for(sample, fit)
     fair.summary_ = _known(site, fit)
 
