@@ -185,7 +185,8 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         check_is_fitted(self, "estimator_")
         X = _as_rows(X)
         validate_data(self, X, skip_check_array=True, reset=False)
-        return self._predictor.predict(X)
+        predictor: ModelAdapter = self._predictor
+        return predictor.predict(X)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
