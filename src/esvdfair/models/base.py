@@ -135,7 +135,7 @@ class Tail:
 class ModelAdapter(ABC):
     """One trained regressor, seen through its linear layers."""
 
-    _column: Column | None = None
+    column: Column | None = None
 
     @property
     @abstractmethod
@@ -220,27 +220,27 @@ class ModelAdapter(ABC):
     def _narrowed(self, layers: tuple[LinearLayer, ...], rows: Any) -> tuple[LinearLayer, ...]:
         """The layers, the last of them, if it is wide, as what of it the prediction depends on."""
         last = layers[-1]
-        if len(last.weight) == 1 or (column := self._column or self._find_column(self._tail(rows))) is None:
+        if len(last.weight) == 1 or (column := self.column or self._find_column(self._tail(rows))) is None:
             return layers
         bias = None if last.bias is None else column.read(last.bias)
         return (*layers[:-1], LinearLayer(last.name, last.index, column.read(last.weight), bias))
 
     def _find_column(self, tail: Tail) -> Column | None:
-        if self._column is None:
-            self._column = _find_column(tail)
-        return self._column
+        if self.column is None:
+            self.column = _find_column(tail)
+        return self.column
 
     def _whole(
         self, layer: LinearLayer, weight: NDArray[Any], bias: NDArray[Any] | None
     ) -> tuple[NDArray[Any], NDArray[Any] | None]:
         """New weights of a layer, checked; those of a column within what the layer holds."""
-        if self._column is None or self._column.layer != layer.name:
+        if self.column is None or self.column.layer != layer.name:
             check_replacement(layer, weight, bias)
             return weight, bias
         (seen,) = self._narrowed((layer,), None)
         check_replacement(seen, weight, bias)
-        new = None if bias is None or layer.bias is None else self._column.write(layer.bias, np.asarray(bias))
-        return self._column.write(layer.weight, np.asarray(weight)), new
+        new = None if bias is None or layer.bias is None else self.column.write(layer.bias, np.asarray(bias))
+        return self.column.write(layer.weight, np.asarray(weight)), new
 
     def _check_repeats(self, rows: Any, eps: float) -> NDArray[Any]:
         """Raise unless the model predicts the same for the same rows; the prediction."""

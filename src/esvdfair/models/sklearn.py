@@ -121,7 +121,7 @@ class SklearnAdapter(ModelAdapter):
         whole = {layer.name: layer for layer in self._all_layers()}
         new = {name: self._whole(whole[self._names[self._index(name)]], *given) for name, given in weights.items()}
         adapter = SklearnAdapter(copy.deepcopy(self._model), output=self._place)
-        adapter._column = self._column
+        adapter.column = self.column
         for name, (weight, bias) in new.items():
             adapter._write(name, np.asarray(weight), bias)
         return adapter

@@ -129,7 +129,7 @@ class TorchAdapter(ModelAdapter):
                 raise ValueError(problem)
             new[name] = self._whole(describe_layer(name, 0, module), weight, bias)
         adapter = TorchAdapter(copied(self._model), output=self._output)
-        adapter._column = self._column
+        adapter.column = self.column
         for name, (weight, bias) in new.items():
             module = adapter._linear(name)
             assign(name, module.weight, weight)
