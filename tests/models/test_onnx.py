@@ -823,7 +823,7 @@ def endless():
 
 def test_a_model_that_loops_for_ever(monkeypatch):
     monkeypatch.setenv("ESVDFAIR_TIME_LIMIT", "0.2")
-    with pytest.raises(ValueError, match=r"not finished a batch of 300 rows after 0\.2 seconds, .*ESVDFAIR_TIME_LIMIT"):
+    with pytest.raises(ValueError, match=r"not finished a batch of 300 rows in 0\.2 seconds, .*ESVDFAIR_TIME_LIMIT"):
         OnnxAdapter(endless().SerializeToString()).predict(X)
     monkeypatch.delenv("ESVDFAIR_TIME_LIMIT")
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C is handled

@@ -360,7 +360,7 @@ def _call(session: onnxruntime.InferenceSession, feeds: Feeds, outputs: Sequence
         thread.join(limit)
         if thread.is_alive():
             raise ValueError(
-                f"the model has not finished a batch of {len(next(iter(feeds.values())))} rows after {limit:g} seconds, "
+                f"the model has not finished a batch of {len(next(iter(feeds.values())))} rows in {limit:g} seconds, "
                 f"maybe for an endless loop. {TIME_LIMIT} in the environment sets how many it may take."
             )
     finally:
