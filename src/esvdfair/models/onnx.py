@@ -131,7 +131,7 @@ class OnnxAdapter(ModelAdapter):
 
     def __getstate__(self) -> dict[str, Any]:
         # A session cannot be pickled, and the graph refers to tensors inside the model: both are made anew when needed.
-        kept = ("_given", "_proto", "_external", "_output", "_place", "_column")
+        kept = ("_given", "_proto", "_external", "_output", "_place", "column")
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
