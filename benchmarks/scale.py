@@ -1,8 +1,8 @@
-"""Six benchmarks of speed and size, as ratios measured in one run; writes docs/performance.md.
+"""Benchmarks of speed and size, as ratios measured in one run; writes docs/performance.md.
 
     python benchmarks/scale.py                       # about ten minutes on two quiet cores
     python benchmarks/scale.py --quick               # under a minute: does it run? The ratios mean little
-    python benchmarks/scale.py --only fit,curve      # some of fit, peers, growth, processes, curve, latency
+    python benchmarks/scale.py --only fit,curve      # some of fit, peers, growth, processes, curve, latency, core
 
 Needs the extras torch, onnx and peers (`make bench` installs them).
 
@@ -15,94 +15,80 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from esvdfair import ESVDFairWarning
-from speed import curve, fit_time, growth, latency, peers, processes
-from speed.document import render
-from speed.measure import Section, describe_machine, limit_threads, warm_up
+from speed import fits, growth, latency, peers
+from speed.measure import Section, describe_machine, limit_threads, render, warm_up
 
 SIZES = ("full", "quick", "tiny")
-Benchmark = Callable[[str, int], Section]
-
-
-def by_size(size: str, full: dict[str, object], quick: dict[str, object], tiny: dict[str, object]) -> dict[str, object]:
-    return {"full": full, "quick": quick, "tiny": tiny}[size]
-
-
-def run_fit(size: str, threads: int) -> Section:
-    sizes = by_size(
-        size,
-        {"widths": (256, 1024, 2048), "rows": 100_000, "repeats": {256: 3, 1024: 2, 2048: 1}},
-        {"widths": (256,), "rows": 20_000, "repeats": {256: 2}},
-        {"widths": (16,), "rows": 1000, "repeats": {16: 1}},
-    )
-    return fit_time.run(**sizes)  # type: ignore[arg-type]
-
-
-def run_peers(size: str, threads: int) -> Section:
-    sizes = by_size(
-        size,
-        {"widths": (256, 1024), "rows": 50_000, "transcribed": 1024, "sample": 24, "repeats": 3},
-        {"widths": (256,), "rows": 10_000, "transcribed": 256, "sample": 16, "repeats": 2},
-        {"widths": (16,), "rows": 1000, "transcribed": 16, "sample": 4, "repeats": 1},
-    )
-    return peers.run(**sizes)  # type: ignore[arg-type]
-
-
-def run_growth(size: str, threads: int) -> Section:
-    sizes = by_size(
-        size,
+# name -> what runs, and its arguments at every size
+BENCHMARKS: dict[str, tuple[Callable[..., Section], dict[str, dict[str, Any]]]] = {
+    "fit": (
+        fits.run_fit,
         {
-            "rows": (10_000, 100_000, 1_000_000, 10_000_000),
-            "width": 256,
-            "memory": (500_000, 10_000_000),
-            "widths": (64, 256, 1024, 4096),
-            "at": 20_000,
+            "full": {"widths": (256, 1024, 2048), "rows": 100_000, "repeats": {256: 3, 1024: 2, 2048: 1}},
+            "quick": {"widths": (256,), "rows": 20_000, "repeats": {256: 2}},
+            "tiny": {"widths": (16,), "rows": 1000, "repeats": {16: 1}},
         },
-        {"rows": (10_000, 50_000), "width": 64, "memory": (10_000, 50_000), "widths": (64, 256), "at": 10_000},
-        {"rows": (1000,), "width": 16, "memory": (1000, 2000), "widths": (8, 16), "at": 1000},
-    )
-    return growth.run(**sizes, threads=threads)  # type: ignore[arg-type]
-
-
-def run_processes(size: str, threads: int) -> Section:
-    sizes = by_size(
-        size,
-        {"rows": 20 * 8192, "width": 1024, "repeats": 3},
-        {"rows": 4 * 8192, "width": 256, "repeats": 1},
-        {"rows": 2 * 8192, "width": 8, "repeats": 1},
-    )
-    return processes.run(**sizes)  # type: ignore[arg-type]
-
-
-def run_curve(size: str, threads: int) -> Section:
-    sizes = by_size(
-        size,
-        {"rows": 100_000, "width": 256, "repeats": 3},
-        {"rows": 10_000, "width": 64, "repeats": 1},
-        {"rows": 1000, "width": 8, "repeats": 1},
-    )
-    return curve.run(**sizes)  # type: ignore[arg-type]
-
-
-def run_latency(size: str, threads: int) -> Section:
-    sizes = by_size(
-        size,
-        {"width": 256, "batches": (1, 1024), "repeats": 2000},
-        {"width": 256, "batches": (1, 1024), "repeats": 300},
-        {"width": 8, "batches": (1, 16), "repeats": 20},
-    )
-    return latency.run(**sizes, threads=threads)  # type: ignore[arg-type]
-
-
-BENCHMARKS: dict[str, Benchmark] = {
-    "fit": run_fit,
-    "peers": run_peers,
-    "growth": run_growth,
-    "processes": run_processes,
-    "curve": run_curve,
-    "latency": run_latency,
-}
+    ),
+    "peers": (
+        peers.run,
+        {
+            "full": {"widths": (256, 1024), "rows": 50_000, "transcribed": 1024, "sample": 24, "repeats": 3},
+            "quick": {"widths": (256,), "rows": 10_000, "transcribed": 256, "sample": 16, "repeats": 2},
+            "tiny": {"widths": (16,), "rows": 1000, "transcribed": 16, "sample": 4, "repeats": 1},
+        },
+    ),
+    "growth": (
+        growth.run_growth,
+        {
+            "full": {
+                "rows": (10_000, 100_000, 1_000_000, 10_000_000),
+                "width": 256,
+                "memory": (500_000, 10_000_000),
+                "widths": (64, 256, 1024, 4096),
+                "at": 20_000,
+            },
+            "quick": {
+                "rows": (10_000, 50_000), "width": 64, "memory": (10_000, 50_000), "widths": (64, 256), "at": 10_000
+            },
+            "tiny": {"rows": (1000,), "width": 16, "memory": (1000, 2000), "widths": (8, 16), "at": 1000},
+        },
+    ),
+    "processes": (
+        growth.run_processes,
+        {
+            "full": {"rows": 20 * 8192, "width": 1024, "repeats": 3},
+            "quick": {"rows": 4 * 8192, "width": 256, "repeats": 1},
+            "tiny": {"rows": 2 * 8192, "width": 8, "repeats": 1},
+        },
+    ),
+    "curve": (
+        fits.run_curve,
+        {
+            "full": {"rows": 100_000, "width": 256, "repeats": 3},
+            "quick": {"rows": 10_000, "width": 64, "repeats": 1},
+            "tiny": {"rows": 1000, "width": 8, "repeats": 1},
+        },
+    ),
+    "latency": (
+        latency.run,
+        {
+            "full": {"width": 256, "batches": (1, 1024), "repeats": 2000},
+            "quick": {"width": 256, "batches": (1, 1024), "repeats": 300},
+            "tiny": {"width": 8, "batches": (1, 16), "repeats": 20},
+        },
+    ),
+    "core": (
+        fits.run_core,
+        {
+            "full": {"rows": 200_000, "widths": (256, 1024), "repeats": 3},
+            "quick": {"rows": 20_000, "widths": (256,), "repeats": 2},
+            "tiny": {"rows": 500, "widths": (8,), "repeats": 1},
+        },
+    ),
+}  # fmt: skip
 
 
 def main() -> None:
@@ -122,7 +108,8 @@ def main() -> None:
     warm_up()
     for name in chosen:
         began = time.perf_counter()
-        sections.append(BENCHMARKS[name](arguments.size, arguments.threads))
+        run, sizes = BENCHMARKS[name]
+        sections.append(run(**sizes[arguments.size], threads=arguments.threads))
         print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
     options = [f"--size {arguments.size}"] * (arguments.size != "full")
     options += [f"--only {arguments.only}"] * (len(chosen) < len(BENCHMARKS))

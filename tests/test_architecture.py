@@ -1,4 +1,4 @@
-"""Every module imports only from those above it in `docs/architecture.md`."""
+"""Every module imports only from those above it in `docs/architecture.md`, and no private name of another."""
 
 import ast
 import re
@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "esvdfair"
 FRAMEWORKS = {"torch", "onnx", "onnxruntime", "tensorflow", "jax"}
 TORCH_HOMES = ("models/", "distributed.py", "experiments/")
+OF_TORCH = {"_parameters", "_modules"}  # of every module; there is no public way to replace a parameter
 PRINTERS = {"sys.stdout", "sys.stderr", "click.echo", "click.secho"}
 
 
@@ -75,17 +76,70 @@ def printing(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{owner}.{attr}"
 
 
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def private_definitions(tree: ast.AST) -> set[str]:
+    """Private names that a file defines: functions, classes, variables, fields, and attributes of self."""
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                names.add(name)
+    return {name for name in names if is_private(name)}
+
+
+def private_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of every `thing._name`, whatever the thing is but self and cls."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                continue
+            case ast.Attribute(value=ast.Call(func=ast.Name(id="super"))):
+                continue
+            case ast.Attribute(attr=name) if is_private(name):
+                yield node.lineno, name
+
+
+def private_faults(path: str, tree: ast.AST, defined: dict[str, set[str]]) -> Iterator[str]:
+    """Private names of other files that a file uses, as far as the text alone can tell; ``defined``: by every file.
+
+    A file whose own name is private may be imported by its neighbours. `thing._name` is a fault when this file does
+    not define `_name` and another one does.
+    """
+    for line, name in imported_names(tree, path):
+        parts, target = name.split("."), source_of(name, set(defined))
+        if not target or target == path:
+            continue
+        inside = len(PurePosixPath(target).with_suffix("").parts) + (not target.endswith("__init__.py"))
+        if any(map(is_private, parts[inside:])):
+            yield f"{path}:{line} imports {parts[-1]}, a private name of {target}"
+        elif is_private(PurePosixPath(target).stem) and PurePosixPath(target).parent != PurePosixPath(path).parent:
+            yield f"{path}:{line} imports {target}, a private file of another folder"
+    others = set().union(*(names for other, names in defined.items() if other != path)) - defined[path] - OF_TORCH
+    for line, name in private_uses(tree):
+        if name in others:
+            yield f"{path}:{line} uses {name}, a private name of another file"
+
+
 def violations(sources: dict[str, str], order: list[str]) -> list[str]:
     """What breaks the rules of `docs/architecture.md`, one line each."""
     found = []
-    for path, text in sources.items():
-        tree = ast.parse(text)
+    trees = {path: ast.parse(text) for path, text in sources.items()}
+    defined = {path: private_definitions(tree) for path, tree in trees.items()}
+    for path, tree in trees.items():
         here = position(path, order)
         if here is None:
             found.append(f"{path} is not in the list of docs/architecture.md")
             continue
         for line, name in imported_names(tree, path):
             found += [f"{path}:{line} {fault}" for fault in _import_faults(path, name, here, sources, order)]
+        found += private_faults(path, tree, defined)
         if not path.startswith("cli/"):
             found += [f"{path}:{line} uses {name}; only cli/ prints" for line, name in printing(tree)]
     return found
@@ -124,13 +178,14 @@ def test_the_list_has_no_line_twice():
 
 ORDER = ["core/low.py", "core/high.py", "models/", "batches.py", "cli/", "__init__.py"]
 CLEAN = {
-    "core/low.py": "import numpy as np",
+    "core/low.py": "import numpy as np\ndef _f(): ...",
     "core/high.py": "from esvdfair.core import low\nfrom .low import f",
     "core/__init__.py": "from esvdfair.core.high import g",
     "models/__init__.py": "from esvdfair.models.torch import adapt",
     "models/torch.py": "import torch\nfrom esvdfair.models import adapt\nfrom ..core.low import f",
     "batches.py": "import esvdfair.models.torch\nfrom esvdfair import core",
-    "cli/audit.py": "print('a table')",
+    "cli/audit.py": "print('a table')\nfrom esvdfair.cli._table import rows",
+    "cli/_table.py": "class Table:\n    def _cells(self, other):\n        return other._cells(self), super()._cells()",
     "__init__.py": "from esvdfair.batches import Batch",
 }
 
@@ -159,6 +214,18 @@ def test_a_clean_package_has_no_violation():
         ("batches.py", "from torch.utils.data import DataLoader", "batches.py:1 imports torch"),
         ("batches.py", "def f():\n    print('loaded')", "batches.py:2 uses print"),
         ("models/torch.py", "import sys\nsys.stdout.write('x')", "models/torch.py:2 uses sys.stdout"),
+        (
+            "core/high.py",
+            "from esvdfair.core.low import _f",
+            "core/high.py:1 imports _f, a private name of core/low.py",
+        ),
+        (
+            "batches.py",
+            "from esvdfair.core import low\nlow._f()",
+            "batches.py:2 uses _f, a private name of another file",
+        ),
+        ("batches.py", "def g(fair):\n    fair._f = 1", "batches.py:2 uses _f, a private name of another file"),
+        ("__init__.py", "from esvdfair.cli._table import rows", "__init__.py:1 imports cli/_table.py, a private file"),
         ("new.py", "", "new.py is not in the list"),
         ("extra/__init__.py", "", "extra/__init__.py is not in the list"),
     ],

@@ -3,9 +3,14 @@
 import numpy as np
 import pytest
 from sklearn.neural_network import MLPRegressor
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import (
+    check_dict_unchanged,
+    check_estimators_pickle,
+    check_fit_idempotent,
+    parametrize_with_checks,
+)
 
-from esvdfair import ESVDFair
+from esvdfair import Effort, ESVDFair
 
 
 class Derived(ESVDFair):
@@ -15,12 +20,7 @@ class Derived(ESVDFair):
         dense = X.toarray() if hasattr(X, "toarray") else np.asarray(X)
         try:
             column = dense.real.astype(float)[:, 0]
-        except (
-            AttributeError,
-            TypeError,
-            ValueError,
-            IndexError,
-        ):  # bad input, which the estimator must explain by itself
+        except (AttributeError, TypeError, ValueError, IndexError):  # bad input, for the estimator itself to explain
             column = np.arange(dense.shape[0] if dense.ndim else 0)
         groups = np.argsort(np.argsort(column, kind="stable"), kind="stable") % 2
         return super().fit(X, y, sensitive_features=groups, sample_weight=sample_weight)
@@ -32,10 +32,18 @@ IMPOSSIBLE = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # checks fit 20 rows with 5 iterations; convergence is not the point
+NETWORK = MLPRegressor(hidden_layer_sizes=(16,), solver="lbfgs", max_iter=40, random_state=0)
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # 20 rows, 5 iterations: convergence is not the point
+
+
 @parametrize_with_checks(
-    [Derived(MLPRegressor(hidden_layer_sizes=(16,), max_iter=200, random_state=0), targets="labels")],
+    [Derived(NETWORK, method="parity", targets="labels", effort=Effort.quick())],
     expected_failed_checks=lambda estimator: IMPOSSIBLE,
 )
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
+
+
+@pytest.mark.parametrize("check", [check_fit_idempotent, check_estimators_pickle, check_dict_unchanged])
+def test_checks_of_the_default_method(check):
+    check("ESVDFair", Derived(NETWORK))

@@ -13,11 +13,10 @@ import pytest
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPRegressor
 
-from esvdfair import ESVDFair
-from esvdfair.batches import ArrayBatches, held_out
+from esvdfair import Effort, ESVDFair
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.models import adapt
-from esvdfair.passes import collect_rows
+from esvdfair.sample import draw, prepare
 
 pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
 
@@ -31,10 +30,10 @@ RANK = textwrap.dedent(
     import torch.distributed as dist
     from torch.utils.data import DataLoader, Dataset, DistributedSampler
     import esvdfair.distributed
-    from esvdfair import ESVDFair
-    from esvdfair.batches import ArrayBatches, Batch, held_out
+    from esvdfair import Effort, ESVDFair
+    from esvdfair.batches import Batch
     from esvdfair.models import adapt
-    from esvdfair.passes import collect_rows
+    from esvdfair.sample import draw, prepare
     from sklearn.neural_network import MLPRegressor
 
     rank, folder, wanted = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
@@ -105,12 +104,9 @@ RANK = textwrap.dedent(
         yield part, y[rank::2], a[rank::2]
 
     def sample():
-        offset = 0 if rank == 0 else third
-        rows = ArrayBatches(X[first_third], y[first_third], a[first_third], first_row=offset, batch_size=77)
-        adapter = adapt(model)
-        layers = adapter.layers(X)
-        return collect_rows(adapter, rows, layers[-1], split=held_out(0.25, 0), seed=0,
-                            training_rows=90, heldout_rows=60)
+        effort = Effort(training_rows=90, judging_rows=60)
+        return draw(prepare(adapt(model), X[first_third], y[first_third], sensitive_features=a[first_third],
+                            batch_size=77, effort=effort))
 
     other = MLPRegressor(hidden_layer_sizes=(8, 8), max_iter=3, random_state=1).fit(X, y)
     tenth = slice(0, 10) if rank == 0 else slice(10, 20)
@@ -240,16 +236,9 @@ def test_parity_of_two_ranks_is_that_of_one_process(ranks, rows):
     check(ranks, "parity", expected, rows[1])
 
 
-def test_transport_is_one_model_on_all_ranks_and_as_good_as_that_of_one_process(ranks, rows):
-    """Its many minima make it jump with the last bit of a sum, also when one process cuts other batches."""
-    first, second = (found["result"] for found in ranks("transport"))
-    np.testing.assert_array_equal(first[0], second[0])
-    assert first[1:] == second[1:]
-    alone = one_process(rows, "transport", targets=("predictions",), max_mse_increase=0.3).summary_
-    assert first[1]["rows"] == alone["rows"]
-    assert first[1]["ks_before"] == pytest.approx(alone["ks_before"], abs=1e-9)
-    assert first[1]["ks_after"] == pytest.approx(alone["ks_after"], abs=0.05)
-    assert first[1]["mse_after"] == pytest.approx(alone["mse_after"], rel=0.1)
+def test_transport_of_two_ranks_is_that_of_one_process(ranks, rows):
+    expected = one_process(rows, "transport", targets=("predictions",), max_mse_increase=0.3)
+    check(ranks, "transport", expected, rows[1])
 
 
 def test_a_rank_may_have_no_rows(ranks, rows):
@@ -298,25 +287,22 @@ def test_without_a_seed_all_ranks_take_that_of_the_first(ranks):
 
 def test_moments_and_bounded_sample_are_those_of_one_process(ranks, rows):
     model, X, y, a = rows
-    adapter = adapt(model)
-    layers = adapter.layers(X)
-    expected = collect_rows(
-        adapter, ArrayBatches(X, y, a), layers[-1], split=held_out(0.25, 0), seed=0,
-        training_rows=90, heldout_rows=60,
-    )  # fmt: skip
-    assert expected.training.group_rows.tolist() == [30, 30, 30]
-    for found in ranks("sample"):
-        seen = found["result"]
-        assert seen.labels == expected.labels
-        for mine, whole in ((seen.moments, expected.moments),):
-            np.testing.assert_allclose(mine.means, whole.means, rtol=0, atol=1e-10 * np.abs(whole.means).max())
-            np.testing.assert_allclose(mine.scatters, whole.scatters, rtol=0, atol=1e-10 * np.abs(whole.scatters).max())
-        for mine, whole in ((seen.training, expected.training), (seen.heldout, expected.heldout)):
-            np.testing.assert_array_equal(mine.codes, whole.codes)
-            np.testing.assert_array_equal(mine.y, whole.y)
-            np.testing.assert_allclose(mine.features, whole.features, rtol=1e-12, atol=1e-12)
-            np.testing.assert_allclose(mine.prediction, whole.prediction, rtol=1e-12, atol=1e-12)
-            np.testing.assert_allclose(mine.weight, whole.weight, rtol=1e-12)
+    effort = Effort(training_rows=90, judging_rows=60)
+    whole = draw(prepare(adapt(model), X, y, sensitive_features=a, effort=effort))
+    assert np.bincount(whole.training.codes).tolist() == [30, 30, 30]
+    first, second = (found["result"] for found in ranks("sample"))
+    for seen in (first, second):
+        assert (seen.labels, seen.sizes, seen.judging_sizes) == (whole.labels, whole.sizes, whole.judging_sizes)
+        for name in ("means", "scatters"):
+            mine, all_rows = getattr(seen.moments, name), getattr(whole.moments, name)
+            np.testing.assert_allclose(mine, all_rows, rtol=0, atol=1e-10 * np.abs(all_rows).max())
+    assert len(second.training) == len(second.judging) == 0  # the first rank solves
+    for mine, all_rows in ((first.training, whole.training), (first.judging, whole.judging)):
+        np.testing.assert_array_equal(mine.codes, all_rows.codes)
+        np.testing.assert_array_equal(mine.y, all_rows.y)
+        np.testing.assert_allclose(mine.features, all_rows.features, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(mine.prediction, all_rows.prediction, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(mine.weight, all_rows.weight, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

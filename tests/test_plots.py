@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from esvdfair import ks_distance
+from esvdfair.curve import Curve, CurvePoint
 from esvdfair.plots import GROUPS, plot_curve, plot_densities
-from esvdfair.tradeoff import Curve, CurvePoint
 
 
 def curve():
@@ -41,6 +41,18 @@ def test_every_point_the_floor_and_the_choice_are_drawn(plt):
     assert "heldout" in axes.get_xlabel()
     _, own = plt.subplots()
     assert plot_curve(curve(), ax=own) is own
+
+
+def test_names_do_not_collide_and_the_floor_stands_behind(plt):
+    axes = plot_curve(curve(), target_ks=0.25, untouched=(0.21, 1.19), refitted=(0.205, 1.195))
+    axes.figure.canvas.draw()
+    names = {text.get_text(): text.get_window_extent() for text in axes.texts if text.get_text() != "sampling floor"}
+    assert set(names) == {"as trained", "refitted", "KS 0.200, MSE 1.2"}
+    boxes = list(names.values())
+    assert not any(box.count_overlaps([other for other in boxes if other is not box]) for box in boxes)
+    (zone,) = axes.patches
+    assert zone.get_zorder() < min(line.get_zorder() for line in axes.lines)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("KS distance between groups (heldout rows)", "mean squared error")
 
 
 def people(groups, seed=0):

@@ -1,13 +1,33 @@
-"""3. Growth of time and memory over rows and over width."""
+"""Growth of time and memory over rows and width, and two processes that share the rows.
 
+The benchmarks start this file as a script in processes of its own; the last line printed is JSON:
+
+growth.py fit METHOD ROWS WIDTH                       one streaming fit: seconds, peak memory
+growth.py rank RANK WORLD FOLDER ROWS WIDTH REPEATS   one of WORLD processes that share the rows
+"""
+
+import json
+import sys
+import tempfile
+import time
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
-from speed.measure import Goal, Section, result, run_worker, slope
+import numpy as np
+import torch
+import torch.distributed as dist
 
+from esvdfair import ESVDFair, ESVDFairWarning
+from esvdfair.core.moments import GroupMoments
+from esvdfair.models import adapt
+from speed.measure import Goal, Section, network, peak_megabytes, result, run_script, seconds, slope, stream
+
+WORKER = Path(__file__).resolve()
 LONG, SHORT = "transport", "parity"
 
 
-def run(
+def run_growth(
     rows: Sequence[int], width: int, *, memory: tuple[int, int], widths: Sequence[int], at: int, threads: int
 ) -> Section:
     """Streaming fits, each in a process of its own.
@@ -20,7 +40,7 @@ def run(
     """
 
     def measure(method: str, rows: int, width: int) -> dict[str, float]:
-        return result(run_worker("fit", method, rows, width, threads=threads))
+        return result(run_script(WORKER, "fit", method, rows, width, threads=threads))
 
     parity = {n: measure(SHORT, n, width) for n in sorted({*rows, *memory})}
     transport = {n: measure(LONG, n, width) for n in memory}
@@ -60,3 +80,87 @@ def _slopes(name: str, found: dict[int, dict[str, float]]) -> tuple[str, ...]:
         measured = [m[part] for m in found.values()]
         values += [slope(sizes, measured), slope(sizes[-2:], measured[-2:])]
     return (name, *(f"{value:.2f}" for value in values))
+
+
+def run_processes(rows: int, width: int, repeats: int, threads: int) -> Section:
+    """Moments alone and a whole fit, over 1 and 2 processes of one thread each."""
+    times = {world: _run(world, rows, width, repeats) for world in (1, 2)}
+    table = [("what", "1 process, s", "2 processes, s", "speed-up")]
+    for part, name in (("moments", "capture, moments, all-reduce"), ("fit", "`ESVDFair.fit`, parity")):
+        one, two = times[1][part], times[2][part]
+        table.append((name, f"{one:.2f}", f"{two:.2f}", f"{one / two:.2f}"))
+    return Section(
+        "Processes",
+        f"{rows:,} rows, width {width}, streamed in batches of 8,192; process i of 2 takes every second batch; gloo, "
+        f"one thread a process. Seconds from a common start line to a common finish line, fewest of {repeats}. The "
+        "first process solves and judges alone, so that only the pass can speed up.",
+        [table],
+    )
+
+
+def _run(world: int, rows: int, width: int, repeats: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            run_script(WORKER, "rank", own, world, folder, rows, width, repeats, threads=1) for own in range(world)
+        ]
+        first, *_ = [result(rank) for rank in ranks]
+    return first
+
+
+# --- what the processes do -----------------------------------------------------------------------------------------
+
+
+def fit(method: str, rows: int, width: int) -> dict[str, float]:
+    """Stream the rows through ESVDFair; they are made batch by batch, which is in the time."""
+    fair = ESVDFair(network(width, hidden=1), method=method, targets="labels")
+    took = seconds(lambda: fair.fit(lambda: stream(rows)))
+    return {"seconds": took, "peak": peak_megabytes()}
+
+
+def rank(own: int, world: int, folder: str, rows: int, width: int, repeats: int) -> dict[str, float]:
+    """Moments, then a whole fit, of rows that ``world`` processes share; seconds from start line to finish line."""
+    torch.set_num_threads(1)
+    if world > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=own, world_size=world)
+    model = network(width, hidden=1)
+    adapter, layer = adapt(model), adapt(model).layers(np.zeros((1, 16), dtype=np.float32))[-1].name
+    shard = list(stream(rows, first=own, step=world))
+
+    def moments() -> None:
+        seen = GroupMoments()
+        for x, _, groups in shard:
+            inputs, _ = adapter.capture(x, [layer])
+            seen.update(inputs[layer], groups)
+        seen.all_reduce()
+
+    def whole_fit() -> None:
+        ESVDFair(model, method="parity", targets="labels").fit(lambda: iter(shard))
+
+    best = {}
+    for name, function in (("moments", moments), ("fit", whole_fit)):
+        times = []
+        for _ in range(repeats):
+            _line_up(world)
+            start = time.perf_counter()
+            function()
+            _line_up(world)
+            times.append(time.perf_counter() - start)
+        best[name] = min(times)
+    if world > 1:
+        dist.destroy_process_group()
+    return best
+
+
+def _line_up(world: int) -> None:
+    if world > 1:
+        dist.barrier()
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore", ESVDFairWarning)
+    task, *arguments = sys.argv[1:]
+    if task == "fit":
+        found = fit(arguments[0], *map(int, arguments[1:]))
+    else:
+        found = rank(int(arguments[0]), int(arguments[1]), arguments[2], *map(int, arguments[3:]))
+    print(json.dumps(found))

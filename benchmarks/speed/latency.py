@@ -1,4 +1,4 @@
-"""6. Inference latency of the repaired model over that of the original."""
+"""Inference latency of the repaired model over that of the original."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from esvdfair import ESVDFair
-from speed.measure import Goal, Section
-from speed.models import INPUTS, make_rows, network
+from speed.measure import INPUTS, Goal, Section, make_rows, network
 
 NOISE = 1.05
 

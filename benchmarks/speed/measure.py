@@ -1,4 +1,4 @@
-"""Clocks, the machine's description, and the form that every benchmark's result takes."""
+"""What every benchmark needs: networks and rows of any size, clocks, and the document that the results become."""
 
 import gc
 import json
@@ -7,24 +7,18 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
 
-WORKER = Path(__file__).with_name("worker.py")
-VERSIONS = (
-    "numpy",
-    "scipy",
-    "torch",
-    "scikit-learn",
-    "pandas",
-    "onnxruntime",
-    "concept-erasure",
-    "fairlearn",
-)
+VERSIONS = ("numpy", "scipy", "torch", "scikit-learn", "pandas", "onnxruntime", "concept-erasure", "fairlearn")
 
 
 @dataclass(frozen=True)
@@ -49,7 +43,7 @@ class Section:
     what: str
     tables: Sequence[Sequence[Sequence[object]]]
     goals: Sequence[Goal] = ()
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -63,7 +57,6 @@ def seconds(function: Callable[[], object]) -> float:
 def warm_up() -> None:
     """Do once what only the first fit of a process does: imports on demand, thread pools."""
     from esvdfair import ESVDFair
-    from speed.models import make_rows, network
 
     x, y, a = make_rows(1000)
     for method in ("paper", "exact", "parity"):
@@ -81,11 +74,12 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
-def run_worker(*arguments: object, threads: int) -> subprocess.Popen[str]:
-    """Start ``worker.py`` in a process of its own; its last line is JSON (see :func:`result`)."""
+def run_script(script: Path, *arguments: object, threads: int) -> subprocess.Popen[str]:
+    """Start a script in a process of its own; its last line is JSON (see :func:`result`)."""
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
-        [sys.executable, str(WORKER), *map(str, arguments)],
-        env={**os.environ, **thread_limits(threads)},
+        [sys.executable, str(script), *map(str, arguments)],
+        env={**os.environ, **thread_limits(threads), "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -106,7 +100,6 @@ def thread_limits(threads: int) -> dict[str, str]:
 
 def limit_threads(threads: int) -> None:
     """The same for this process, whose libraries are loaded already."""
-    import torch
     from threadpoolctl import threadpool_limits
 
     torch.set_num_threads(threads)
@@ -149,3 +142,87 @@ def _processor() -> str:
 
 def _memory() -> str:
     return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GB"
+
+
+# --- networks and rows ---------------------------------------------------------------------------------------------
+
+INPUTS = 16
+BATCH = 8192
+Rows = tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.intp]]
+
+
+def network(width: int, *, hidden: int = 2, seed: int = 0) -> nn.Sequential:
+    """``hidden`` ReLU layers of one width between 16 inputs and one output, as PyTorch initialises them."""
+    torch.manual_seed(seed)
+    widths = [INPUTS, *[width] * hidden]
+    layers = [part for n, m in pairwise(widths) for part in (nn.Linear(n, m), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(width, 1)).eval()
+
+
+def make_rows(rows: int, seed: int = 0) -> Rows:
+    """Inputs (rows, 16), labels and two groups that differ in mean and spread."""
+    rng = np.random.default_rng((seed, rows))
+    a = rng.integers(0, 2, rows)
+    x = rng.standard_normal((rows, INPUTS), dtype=np.float32)
+    x *= (1.0 + 0.3 * a[:, None]).astype(np.float32)
+    x += (0.5 * a[:, None]).astype(np.float32)
+    return x, x.sum(axis=1) + rng.standard_normal(rows), a
+
+
+def stream(rows: int, *, first: int = 0, step: int = 1) -> Iterator[Rows]:
+    """The same kind of rows, made batch by batch; with ``first`` and ``step`` the batches of one shard."""
+    starts = range(0, rows, BATCH)
+    for i in range(first, len(starts), step):
+        yield make_rows(min(BATCH, rows - starts[i]), seed=i + 1)
+
+
+def forward(model: nn.Module, x: torch.Tensor) -> None:
+    """The bare forward pass over all rows, in the batches that ESVDFair takes."""
+    with torch.no_grad():
+        for start in range(0, len(x), BATCH):
+            model(x[start : start + BATCH])
+
+
+# --- sections -> docs/performance.md -------------------------------------------------------------------------------
+
+
+def render(sections: Sequence[Section], machine: Sequence[str], command: str, minutes: float) -> str:
+    """The whole document in Markdown."""
+    goals = [goal for section in sections for goal in section.goals]
+    missed = [goal for goal in goals if not goal.met]
+    lines = [
+        "# Performance",
+        "",
+        f"Written by `{command}` in {minutes:.1f} minutes; do not edit. Every figure was measured in that one run. "
+        "Seconds belong to the machine below; the ratios are what to compare.",
+        "",
+        *(f"- {line}" for line in machine),
+        "",
+        f"{len(goals) - len(missed)} of {len(goals)} goals are met."
+        + (
+            " Missed: " + "; ".join(f"{g.what} ({_value(g)}, goal {_bound(g)})" for g in missed) + "." if missed else ""
+        ),
+    ]
+    for number, section in enumerate(sections, 1):
+        lines += ["", f"## {number}. {section.title}", "", section.what]
+        for table in section.tables:
+            lines += ["", *_table(table)]
+        if section.goals:
+            rows = [(g.what, _value(g), _bound(g), "yes" if g.met else "**no**") for g in section.goals]
+            lines += ["", *_table([("goal", "measured", "asked", "met"), *rows])]
+        for note in section.notes:
+            lines += ["", note]
+    return "\n".join(lines) + "\n"
+
+
+def _value(goal: Goal) -> str:
+    return f"{goal.value:.2f}" if goal.value < 100 else f"{goal.value:.0f}"
+
+
+def _bound(goal: Goal) -> str:
+    return f"{'≤' if goal.below else '≥'} {goal.bound:g}"
+
+
+def _table(rows: Sequence[Sequence[object]]) -> list[str]:
+    header, *body = [" | ".join(str(cell) for cell in row) for row in rows]
+    return [f"| {header} |", "|" + "---|" * len(rows[0]), *(f"| {row} |" for row in body)]

@@ -1,22 +1,23 @@
-"""2. Peers on the same activations: concept-erasure, Fairlearn, and a plain transcription of Algorithm 1."""
+"""Peers on the same activations: concept-erasure, Fairlearn, and a plain transcription of Algorithm 1."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 
-from esvdfair.core.edits import edit_mean, edit_paper
+from esvdfair.core.edits import PAPER_REDUCTIONS, edit_mean, edit_paper
 from esvdfair.core.moments import GroupMoments
-from speed.measure import Goal, Section, interleaved, seconds
-from speed.models import BATCH, make_rows, network
-from speed.transcription import algorithm_1, costs_by_direction, costs_with_one_inverse
+from speed.measure import BATCH, Goal, Section, interleaved, make_rows, network, seconds
 
 Array = NDArray[np.float64]
-REDUCTIONS = {"mean_reduction": 15.0, "covariance_reduction": 150.0}
+Costs = Callable[[Array, Array, Array], Array]
+Shrink = Callable[[float, float, float], float]
+REDUCTIONS = dict(zip(("mean_reduction", "covariance_reduction"), PAPER_REDUCTIONS, strict=True))
 
 
-def run(widths: Sequence[int], rows: int, *, transcribed: int, sample: int, repeats: int) -> Section:
+def run(widths: Sequence[int], rows: int, *, transcribed: int, sample: int, repeats: int, threads: int) -> Section:
     """Times at each of the widths; the transcription at one of them, with ``sample`` of its directions timed."""
     table: list[Sequence[object]] = [("width", "who", "what its time includes", "s", "over ours")]
     goals = []
@@ -45,10 +46,10 @@ def run(widths: Sequence[int], rows: int, *, transcribed: int, sample: int, repe
             "the layer; but its result must be applied to every row, now and at each prediction, with the "
             "sensitive attribute at hand, and it removes mean differences without regard to what that costs the "
             "layer's outputs. `fit_transform` is the time to repaired activations; our edit has that in the weights.",
-            f"The transcription is `benchmarks/speed/transcription.py`: Algorithm 1 as printed, errata put right, with "
-            f"its loops and inverses. Its costs k_i were timed for {sample} of {transcribed} directions of each edit "
-            "and multiplied up (each direction does the same work), all else in full. *one inverse* takes the inverse "
-            "and XᵀX out of the loop, and runs in full. Both start from the activations, as does our time.",
+            "The transcription is `algorithm_1` in `benchmarks/speed/peers.py`: Algorithm 1 as printed, errata put "
+            f"right, with its loops and inverses. Its costs k_i were timed for {sample} of {transcribed} directions "
+            "of each edit and multiplied up (each direction does the same work), all else in full. *one inverse* takes "
+            "the inverse and XᵀX out of the loop, and runs in full. Both start from the activations, as does our time.",
         ],
     )
 
@@ -132,3 +133,70 @@ def _transcription(width: int, rows: int, sample: int) -> tuple[list[Sequence[ob
         ("transcription, literal", f"{literal:.0f}", f"{literal / ours:.0f}"),
     ]
     return table, Goal("literal transcription over ours", literal / ours, 25.0, below=False)
+
+
+# --- Algorithm 1 as a reader of the paper would type it in ---------------------------------------------------------
+
+
+def algorithm_1(
+    w: Array, x: Array, groups: NDArray[np.intp], *, mean_reduction: float, covariance_reduction: float, costs: Costs
+) -> Array:
+    """(m, n) weight after the covariance edit and the mean edit, for inputs x (N, n) of two groups.
+
+    Line by line from the paper, with its errata put right: a loop over the directions, inverses where it writes them.
+    """
+    x1, x2 = x[groups == 0], x[groups == 1]
+    mean1, mean2 = x1.mean(axis=0), x2.mean(axis=0)
+    centred1, centred2 = x1 - mean1, x2 - mean2
+    m = centred1.T @ centred1 / (len(x1) - 1) - centred2.T @ centred2 / (len(x2) - 1)
+    values, q = np.linalg.eigh(m)
+    s_v = q @ np.diag(np.sqrt(np.abs(values)))
+    w = _edit(w, s_v, x, 4, covariance_reduction, _cubic_root, costs)
+    d = (mean1 - mean2)[None, :]
+    s_e = np.linalg.cholesky(d.T @ d + 1e-5 * np.eye(len(d.T)))
+    return _edit(w, s_e, x, 2, mean_reduction, lambda sigma, k, gamma: sigma * k / (k + gamma), costs)
+
+
+def _edit(w: Array, s: Array, x: Array, power: int, reduction: float, shrink: Shrink, costs: Costs) -> Array:
+    u, sigma, vt = np.linalg.svd(w @ s)
+    k = costs(vt.T, s, x)
+    budget = np.sum(sigma**power) / reduction
+
+    def shrunk(gamma: float) -> list[float]:
+        return [shrink(sigma[i], k[i], gamma) for i in range(len(sigma))]
+
+    def excess(log_gamma: float) -> float:
+        return float(np.sum(np.array(shrunk(np.exp(log_gamma))) ** power)) - budget
+
+    scale = np.log(np.median(k))
+    after = shrunk(np.exp(brentq(excess, scale - 60, scale + 60, xtol=1e-12)))
+    total = np.zeros_like(w)
+    for i in range(len(sigma)):
+        total += after[i] * np.outer(u[:, i], vt[i])
+    return total @ np.linalg.inv(s)
+
+
+def _cubic_root(sigma: float, k: float, gamma: float) -> float:
+    """The real root of ``k σ' − k σ + 2γ σ'³ = 0`` (Cardano)."""
+    p, q = k / (2 * gamma), k * sigma / (2 * gamma)
+    root = np.sqrt(q**2 / 4 + p**3 / 27)
+    large = np.cbrt(q / 2 + root)
+    return float(large - p / (3 * large))
+
+
+def costs_by_direction(v: Array, s: Array, x: Array) -> Array:
+    """(r,) ``k_i = v_iᵀ S⁻¹ XᵀX S⁻ᵀ v_i``, as the paper's loop writes it."""
+    k = np.zeros(v.shape[1])
+    for i in range(v.shape[1]):
+        k[i] = v[:, i].T @ np.linalg.inv(s) @ x.T @ x @ np.linalg.inv(s).T @ v[:, i]
+    return k
+
+
+def costs_with_one_inverse(v: Array, s: Array, x: Array) -> Array:
+    """(r,) the same loop with the inverse and XᵀX taken out of it."""
+    inverse, second_moment = np.linalg.inv(s), x.T @ x
+    k = np.zeros(v.shape[1])
+    for i in range(v.shape[1]):
+        p = v[:, i] @ inverse
+        k[i] = p @ second_moment @ p
+    return k

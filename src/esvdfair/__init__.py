@@ -15,17 +15,19 @@ if TYPE_CHECKING:
         wasserstein_distance,
     )
     from esvdfair.core.moments import GroupMoments
+    from esvdfair.curve import Curve, CurvePoint
     from esvdfair.estimator import ESVDFair, fit_curve
     from esvdfair.exceptions import ESVDFairWarning
-    from esvdfair.tradeoff import Curve, CurvePoint
+    from esvdfair.sample import Effort
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Curve": "tradeoff",
-    "CurvePoint": "tradeoff",
+    "Curve": "curve",
+    "CurvePoint": "curve",
     "ESVDFair": "estimator",
     "ESVDFairWarning": "exceptions",
+    "Effort": "sample",
     "GroupMoments": "core.moments",
     "LayerEdit": "core.edits",
     "fit_curve": "estimator",
@@ -43,6 +45,7 @@ __all__ = [
     "CurvePoint",
     "ESVDFair",
     "ESVDFairWarning",
+    "Effort",
     "GroupMoments",
     "LayerEdit",
     "fit_curve",

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esvdfair.core.checks import Label, check_column, check_groups, check_weight, row_count
-from esvdfair.distributed import rank, world_size
-from esvdfair.models.protocol import row_slice
+from esvdfair.distributed import all_gather, rank, world_size
+from esvdfair.models.base import row_slice
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,18 @@ class Batch:
     codes: NDArray[np.intp]
     weight: NDArray[np.float64] | None
     row_id: NDArray[np.int64]
+
+    def take(self, index: NDArray[np.intp]) -> "Batch":
+        """Some of the rows."""
+        y, weight = (None if column is None else column[index] for column in (self.y, self.weight))
+        return Batch(take(self.x, index), y, self.labels, self.codes[index], weight, self.row_id[index])
+
+
+def take(x: Any, index: NDArray[np.intp]) -> Any:
+    """Some rows of x, in its own type (a DataFrame keeps its column names)."""
+    if hasattr(x, "iloc"):
+        return x.iloc[index]
+    return x[index] if hasattr(x, "shape") else np.asarray(x)[index]
 
 
 class ArrayBatches:
@@ -68,19 +80,10 @@ class StreamBatches:
 
     def __init__(self, source: Any, *, missing: str = "error") -> None:
         self._source, self._missing = source, missing
-        self._used = False
 
     def __iter__(self) -> Iterator[Batch]:
-        stream = iter(self._source() if callable(self._source) else self._source)
-        if stream is self._source:
-            if self._used:
-                raise ValueError(
-                    "this method reads the rows more than once, but an iterator can be read only once. "
-                    "Pass a function that makes the iterator, or a DataLoader."
-                )
-            self._used = True
         start = 0
-        for item in stream:
+        for item in self._source() if callable(self._source) else self._source:
             batch = self._batch(item, start)
             start += len(batch.codes)
             yield batch
@@ -125,9 +128,19 @@ def make_batches(
     *,
     missing: str = "error",
     batch_size: int = 8192,
-    first_row: int = 0,
+    name: str = "X",
 ) -> Batches:
-    """Rows in memory or a stream of them, as batches; ``first_row`` is the global number of the first row in memory."""
+    """Rows in memory or a stream of them, as batches that can be read again; ``name`` is what errors call them.
+
+    All ranks call it together: rows in memory are numbered rank after rank, as if the shards stood one below the other.
+
+    Raises
+    ------
+    ValueError
+        A stream with columns beside it, or one that can be read only once; rows in memory without groups; some ranks
+        with rows in memory and others with a stream, whose numbers would collide.
+    """
+    first_row = _first_row(None if is_stream(x) else row_count(x), name)
     if not is_stream(x):
         if sensitive_features is None:
             raise ValueError(
@@ -147,7 +160,22 @@ def make_batches(
             f"X yields batches, yet {' and '.join(beside)} came beside it; a shuffled loader would misalign them "
             "silently. Yield (X, y, sensitive[, weight]) batches instead."
         )
+    if not callable(x) and iter(x) is x:
+        raise ValueError(
+            f"{name} is an iterator, which can be read only once. Pass arrays, a DataLoader, or a function that makes "
+            "the iterator."
+        )
     return StreamBatches(x, missing=missing)
+
+
+def _first_row(rows: int | None, name: str) -> int:
+    """Global number of this rank's first row; ``rows`` is None for a stream, whose length nobody knows."""
+    counts = all_gather(rows)
+    known = [count for count in counts if count is not None]
+    if 0 < len(known) < len(counts):
+        streams = [i for i, count in enumerate(counts) if count is None]
+        raise ValueError(f"{name} is a stream on the ranks {streams} and arrays on the others; pass one kind on all.")
+    return 0 if rows is None else sum(known[: rank()])
 
 
 def row_key(row_id: NDArray[np.int64], seed: int) -> NDArray[np.float64]:

@@ -83,6 +83,24 @@ def all_rows(array: NDArray[Any]) -> NDArray[Any]:
     return whole
 
 
+def first_rank_rows(array: NDArray[Any]) -> NDArray[Any]:
+    """As :func:`all_rows`, on the first rank; on the others no rows."""
+    if world_size() == 1:
+        return array
+    counts = all_gather(len(array))
+    if rank() > 0:
+        if array.size:
+            _send_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        return array[:0]
+    whole = np.empty((sum(counts), *array.shape[1:]), dtype=array.dtype)
+    whole[: len(array)] = array
+    for source, (start, stop) in enumerate(pairwise(np.cumsum(counts).tolist()), 1):
+        part = whole[start:stop]
+        if part.size:
+            _receive_bytes(part.reshape(-1).view(np.uint8), source)
+    return whole
+
+
 def broadcast(make: Callable[[], T], source: int = 0) -> T:
     """What one rank makes, on every rank; the others do not call ``make``."""
     if world_size() == 1:
@@ -236,6 +254,18 @@ def _broadcast_bytes(values: NDArray[np.uint8], source: int) -> None:
         dist.broadcast(sent, src=source)
     if sent is not shared:
         shared.copy_(sent)
+
+
+def _send_bytes(values: NDArray[np.uint8]) -> None:
+    with _connected() as dist:
+        dist.send(_torch().from_numpy(values).to(_device()), dst=0)
+
+
+def _receive_bytes(values: NDArray[np.uint8], source: int) -> None:
+    received = _torch().empty(len(values), dtype=_torch().uint8, device=_device())
+    with _connected() as dist:
+        dist.recv(received, src=source)
+    values[...] = received.cpu().numpy()
 
 
 @contextmanager

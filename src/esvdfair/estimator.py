@@ -1,7 +1,7 @@
 """ESVDFair: the scikit-learn estimator around a trained model, and `fit_curve`."""
 
-import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -11,30 +11,21 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_random_state, get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from esvdfair.batches import Batch, Batches, held_out, is_stream, make_batches, row_key
-from esvdfair.candidates import TARGETS, LastLayer
-from esvdfair.core.checks import count_not_finite, row_count
-from esvdfair.core.edits import check_reduction
-from esvdfair.distributed import broadcast, together, world_size
-from esvdfair.exceptions import ESVDFairWarning
+from esvdfair import methods
+from esvdfair.batches import is_stream, row_key, take
+from esvdfair.core.checks import to_numpy
+from esvdfair.core.edits import PAPER_REDUCTIONS, check_reduction
+from esvdfair.core.refit.quadratic import Fit
+from esvdfair.curve import Curve, CurvePoint, choose, judge, mean_squared_errors, summarise
+from esvdfair.distributed import all_gather, broadcast, together, world_size
+from esvdfair.exceptions import Given, InputError
 from esvdfair.models import adapt
-from esvdfair.models.protocol import LinearLayer, ModelAdapter
-from esvdfair.repair import (
-    FACTORS,
-    Repair,
-    Setting,
-    repair_by_parity,
-    repair_by_transport,
-    repair_hidden,
-    share_curve,
-)
-from esvdfair.shards import check_model, check_options, number_rows, share_probe
-from esvdfair.tradeoff import Curve, CurvePoint
+from esvdfair.models.base import ModelAdapter
+from esvdfair.sample import Effort, Sample, Setting, draw, prepare
+from esvdfair.threads import few_threads
 
 METHODS = ("paper", "exact", "parity", "transport")
-PAPER_REDUCTIONS = (15.0, 150.0)
-NULL_QUANTILE = 1.5657
-"""95 % quantile over mean of the KS distance of two samples of one distribution (1.3581 / 0.8687)."""
+Candidates = tuple[Sample, list[Fit], methods.Predicted]
 
 
 class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn is untyped
@@ -77,15 +68,19 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         Which output of a torch model that returns several, or of an ONNX model, is the prediction.
     batch_size : int
         Rows that run through the model at once.
+    effort : Effort, optional
+        How hard to try; ``Effort.quick()`` compares a few candidates instead of some hundred.
     random_state : int, RandomState or None
         Seeds the held-out split, the bounded samples and the fine-tune.
 
     Attributes
     ----------
     estimator_ : the repaired model, of the type of ``model``
+    model_ : the untouched model that was repaired: ``model``, or what it became when it had to be fitted first
     edits_ : list of LayerEdit, one for each edit made
     curve_ : Curve, the trade-off between error and parity
-    summary_ : dict, what was reached, and on which rows
+    point_ : CurvePoint, the point of it that was chosen
+    summary_ : dict, what was reached, on which rows, and whether errors are against labels or the model's predictions
     n_features_in_ : int
 
     Examples
@@ -119,6 +114,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         missing: str = "error",
         output: Any = None,
         batch_size: int = 8192,
+        effort: Effort | None = None,
         random_state: Any = 0,
     ) -> None:
         self.model = model
@@ -134,6 +130,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         self.missing = missing
         self.output = output
         self.batch_size = batch_size
+        self.effort = effort
         self.random_state = random_state
 
     def fit(
@@ -169,10 +166,18 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         self
         """
         with together():
-            self._check_options()
-            setting = self._setting(X, y, sensitive_features, sample_weight, validation)
-            self._finish(self._repair(setting))
-            self._predictor = adapt(self.estimator_, output=self.output)
+            check_options(self)
+            setting = self._prepare(X, y, sensitive_features, sample_weight, validation)
+            with few_threads(setting.width):
+                hidden = self._hidden(setting)
+                sample, fits, predicted = self._refit_last(setting) if hidden is None else self._refit_edited(hidden)
+                curve, order = self._judge(setting, sample, fits, predicted)
+                point = self._choose(sample, curve)
+                chosen = order[point]
+                if hidden is not None and sample.partial:
+                    sample, fits, predicted = hidden.fits([fits[chosen].diagnostics["reductions"]])
+                    curve, point, chosen = *_replaced(curve, point, self._judge(setting, sample, fits, predicted)[0]), 0
+                take_point(self, sample, curve, point, fits[chosen], predicted[0][:, chosen])
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -180,7 +185,8 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         check_is_fitted(self, "estimator_")
         X = _as_rows(X)
         validate_data(self, X, skip_check_array=True, reset=False)
-        return self._predictor.predict(X)
+        predictor: ModelAdapter = self._predictor
+        return predictor.predict(X)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -190,146 +196,87 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             tags.input_tags.sparse = get_tags(self.model).input_tags.sparse
         return tags
 
-    # --- parts of fit ----------------------------------------------------------------------------------------------
+    # --- the steps of fit ------------------------------------------------------------------------------------------
 
-    def _setting(
+    def _prepare(
         self, X: Any, y: Any, sensitive_features: Any, sample_weight: Any, validation: tuple[Any, ...] | None
     ) -> Setting:
-        """Everything a method starts from; the same on every rank but for the rows."""
+        """The model and the rows, checked; the same on every rank but for the rows."""
         stream = is_stream(X)
         if not stream:
             X = _as_rows(X)
             validate_data(self, X, skip_check_array=True)
-        self._check_ranks(validation)
-        first_row, rows = number_rows(None if stream else X.shape[0], "X")
-        if rows is not None and rows < 2:
-            raise ValueError(f"X has n_samples={rows}; parity between groups needs at least two of each.")
-        seed = broadcast(self._seed)
-        batches = make_batches(
-            X, y, sensitive_features, sample_weight,
-            missing=self.missing, batch_size=self.batch_size, first_row=first_row,
-        )  # fmt: skip
-        judged_apart = None if validation is None else self._validation_batches(validation)
-        adapter = self._adapter(X, y, sample_weight, seed if validation is None else None, stream)
-        probe, has_labels = share_probe(_first_batch(X, batches))
-        if stream:
-            self.n_features_in_ = int(probe.shape[1])
-        self._check_inputs(adapter, X, probe, stream)
-        layers = adapter.layers(probe)
-        check_model(layers)
-        return Setting(
-            adapter=adapter,
-            layers=layers,
-            last=last_layer_of(adapter, layers, probe),
-            batches=batches,
-            validation=judged_apart,
-            split=held_out(self.validation_fraction, seed) if validation is None and self.validation_fraction else None,
+        _check_ranks(self, validation)
+        counts = all_gather(None if stream else int(X.shape[0]))  # a stream's length nobody knows
+        known = [rows for rows in counts if rows is not None]
+        if len(known) == len(counts) and sum(known) < 2:
+            raise ValueError(f"X has n_samples={sum(known)}; parity between groups needs at least two of each.")
+        seed = self.seed()
+        setting = prepare(
+            lambda: self._adapter(X, y, sample_weight, None if validation is not None else seed, stream),
+            X,
+            y,
+            sensitive_features=sensitive_features,
+            sample_weight=sample_weight,
+            validation=validation,
+            missing=self.missing,
+            batch_size=self.batch_size,
+            validation_fraction=self.validation_fraction,
             seed=seed,
-            has_labels=has_labels,
+            effort=self.effort,
         )
+        if stream:
+            self.n_features_in_ = int(setting.probe.shape[1])
+        self.model_ = setting.adapter.model
+        return setting
 
-    def _repair(self, setting: Setting) -> Repair:
-        targets = self._targets(setting.has_labels)
+    def _refit_last(self, setting: Setting) -> Candidates:
+        """One pass and a refit of the last layer: what was seen, the candidates, and what they predict."""
+        effort, targets = setting.effort, self._targets(setting.has_labels)
+        sample = draw(setting)
         if self.method == "transport":
-            return repair_by_transport(setting, targets=targets)
-        chosen = self._has_target()
-        if self.method == "parity":
-            given = self.mean_reduction, self.covariance_reduction
-            if not chosen and given == (None, None):
-                given = np.inf, np.inf
-            return repair_by_parity(setting, targets=targets, mean_reduction=given[0], covariance_reduction=given[1])
-        mean, covariance = (
-            default if given is None else given
-            for default, given in zip(PAPER_REDUCTIONS, (self.mean_reduction, self.covariance_reduction), strict=True)
-        )
-        factors = FACTORS if chosen else (1.0,)
-        return repair_hidden(
-            setting,
-            method=self.method,
-            layer=-2 if self.layer is None else self.layer,
-            reductions=[(max(1.0, f * mean), max(1.0, f * covariance)) for f in factors],
-            refit="parity" if self.method == "exact" else (self.refit or "sgd"),
-        )
+            fits = methods.transport(sample, targets=targets, effort=effort)
+        else:
+            mean, covariance = self.mean_reduction, self.covariance_reduction
+            if not self._has_target() and mean is None and covariance is None:
+                mean = covariance = np.inf
+            fits = methods.parity(
+                sample, targets=targets, mean_reduction=mean, covariance_reduction=covariance, effort=effort
+            )
+        return sample, fits, methods.predict(sample, fits)
 
-    def _finish(self, repair: Repair) -> None:
-        """Take a point of the judged curve; the same on every rank."""
-        repair = share_curve(repair)
-        point = self._choose(repair)
-        point, self.edits_, self.summary_ = broadcast(
-            lambda: (point, repair.edits(point.index), self._summary(repair, point))
-        )
-        self.curve_ = repair.curve
-        self.estimator_ = repair.curve.model(point.index)
+    def _hidden(self, setting: Setting) -> methods.HiddenEdit | None:
+        """The pass over the rows that an edit of a hidden layer begins with; None for methods that make none."""
+        if self.method not in ("paper", "exact"):
+            return None
+        refit = "parity" if self.method == "exact" else (self.refit or "sgd")
+        layer = -2 if self.layer is None else self.layer
+        return methods.HiddenEdit(setting, method=self.method, layer=layer, refit=refit)
 
-    def _choose(self, repair: Repair) -> CurvePoint:
-        curve = repair.curve
+    def _refit_edited(self, hidden: methods.HiddenEdit) -> Candidates:
+        """As :meth:`_refit_last`, after edits of a hidden layer."""
+        given = self.mean_reduction, self.covariance_reduction
+        mean, covariance = (d if g is None else g for d, g in zip(PAPER_REDUCTIONS, given, strict=True))
+        factors = (self.effort or Effort()).factors if self._has_target() else (1.0,)
+        return hidden.fits([(max(1.0, f * mean), max(1.0, f * covariance)) for f in factors])
+
+    def _judge(
+        self, setting: Setting, sample: Sample, fits: list[Fit], predicted: methods.Predicted
+    ) -> tuple[Curve, list[int]]:
+        return judge(sample, fits, setting.adapter, predicted=predicted, effort=setting.effort, seed=setting.seed)
+
+    def _choose(self, sample: Sample, curve: Curve) -> CurvePoint:
+        before = 0.0
         if self.max_mse_increase is not None:
-            return self._fairest_within(repair, self.max_mse_increase)
-        target = self.target_ks
-        if target is None:
-            if self.method != "transport":
-                return min(curve.points, key=lambda point: point.mse)
-            return curve.select(target_ks=max(0.05, NULL_QUANTILE * curve.ks_floor))
-        point = curve.select(target_ks=target)
-        if target < curve.ks_floor:
-            warnings.warn(
-                f"target_ks={target:g} is below {curve.ks_floor:.3f}, what two samples of one distribution would "
-                "show at these group sizes; no model can be shown to meet it on these rows. More rows in the "
-                "smallest group would lower that floor.",
-                ESVDFairWarning,
-                stacklevel=4,
-            )
-        elif point.judged_ks > target:
-            failing = "meets" if point.ks > target else "can be relied on to keep"
-            warnings.warn(
-                f"no candidate {failing} target_ks={target:g}; took the fairest, with KS {point.ks:.3f} "
-                f"[{point.ks_low:.3f}, {point.ks_high:.3f}] on the {curve.evaluated_on} rows and about "
-                f"{point.judged_ks:.3f} to expect on fresh ones. See curve_ for what can be reached.",
-                ESVDFairWarning,
-                stacklevel=4,
-            )
-        return point
-
-    def _fairest_within(self, repair: Repair, increase: float) -> CurvePoint:
-        before = float(repair.judge.mse(repair.before[:, None])[0])
-        within = [point for point in repair.curve.points if point.mse <= before * (1 + increase)]
-        if within:
-            return min(within, key=lambda point: (point.judged_ks, point.mse))
-        point = min(repair.curve.points, key=lambda point: point.mse)
-        warnings.warn(
-            f"no candidate stays within max_mse_increase={increase:g}; took the most accurate, with mean squared error "
-            f"{point.mse:.4g} against {before:.4g} before.",
-            ESVDFairWarning,
-            stacklevel=5,
+            rows = sample.judging
+            before = broadcast(lambda: float(mean_squared_errors(rows, rows.prediction[:, None])[0]))
+        return choose(
+            curve,
+            target_ks=self.target_ks,
+            max_mse_increase=self.max_mse_increase,
+            mse_before=before,
+            as_far_as_told=self.method == "transport",
         )
-        return point
-
-    def _summary(self, repair: Repair, point: CurvePoint) -> dict[str, Any]:
-        judge, before, after = repair.judge, repair.before, repair.predictions[:, point.index]
-        both = np.column_stack([before, after])
-        mse, ks = judge.mse(both), judge.ks(both)
-        mean_gap, variance_gap = judge.gaps(both)
-        sizes = np.bincount(judge.codes, minlength=len(judge.labels))
-        return {
-            "method": self.method,
-            "target_ks": self.target_ks,
-            "met": None if self.target_ks is None else bool(ks[1] <= self.target_ks),
-            "mse_before": float(mse[0]),
-            "mse_after": float(mse[1]),
-            "ks_before": float(ks[0]),
-            "ks_after": float(ks[1]),
-            "ks_interval": (point.ks_low, point.ks_high),
-            "ks_floor": repair.curve.ks_floor,
-            "group_sizes": dict(zip(judge.labels, sizes.tolist(), strict=True)),
-            "group_mse_before": judge.group_mse(before),
-            "group_mse_after": judge.group_mse(after),
-            "mean_gap_before": float(mean_gap[0]),
-            "mean_gap_after": float(mean_gap[1]),
-            "variance_gap_before": float(variance_gap[0]),
-            "variance_gap_after": float(variance_gap[1]),
-            "evaluated_on": repair.curve.evaluated_on,
-            "rows": len(judge.codes),
-        }
 
     # --- inputs ----------------------------------------------------------------------------------------------------
 
@@ -349,49 +296,17 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
                     "it can be fitted here."
                 ) from None
         rows = np.arange(X.shape[0])
-        keep = np.ones(len(rows), dtype=bool) if seed is None else row_key(rows, seed) >= self.validation_fraction
-        chosen = np.flatnonzero(keep)
-        part = X.iloc[chosen] if hasattr(X, "iloc") else X[chosen]
-        weight = {} if sample_weight is None else {"sample_weight": np.asarray(sample_weight)[chosen]}
-        return adapt(clone(self.model).fit(part, np.asarray(y)[chosen], **weight), output=self.output)
-
-    def _validation_batches(self, validation: tuple[Any, ...]) -> Batches:
-        if not isinstance(validation, tuple | list) or len(validation) not in (3, 4):
-            raise ValueError(
-                "validation must be (X, y, sensitive_features) or (X, y, sensitive_features, sample_weight); "
-                "y may be None."
-            )
-        x, y, sensitive, *weight = validation
-        x = x if hasattr(x, "shape") or is_stream(x) else np.asarray(x)
-        first_row, _ = number_rows(None if is_stream(x) else row_count(x), "validation")
-        return make_batches(
-            x, y, sensitive, *weight, missing=self.missing, batch_size=self.batch_size, first_row=first_row
-        )
-
-    def _check_ranks(self, validation: Any) -> None:
-        """That all ranks were given the same options; a batch may be of another size, and a seed is rank 0's."""
-        own = ("model", "output", "batch_size", "random_state")
-        options = {name: value for name, value in self.get_params(deep=False).items() if name not in own}
-        check_options(options | {"validation": "missing" if validation is None else "given"})
-
-    def _check_inputs(self, adapter: ModelAdapter, X: Any, probe: Any, stream: bool) -> None:
-        width = adapter.n_features
-        if width is not None and getattr(probe, "ndim", 2) == 2 and probe.shape[1] != width:
-            raise ValueError(f"X has {probe.shape[1]} features, but the model expects {width} features as input.")
-        if stream or type(self.model).__module__.startswith("sklearn") or not hasattr(X, "dtype"):
-            return
-        if str(X.dtype).startswith(("float", "torch.float")):
-            bad = count_not_finite(X)
-            if bad:
-                raise ValueError(f"X holds {bad} NaN or infinite values; fill them in or drop those rows.")
+        chosen = rows if seed is None else rows[row_key(rows, seed) >= self.validation_fraction]
+        weight = {} if sample_weight is None else {"sample_weight": to_numpy(sample_weight)[chosen]}
+        return adapt(clone(self.model).fit(take(X, chosen), to_numpy(y)[chosen], **weight), output=self.output)
 
     def _targets(self, has_labels: bool) -> tuple[str, ...]:
         if isinstance(self.targets, str) and self.targets == "auto":
-            return TARGETS if has_labels else TARGETS[1:]
+            return methods.TARGETS if has_labels else methods.TARGETS[1:]
         names = (self.targets,) if isinstance(self.targets, str) else tuple(self.targets)
-        unknown = [name for name in names if name not in TARGETS]
+        unknown = [name for name in names if name not in methods.TARGETS]
         if unknown or not names:
-            raise ValueError(f"targets={self.targets!r}; expected 'auto' or some of {TARGETS}.")
+            raise ValueError(f"targets={self.targets!r}; expected 'auto' or some of {methods.TARGETS}.")
         if "labels" in names and not has_labels:
             raise ValueError("targets holds 'labels', but there is no y; pass y, or targets='predictions'.")
         return names
@@ -399,45 +314,101 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
     def _has_target(self) -> bool:
         return self.target_ks is not None or self.max_mse_increase is not None
 
-    def _seed(self) -> int:
-        if isinstance(self.random_state, int | np.integer):
-            return int(self.random_state)
-        return int(check_random_state(self.random_state).randint(2**31 - 1))
+    def seed(self) -> int:
+        """A whole number from ``random_state``, the same on every rank; another each time where that is a generator."""
+        state = self.random_state
+        if isinstance(state, int | np.integer):
+            return broadcast(lambda: int(state))
+        return broadcast(lambda: int(check_random_state(state).randint(2**31 - 1)))
 
-    def _check_options(self) -> None:
-        """Options that are wrong, or that contradict each other."""
-        if self.method not in METHODS:
-            raise ValueError(f"method={self.method!r}; expected one of {METHODS}.")
-        if self.missing not in ("error", "group"):
-            raise ValueError(f"missing={self.missing!r}; expected 'error' or 'group'.")
-        if self.refit not in (None, "sgd", "ols"):
-            raise ValueError(f"refit={self.refit!r}; expected 'sgd' or 'ols'.")
-        if self.refit is not None and self.method != "paper":
-            raise ValueError(
-                f"refit={self.refit!r} belongs to method='paper'; method={self.method!r} has its own refit."
-            )
-        if self.layer is not None and self.method in ("parity", "transport"):
-            raise ValueError(
-                f"layer={self.layer!r} with method={self.method!r}, which edits the last layer alone; leave layer out, "
-                "or use method='exact' or 'paper'."
-            )
-        if not 0 <= self.validation_fraction < 1:
-            raise ValueError(f"validation_fraction={self.validation_fraction!r}; expected a number from 0 to below 1.")
-        if self.target_ks is not None and not 0 <= self.target_ks <= 1:
-            raise ValueError(f"target_ks={self.target_ks!r}; a KS distance lies between 0 and 1.")
-        if self.max_mse_increase is not None and not self.max_mse_increase >= 0:
-            raise ValueError(f"max_mse_increase={self.max_mse_increase!r}; expected a number that is not negative.")
-        if self.target_ks is not None and self.max_mse_increase is not None:
-            raise ValueError("target_ks and max_mse_increase each choose a point on the curve; give one of them.")
-        reductions = {"mean_reduction": self.mean_reduction, "covariance_reduction": self.covariance_reduction}
-        given = [name for name, value in reductions.items() if value is not None]
-        if given and self._has_target():
-            raise ValueError(f"{' and '.join(given)} fix the point, and a target chooses it; give one or the other.")
-        if given and self.method == "transport":
-            raise ValueError(f"{' and '.join(given)} belong to the other methods; transport takes target_ks.")
-        for value in reductions.values():
-            if value is not None:
-                check_reduction(value)
+
+def take_model(fair: ESVDFair, model: Any) -> None:
+    """Let a repaired model be what ``fair`` predicts with."""
+    fair.estimator_ = model
+    fair._predictor = adapt(model, output=fair.output)
+
+
+def take_point(
+    fair: ESVDFair, sample: Sample, curve: Curve, point: CurvePoint, fit: Fit, after: NDArray[np.float64]
+) -> None:
+    """Let a point of the curve, the fit behind it, be what ``fair`` has come to; ``after`` is what it predicts."""
+    fair.curve_, fair.point_ = curve, point
+    take_model(fair, curve.model(point.index))
+    fair.edits_ = broadcast(lambda: methods.account_for(sample, fit))
+    fair.summary_ = broadcast(
+        lambda: summarise(sample, after, curve, point, method=fair.method, target_ks=fair.target_ks)
+    )
+
+
+def _replaced(curve: Curve, point: CurvePoint, again: Curve) -> tuple[Curve, CurvePoint]:
+    """The curve with a point that was done and judged again, on all rows."""
+    i = point.index
+    point = replace(again.points[0], index=i)
+    points, weights = (
+        (*old[:i], new, *old[i + 1 :]) for old, new in ((curve.points, point), (curve.weights, again.weights[0]))
+    )
+    return replace(curve, points=points, weights=weights), point
+
+
+def check_options(fair: ESVDFair) -> None:
+    """Raise ValueError for options that are wrong, or that contradict each other."""
+    if fair.method not in METHODS:
+        raise ValueError(f"method={fair.method!r}; expected one of {METHODS}.")
+    if fair.missing not in ("error", "group"):
+        raise ValueError(f"missing={fair.missing!r}; expected 'error' or 'group'.")
+    if fair.refit not in (None, "sgd", "ols"):
+        raise ValueError(f"refit={fair.refit!r}; expected 'sgd' or 'ols'.")
+    if fair.refit is not None and fair.method != "paper":
+        raise ValueError(f"refit={fair.refit!r} belongs to method='paper'; method={fair.method!r} has its own refit.")
+    if fair.layer is not None and fair.method in ("parity", "transport"):
+        raise InputError(
+            "{layer} with {method}, which edits the last layer alone; leave the layer out, or use the method 'exact' "
+            "or 'paper'.",
+            layer=Given(fair.layer),
+            method=Given(fair.method),
+        )
+    if fair.effort is not None and not isinstance(fair.effort, Effort):
+        raise TypeError(f"effort={fair.effort!r}; expected an esvdfair.Effort, such as Effort.quick().")
+    if not 0 <= fair.validation_fraction < 1:
+        raise ValueError(f"validation_fraction={fair.validation_fraction!r}; expected a number from 0 to below 1.")
+    if fair.target_ks is not None and not 0 <= fair.target_ks <= 1:
+        raise InputError("{target_ks}; a KS distance lies between 0 and 1.", target_ks=Given(fair.target_ks))
+    if fair.max_mse_increase is not None and not fair.max_mse_increase >= 0:
+        raise InputError(
+            "{max_mse_increase}; expected a number that is not negative.", max_mse_increase=Given(fair.max_mse_increase)
+        )
+    if fair.target_ks is not None and fair.max_mse_increase is not None:
+        raise InputError(
+            "{target_ks} and {max_mse_increase} each choose a point on the curve; give one of them.",
+            target_ks=Given(fair.target_ks),
+            max_mse_increase=Given(fair.max_mse_increase),
+        )
+    _check_reductions(fair)
+
+
+def _check_reductions(fair: ESVDFair) -> None:
+    reductions = {"mean_reduction": fair.mean_reduction, "covariance_reduction": fair.covariance_reduction}
+    given = [name for name, value in reductions.items() if value is not None]
+    if given and (fair.target_ks is not None or fair.max_mse_increase is not None):
+        raise ValueError(f"{' and '.join(given)} fix the point, and a target chooses it; give one or the other.")
+    if given and fair.method == "transport":
+        raise ValueError(f"{' and '.join(given)} belong to the other methods; transport takes target_ks.")
+    for value in reductions.values():
+        if value is not None:
+            check_reduction(value)
+
+
+def _check_ranks(fair: ESVDFair, validation: Any) -> None:
+    """That all ranks were given the same options; a batch may be of another size, and a seed is rank 0's."""
+    own = ("model", "output", "batch_size", "random_state")
+    options = {name: repr(value) for name, value in fair.get_params(deep=False).items() if name not in own}
+    given = all_gather(options | {"validation": "missing" if validation is None else "given"})
+    for i, other in enumerate(given):
+        for name, value in given[0].items():
+            if other[name] != value:
+                raise ValueError(
+                    f"{name} is {value} on rank 0 and {other[name]} on rank {i}; all ranks must be given the same."
+                )
 
 
 def fit_curve(
@@ -467,19 +438,8 @@ def fit_curve(
         options["max_mse_increase"] = np.inf  # a scan, whichever point it ends on
     fair = ESVDFair(model, **options)
     fair.fit(X, y, sensitive_features=sensitive_features, sample_weight=sample_weight, validation=validation)
-    return fair.curve_
-
-
-def last_layer_of(adapter: ModelAdapter, layers: tuple[LinearLayer, ...], probe: Any) -> LastLayer:
-    """The last linear layer of a regressor and the head after it; ValueError when it has several outputs."""
-    last = layers[-1]
-    if last.weight.shape[0] != 1:
-        raise ValueError(
-            f"the last linear layer {last.name!r} has {last.weight.shape[0]} outputs; esvdfair repairs a regressor "
-            "with one output."
-        )
-    bias = None if last.bias is None else float(last.bias[0])
-    return LastLayer(last.name, last.weight[0], bias, adapter.head(probe))
+    curve: Curve = fair.curve_
+    return curve
 
 
 def _as_rows(X: Any) -> Any:
@@ -493,16 +453,3 @@ def _as_rows(X: Any) -> Any:
             "if it has one feature, X.reshape(1, -1) if it is one row."
         )
     return X
-
-
-def _is_one_shot(X: Any) -> bool:
-    return is_stream(X) and not callable(X) and iter(X) is X
-
-
-def _first_batch(X: Any, batches: Batches) -> Batch | None:
-    if _is_one_shot(X):
-        raise ValueError(
-            "X is an iterator, which can be read only once. Pass arrays, a DataLoader, or a function that makes the "
-            "iterator."
-        )
-    return next(iter(batches), None)

@@ -1,13 +1,15 @@
-"""Results -> matplotlib axes. Needs the extra `plots`; nothing here computes."""
+"""Results -> matplotlib axes. Needs the extra `plots`."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from esvdfair.audit import Array, density, make_grid
 from esvdfair.core.checks import check_column, check_groups
 from esvdfair.core.metrics import ks_distance
-from esvdfair.densities import Array, density, make_grid
-from esvdfair.tradeoff import Curve
+from esvdfair.curve import Curve
+from esvdfair.text import label_text, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,54 +22,103 @@ NAMED_AT_LINES = 4
 """Groups that are named at their lines; names of more would cover each other, so they get a legend."""
 
 
-def plot_curve(curve: Curve, *, target_ks: float | None = None, ax: "Axes | None" = None) -> "Axes":
+def plot_curve(
+    curve: Curve,
+    *,
+    target_ks: float | None = None,
+    untouched: tuple[float, float] | None = None,
+    refitted: tuple[float, float] | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
     """The trade-off curve: mean squared error over KS distance, with intervals, the floor, and a chosen point.
 
     Parameters
     ----------
     curve : from :func:`esvdfair.fit_curve` or ``ESVDFair.curve_``
     target_ks : marks the target and the point that :meth:`Curve.select` takes for it
+    untouched, refitted : (KS, error) of the model as it was, and with its last layer refitted without parity, to mark
     ax : axes to draw on; new ones by default
     """
     ax = _axes() if ax is None else ax
-    ks = [point.ks for point in curve.points]
-    mse = [point.mse for point in curve.points]
-    below, above = ([getattr(p, end) for p in curve.points] for end in ("ks_low", "ks_high"))
+    ks, mse = (np.array([getattr(point, name) for point in curve.points]) for name in ("ks", "mse"))
     widths = [
-        [k - low for k, low in zip(ks, below, strict=True)],
-        [high - k for k, high in zip(ks, above, strict=True)],
+        np.maximum(ks - [point.ks_low for point in curve.points], 0.0),
+        np.maximum([point.ks_high for point in curve.points] - ks, 0.0),
     ]
-    widths = [[max(width, 0.0) for width in side] for side in widths]
     ax.errorbar(ks, mse, xerr=widths, fmt="none", ecolor=QUIET, elinewidth=0.6, alpha=0.35, zorder=1)
     ax.plot(ks, mse, "o", color=ACCENT, markersize=4, zorder=2)
-    ax.axvspan(0, curve.ks_floor, color=QUIET, alpha=0.15, linewidth=0, zorder=0)
-    ax.annotate(
-        "sampling floor",
-        (curve.ks_floor / 2, 0.97),
-        xycoords=("data", "axes fraction"),
-        rotation=90,
-        ha="center",
-        va="top",
-        fontsize=8,
-        color=QUIET,
-    )
+    names = []
+    for text, marker, at in (("as trained", "*", untouched), ("refitted", "D", refitted)):
+        if at is not None:
+            ax.plot(*at, marker, color=INK, markersize=9 if marker == "*" else 5, zorder=4)
+            names.append((text, *at))
     if target_ks is not None:
         chosen = curve.select(target_ks=target_ks)
         ax.axvline(target_ks, color=INK, linewidth=0.8, linestyle=":")
         ax.plot([chosen.ks], [chosen.mse], "o", color="none", markeredgecolor=INK, markersize=11, zorder=3)
-        ax.annotate(
-            f"KS {chosen.ks:.3f}, MSE {chosen.mse:.4g}",
-            (chosen.ks, chosen.mse),
-            xytext=(10, 10),
-            textcoords="offset points",
-            fontsize=9,
-            color=INK,
-        )
+        names.append((f"KS {chosen.ks:.3f}, MSE {number(chosen.mse)}", chosen.ks, chosen.mse))
+    finish_tradeoff(ax, floor=curve.ks_floor, rows=f"{curve.evaluated_on} rows")
+    name_points(ax, names, avoid=list(zip(ks, mse, strict=True)))
+    return ax
+
+
+def finish_tradeoff(ax: "Axes", *, floor: float | None = None, rows: str = "") -> None:
+    """Axes of every trade-off, here and in the reproduction: error over KS, the zone below the floor behind it all."""
     ax.set_xlim(left=0)
-    ax.set_xlabel(f"KS distance between groups ({curve.evaluated_on} rows)")
+    ax.margins(y=0.12)
+    if floor is not None:
+        ax.axvspan(0, floor, color=QUIET, alpha=0.15, linewidth=0, zorder=0)
+        place = ax.get_xaxis_transform()
+        ax.text(floor / 2, 0.02, "sampling floor", transform=place, rotation=90, ha="center", va="bottom", fontsize=8,
+                color=QUIET, zorder=0.5)  # fmt: skip
+    ax.set_xlabel("KS distance between groups" + (f" ({rows})" if rows else ""))
     ax.set_ylabel("mean squared error")
     ax.spines[["top", "right"]].set_visible(False)
-    return ax
+
+
+def name_points(
+    ax: "Axes",
+    names: Sequence[tuple[str, float, float]],
+    *,
+    avoid: Sequence[tuple[float, float]] = (),
+    colors: Sequence[str] = (),
+    size: float = 9,
+) -> None:
+    """Write (name, x, y) beside its point, where it covers no other name and as few points as can be."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = ax.get_figure(root=True)
+    assert isinstance(figure, Figure)
+    figure.draw_without_rendering()  # the layout decides where things are
+    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
+    points = ax.transData.transform(np.array([*avoid, *((x, y) for _, x, y in names)]).reshape(-1, 2))
+    taken: list[Any] = []
+    for i, (name, x, y) in enumerate(names):
+        color = colors[i] if colors else INK
+        tries: list[tuple[tuple[float, ...], int, Any, Any]] = []
+        for far in (1.0, 2.2, 3.6):
+            for right, up in ((1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1.4), (0, -1.4)):
+                label = ax.annotate(
+                    name,
+                    (x, y),
+                    xytext=(8 * far * right, 8 * far * up),
+                    textcoords="offset points",
+                    ha={1: "left", -1: "right", 0: "center"}[right],
+                    va="bottom" if up > 0 else "top",
+                    fontsize=size,
+                    color=color,
+                    zorder=5,
+                )
+                box = label.get_window_extent(renderer).padded(2)
+                outside = not (ax.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and ax.bbox.y0 <= box.y0)
+                covered = sum(box.contains(*point) for point in points)
+                tries.append(((box.count_overlaps(taken), outside, covered, far), len(tries), label, box))
+        best = min(tries, key=lambda found: found[:2])
+        for _, _, label, _ in tries:
+            if label is not best[2]:
+                label.remove()
+        taken.append(best[3])
 
 
 def plot_densities(y_pred: Any, *, sensitive_features: Any, ax: "Axes | None" = None) -> "Axes":
@@ -88,7 +139,7 @@ def plot_densities(y_pred: Any, *, sensitive_features: Any, ax: "Axes | None" = 
     labels, codes = check_groups(sensitive_features, len(values), "error")
     ks = ks_distance(values, sensitive_features=codes)
     ax = _axes() if ax is None else ax
-    names = [", ".join(map(str, label)) if isinstance(label, tuple) else str(label) for label in labels]
+    names = [label_text(label) for label in labels]
     samples = {name: values[codes == g] for g, name in enumerate(names)}
     grid = make_grid(samples.values())
     places = sorted(samples, key=lambda name: float(samples[name].mean()))

@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 
 from esvdfair import group_mse, ks_distance, ks_distance_ci, ks_floor
-from esvdfair.cli._audit import _mean_interval, audit_predictions
 from esvdfair.models.onnx import OnnxAdapter
 
 SEX = ["--sensitive", "sex"]
@@ -68,41 +67,6 @@ def test_features_choose_and_order_the_inputs(files, invoke):
     data = pd.read_csv(files.data)
     swapped = OnnxAdapter(files.model).predict(data[names[::-1]].to_numpy())
     assert found["ks"] == ks_distance(swapped, sensitive_features=data["sex"])
-
-
-def test_the_verdict_of_equal_groups():
-    scores = np.random.default_rng(0).normal(size=400)
-    found = audit_predictions(scores, pd.DataFrame({"sex": np.resize(["f", "m"], 400)}))
-    assert found.verdict().startswith("No difference beyond chance")
-    assert "Where they differ" not in found.verdict()
-
-
-def test_the_verdict_of_groups_that_differ_on_few_rows():
-    sex = np.resize(["f", "m"], 80)
-    scores = np.random.default_rng(0).normal(size=80) + 0.9 * (sex == "m")
-    found = audit_predictions(scores, pd.DataFrame({"sex": sex}))
-    assert found.ks_interval[0] == 0
-    assert "but how much is uncertain" in found.verdict()
-
-
-def test_the_verdict_says_who_pays_and_where_the_groups_part():
-    sex = np.resize(["f", "m"], 1000)
-    rng = np.random.default_rng(0)
-    scores = rng.normal(size=1000) + 2.0 * (sex == "m")
-    y = scores + rng.normal(size=1000) * np.where(sex == "f", 3.0, 1.0)
-    found = audit_predictions(scores, pd.DataFrame({"sex": sex}), y)
-    widest = found.widest
-    assert widest.more_share - widest.fewer_share == pytest.approx(found.ks)
-    assert widest.more_share == np.mean(scores[sex == "f"] <= widest.threshold)
-    assert f"{widest.more_share:.0%} of f but {widest.fewer_share:.0%} of m" in found.verdict()
-    assert "The model errs most on f" in found.verdict()
-
-
-def test_intervals_of_group_figures_cover():
-    """The interval of a group's mean holds the true mean in 95 of 100 tables, even of eight rows."""
-    draws = np.random.default_rng(0).normal(size=(1000, 8))
-    held = sum(low <= 0 <= high for low, high in map(_mean_interval, draws))
-    assert 935 <= held <= 965
 
 
 @pytest.mark.parametrize(

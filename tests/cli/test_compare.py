@@ -6,8 +6,9 @@ import pytest
 
 from esvdfair import ks_distance
 from esvdfair.baselines import WassersteinBarycenter
-from esvdfair.cli import _comparison
-from esvdfair.cli._comparison import Method, split_rows
+from esvdfair.cli import compare
+from esvdfair.cli.compare import Method, split_rows
+from esvdfair.exceptions import Given, InputError
 from esvdfair.models.onnx import OnnxAdapter
 from esvdfair.tables import Roles, read_rows
 
@@ -20,12 +21,12 @@ NAMES = [
 
 def without_scans(monkeypatch, *left_out):
     """Fewer methods, for tests that look at something else."""
-    kept = [method for method in _comparison.methods() if method.name not in left_out]
-    monkeypatch.setattr(_comparison, "methods", lambda: kept)
+    kept = [method for method in compare.methods() if method.name not in left_out]
+    monkeypatch.setattr(compare, "methods", lambda: kept)
 
 
 def test_every_method_is_judged_on_rows_it_has_not_seen(files, invoke):
-    result = invoke("compare", files.model, files.data, *ROLES, "--json")
+    result = invoke("compare", files.model, files.data, *ROLES, "--quick", "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     found = json.loads(result.stdout)
     scores = {score["method"]: score for score in found["scores"]}
@@ -57,10 +58,10 @@ def test_rows_of_validation_judge(files, invoke, monkeypatch):
 
 def test_a_method_that_cannot_be_applied_says_why(files, invoke, monkeypatch):
     def fail(case):
-        raise ValueError("no hidden layer for method='exact'")
+        raise InputError("no hidden layer for {method}", method=Given("exact"))
 
-    methods = [_comparison.methods()[0], Method("exact", "nothing", True, fail)]
-    monkeypatch.setattr(_comparison, "methods", lambda: methods)
+    methods = [compare.methods()[0], Method("exact", "nothing", True, fail)]
+    monkeypatch.setattr(compare, "methods", lambda: methods)
     result = invoke("compare", files.model, files.data, *ROLES)
     assert result.exit_code == 0
     assert "exact: not possible here. no hidden layer for --method exact" in result.stdout

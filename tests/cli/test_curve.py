@@ -2,10 +2,10 @@ import json
 
 import pandas as pd
 
-from esvdfair import fit_curve
+from esvdfair import Effort, fit_curve
 
 ROLES = ["--sensitive", "sex", "--target", "income"]
-EXACT = ["--method", "exact"]
+EXACT = ["--method", "exact", "--quick"]
 
 
 def test_the_points_are_those_of_fit_curve(files, invoke):
@@ -21,6 +21,7 @@ def test_the_points_are_those_of_fit_curve(files, invoke):
         sensitive_features=data["sex"],
         validation=(new[features], new["income"], new["sex"]),
         method="exact",
+        effort=Effort.quick(),
     )
     assert [point["ks"] for point in found["points"]] == [point.ks for point in curve.points]
     assert found["ks_floor"] == curve.ks_floor

@@ -7,26 +7,28 @@ import sys
 import pandas as pd
 import pytest
 
-from esvdfair.cli import _comparison, _inputs, _record, audit, compare, explain
+from esvdfair.cli import audit, compare, explain, repair
 from esvdfair.cli._inputs import file_bar
-from esvdfair.tables import batches, csvfile, parquetfile
+from esvdfair.tables import files as table_files
+from esvdfair.tables import table
 
 ROLES = ["--sensitive", "sex", "--target", "income"]
+EXACT = ["--method", "exact", "--quick"]
 
 
 @pytest.fixture
 def large(monkeypatch):
     """Every file is too large to be kept, and comes in many chunks."""
-    monkeypatch.setattr(batches, "HELD_BYTES", -1)
-    monkeypatch.setattr(csvfile, "BLOCK", 5000)
-    monkeypatch.setattr(parquetfile, "CHUNK_ROWS", 50)
+    monkeypatch.setattr(table, "HELD_BYTES", -1)
+    monkeypatch.setattr(table_files, "BLOCK", 5000)
+    monkeypatch.setattr(table_files, "CHUNK_ROWS", 50)
 
 
 @pytest.fixture
 def small_samples(monkeypatch):
     """A sample is about half of the 600 rows."""
-    monkeypatch.setattr(batches, "RARE_ROWS", 5)
-    for module in (audit, compare, explain, _inputs, _record):
+    monkeypatch.setattr(table, "RARE_ROWS", 5)
+    for module in (audit, compare, explain, repair):
         for name in ("AUDITED_ROWS", "EXPLAINED_ROWS"):
             monkeypatch.setattr(module, name, 300, raising=False)
 
@@ -41,7 +43,7 @@ def numbers(found):
 
 
 def test_a_repair_of_a_large_file_is_that_of_a_small_one(files, invoke, tmp_path, monkeypatch, request):
-    words = ["repair", files.model, files.data, *ROLES, "--method", "exact", "--validation", files.new]
+    words = ["repair", files.model, files.data, *ROLES, *EXACT, "--validation", files.new]
     page = ["--report", tmp_path / "page.html"]
     small = json.loads(invoke(*words, "-o", tmp_path / "small.onnx", "--json").stdout)
     request.getfixturevalue("large")
@@ -55,7 +57,7 @@ def test_a_repair_of_a_large_file_is_that_of_a_small_one(files, invoke, tmp_path
 
 
 def test_a_curve_of_a_large_file_is_that_of_a_small_one(files, invoke, request):
-    words = ["curve", files.model, files.data, *ROLES, "--method", "exact", "--json"]
+    words = ["curve", files.model, files.data, *ROLES, *EXACT, "--json"]
     small = json.loads(invoke(*words).stdout)
     request.getfixturevalue("large")
     found = json.loads(invoke(*words).stdout)
@@ -67,7 +69,17 @@ def test_dropped_rows_do_not_move_the_held_out_ones(files, invoke, tmp_path, req
     data = pd.read_csv(files.data)
     data.loc[::7, "age"] = None
     data.to_csv(tmp_path / "holes.csv", index=False)
-    words = ["curve", files.model, tmp_path / "holes.csv", *ROLES, "--method", "exact", "--drop-missing", "--json"]
+    words = [
+        "curve",
+        files.model,
+        tmp_path / "holes.csv",
+        *ROLES,
+        "--method",
+        "exact",
+        "--quick",
+        "--drop-missing",
+        "--json",
+    ]
     small = json.loads(invoke(*words).stdout)
     request.getfixturevalue("large")
     assert numbers(json.loads(invoke(*words).stdout)) == pytest.approx(numbers(small), rel=1e-5)
@@ -87,8 +99,8 @@ def test_an_audit_of_a_sample_says_so(files, invoke, large, small_samples):
 
 @pytest.mark.parametrize("command", ["explain", "compare"])
 def test_others_sample_too(files, invoke, large, small_samples, monkeypatch, command):
-    first = _comparison.methods()[:1]
-    monkeypatch.setattr(_comparison, "methods", lambda: first)
+    first = compare.methods()[:1]
+    monkeypatch.setattr(compare, "methods", lambda: first)
     result = invoke(command, files.model, files.data, *ROLES, "--validation", files.new, "--json")
     assert result.exit_code == 0
     assert [line.split(";")[0] for line in result.stderr.splitlines()] == [
@@ -98,7 +110,7 @@ def test_others_sample_too(files, invoke, large, small_samples, monkeypatch, com
 
 
 def test_the_report_of_a_large_file_shows_a_sample(files, invoke, large, small_samples, tmp_path):
-    words = ["repair", files.model, files.data, *ROLES, "--method", "exact", "-o", tmp_path / "fair.onnx"]
+    words = ["repair", files.model, files.data, *ROLES, *EXACT, "-o", tmp_path / "fair.onnx"]
     assert invoke(*words).stderr == ""
     result = invoke(*words, "--force", "--report", tmp_path / "page.html")
     assert result.exit_code == 0

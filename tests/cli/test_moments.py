@@ -160,14 +160,14 @@ def test_a_repair_without_any_row(files, invoke, sites, out, tmp_path, written):
     assert found["group_sizes"] == people.sex.value_counts().to_dict()
     assert [site["name"] for site in found["sites"]] == ["a.moments", "b.moments"]
     reached = record["reached"]
-    assert (reached["evaluated_on"], reached["ks_after"]) == ("moments", None)
+    assert (reached["evaluated_on"], reached["ks_after"], record["point"]) == ("moments", None, None)
     assert reached["mse_after"] == pytest.approx(((after - people.income) ** 2).mean(), rel=1e-5)
     assert record["model_after"]["sha256"] == {"fair.onnx": sha256(out)}
 
 
 def test_validation_rows_choose(files, invoke, sites, out, tmp_path):
     words = ["repair", files.model, "--moments", sites / "all.moments", "--method", "parity", *ROLES]
-    words += ["--validation", files.new, "--target-ks", 0.2]
+    words += ["--validation", files.new, "--target-ks", 0.2, "--quick"]
     done = invoke(*words, "-o", out)
     assert (done.exit_code, done.stderr) == (0, "")
     assert "Target KS ≤ 0.2: met" in done.stdout
@@ -186,7 +186,7 @@ def test_validation_rows_choose(files, invoke, sites, out, tmp_path):
 
 def test_a_target_out_of_reach_gives_exit_code_1_and_a_file(files, invoke, sites, out, tmp_path):
     words = ["repair", files.model, "--moments", sites / "all.moments", "--method", "parity", *ROLES, "-o", out]
-    done = invoke(*words, "--validation", files.new, "--target-ks", 0, "--json")
+    done = invoke(*words, "--validation", files.new, "--target-ks", 0, "--quick", "--json")
     assert done.exit_code == 1
     assert out.exists()
     assert json.loads(done.stdout) == json.loads((tmp_path / "fair.onnx.json").read_text())
@@ -194,7 +194,7 @@ def test_a_target_out_of_reach_gives_exit_code_1_and_a_file(files, invoke, sites
 
 def test_a_report_of_validation_rows(files, invoke, sites, out, tmp_path):
     words = ["repair", files.model, "--moments", sites / "all.moments", "--method", "parity", *ROLES, "-o", out]
-    done = invoke(*words, "--validation", files.new, "--report", tmp_path / "report.html")
+    done = invoke(*words, "--quick", "--validation", files.new, "--report", tmp_path / "report.html")
     assert done.exit_code == 0
     assert "<html" in (tmp_path / "report.html").read_text()[:200]
 
@@ -209,7 +209,7 @@ def test_a_report_of_validation_rows(files, invoke, sites, out, tmp_path):
         ([], "--method transport needs rows"),
         (["--method", "exact"], "--method exact needs rows"),
         (["--method", "parity", "--layer", "0"], "--layer belongs to --method exact and paper"),
-        (["--method", "parity", "--target-ks", "0.1"], "--target-ks needs --validation FILE: a KS distance cannot"),
+        (["--method", "parity", "--target-ks", "0.1"], "--target-ks 0.1 needs validation rows: a KS distance cannot"),
         (["--method", "parity", "--report", "r.html"], "--report needs --validation FILE"),
         (["--method", "parity", "--validation", "nowhere.csv"], "there is no file 'nowhere.csv'"),
         (["--method", "parity", "--output", "z"], "the model has no output 'z'"),

@@ -4,10 +4,13 @@ from pathlib import Path
 
 import click
 import numpy as np
+import pytest
 from click.testing import CliRunner
 
 from esvdfair import ESVDFairWarning
-from esvdfair.cli._output import interval, notes, number, printable, scatter, share, table, to_json
+from esvdfair.cli._output import notes, option_word, said, scatter, table, to_json
+from esvdfair.exceptions import Given, InputError
+from esvdfair.text import distinct_names, interval, number, printable, quoted, share
 
 
 def test_columns_stand_under_each_other():
@@ -23,6 +26,7 @@ def test_text_of_a_user_neither_steers_nor_breaks():
     assert printable("a\x1b[2J\nb") == "a\\x1b[2J\\nb"
     assert printable("x" * 100) == "x" * 39 + "…"
     assert printable("Zoë") == "Zoë"
+    assert quoted("a\n" + "x" * 90) == "'a\\n" + "x" * 56 + "…'"
 
 
 def test_numbers():
@@ -33,6 +37,42 @@ def test_numbers():
 def test_json_is_strict_and_plain():
     value = {("a", 1): np.float64(0.5), "b": np.array([1, 2]), 3: float("inf"), "p": Path("x"), "t": (True, None)}
     assert json.loads(to_json(value)) == {"a, 1": 0.5, "b": [1, 2], "3": None, "p": "x", "t": [True, None]}
+
+
+def test_labels_that_are_written_alike_have_keys_of_their_own():
+    sizes = {("a, b", "c"): 1, ("a", "b, c"): 2, ("a", "b"): 3}
+    assert json.loads(to_json(sizes)) == {'["a, b", "c"]': 1, '["a", "b, c"]': 2, "a, b": 3}
+    assert distinct_names([1, "1", "2"]) == ["1", '"1"', "2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [
+        ("target_ks", 0.1, "--target-ks 0.1"),
+        ("layer", "MatMul", "--layer MatMul"),
+        ("method", "exact", "--method exact"),
+        ("output", None, "--output NAME"),
+        ("output", "z", "--output z"),
+        ("validation", None, "--validation FILE"),
+        ("sensitive_features", None, "--sensitive"),
+        ("y", None, "--target"),
+        ("X", None, "the table"),
+        ("random_state", 3, "--seed 3"),
+        ("missing", "group", "--missing-group"),
+        ("missing", "error", "missing='error'"),
+        ("drop_missing", None, "--drop-missing"),
+        ("curve_", None, "`esvdfair curve`"),
+        ("refit", "ols", "refit='ols'"),
+    ],
+)
+def test_options_are_called_as_they_are_typed(name, value, word):
+    assert option_word(name, value) == word
+
+
+def test_messages_are_one_line_and_names_of_files_stay():
+    assert said(InputError("{layer}\nis  last", layer=Given(0))) == "--layer 0 is last"
+    assert said(ValueError("there is no file 'target_ks=0.1.csv'.")) == "there is no file 'target_ks=0.1.csv'."
+    assert said(InputError("{layer} of {path!r}", layer=Given(), path="layer=0")) == "--layer of 'layer=0'"
 
 
 def test_points_stand_where_they_belong():
@@ -49,10 +89,8 @@ def test_warnings_of_the_library_become_notes_and_others_are_silent():
     def command():
         with notes():
             for _ in range(2):
-                warnings.warn(
-                    "no candidate meets target_ks=0.1\nhere. Pass validation=, or", ESVDFairWarning, stacklevel=1
-                )
+                warnings.warn(ESVDFairWarning("{ks}\nhere, {validation} or", ks=1, validation=Given()), stacklevel=1)
             warnings.warn("of somebody else", UserWarning, stacklevel=1)
 
     result = CliRunner().invoke(command)
-    assert result.stderr == "note: no candidate meets --target-ks 0.1 here. Give --validation FILE, or\n"
+    assert result.stderr == "note: 1 here, --validation FILE or\n"

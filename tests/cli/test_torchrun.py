@@ -1,5 +1,6 @@
 """Commands that torchrun starts on several ranks: shared work, one voice, one exit code."""
 
+import json
 import os
 import socket
 import subprocess
@@ -17,15 +18,52 @@ pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
 COLUMNS = ("--sensitive", "sex", "--target", "income")
 
 
-def run_ranks(*words):
-    """Start two ranks as torchrun does, without a third process: exit codes, stdouts, stderrs."""
+RANK = """
+import contextlib, io, json, sys
+from esvdfair.cli import main
+said = []
+for words in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(words, prog_name="esvdfair")
+        except SystemExit as end:
+            said.append([end.code, out.getvalue(), err.getvalue()])
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def commands(files, folder):
+    table = pd.read_csv(files.data)
+    table.loc[599, "income"] = np.inf
+    table.to_csv(folder / "bad.csv", index=False)
+    model = (files.model, files.data, *COLUMNS)
+    return {
+        "repair": ("repair", *model, "--validation", files.new, "--method", "exact", "-o", folder / "both.onnx"),
+        "moments": ("moments", "collect", *model, "-o", folder / "both.moments"),
+        "bad": ("repair", files.model, folder / "bad.csv", *COLUMNS, "-o", folder / "fair.onnx"),
+        "curve": ("curve", *model, "--method", "exact", "--target-ks", "0", "--json"),
+        "audit": ("audit", *model),
+    }
+
+
+@pytest.fixture(scope="module")
+def ranks(commands):
+    """Two ranks, started as torchrun does, that run all commands: name -> exit codes, stdouts, stderrs of both."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    ranks = [
+    words = json.dumps([list(map(str, line)) for line in commands.values()])
+    started = [
         subprocess.Popen(
-            [sys.executable, "-m", "esvdfair", *map(str, words)],
+            [sys.executable, "-c", RANK, words],
             env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -33,59 +71,53 @@ def run_ranks(*words):
         )
         for rank in (0, 1)
     ]
-    said = [rank.communicate(timeout=120) for rank in ranks]
-    return [rank.returncode for rank in ranks], [out for out, _ in said], [error for _, error in said]
+    ends = [rank.communicate(timeout=240) for rank in started]
+    assert [rank.returncode for rank in started] == [0, 0], ends
+    said = [json.loads(out.splitlines()[-1]) for out, _ in ends]
+    return {name: tuple(zip(*both, strict=True)) for name, both in zip(commands, zip(*said, strict=True), strict=True)}
 
 
-def test_torchrun_repairs_as_one_process_does(files, invoke, tmp_path, written):
-    words = ("repair", files.model, files.data, *COLUMNS, "--validation", files.new, "--method", "exact")
-    alone = invoke(*words, "-o", tmp_path / "alone.onnx")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "esvdfair"]
-    both = subprocess.run(
-        [*command, *map(str, words), "-o", str(tmp_path / "both.onnx")], capture_output=True, text=True, timeout=120
-    )
-    assert both.returncode == 0, both.stderr
-    assert both.stdout == alone.stdout.replace("alone.onnx", "both.onnx")
-    assert written() == ["alone.onnx", "alone.onnx.json", "both.onnx", "both.onnx.json"]
+def test_two_ranks_repair_as_one_process_does(commands, ranks, invoke, folder):
+    alone = invoke(*commands["repair"][:-1], folder / "alone.onnx")
+    codes, outs, errors = ranks["repair"]
+    assert codes == (0, 0), errors
+    assert outs[0] == alone.stdout.replace("alone.onnx", "both.onnx")
+    assert outs[1] == errors[1] == ""
     X = np.random.default_rng(0).normal(size=(100, 3))
-    first, second = (OnnxAdapter(tmp_path / name).predict(X) for name in ("alone.onnx", "both.onnx"))
+    first, second = (OnnxAdapter(folder / name).predict(X) for name in ("alone.onnx", "both.onnx"))
     np.testing.assert_allclose(first, second, rtol=0, atol=1e-6)
 
 
-def test_moments_of_two_ranks_are_those_of_one(files, invoke, tmp_path):
-    words = ("moments", "collect", files.model, files.data, *COLUMNS)
-    invoke(*words, "-o", tmp_path / "alone.moments")
-    codes, outs, errors = run_ranks(*words, "-o", tmp_path / "both.moments")
-    assert codes == [0, 0], errors
+def test_moments_of_two_ranks_are_those_of_one(commands, ranks, invoke, folder):
+    invoke(*commands["moments"][:-1], folder / "alone.moments")
+    codes, outs, errors = ranks["moments"]
+    assert codes == (0, 0), errors
     assert outs[1] == errors[1] == ""
-    alone, both = (GroupMoments.load(tmp_path / name) for name in ("alone.moments", "both.moments"))
+    alone, both = (GroupMoments.load(folder / name) for name in ("alone.moments", "both.moments"))
     np.testing.assert_array_equal(alone.rows, both.rows)
     np.testing.assert_allclose(both.scatters, alone.scatters, rtol=0, atol=1e-10 * np.abs(alone.scatters).max())
 
 
-def test_a_bad_value_in_the_part_of_one_rank_is_one_line_and_no_file(files, tmp_path, written):
-    table = pd.read_csv(files.data)
-    table.loc[599, "income"] = np.inf
-    table.to_csv(tmp_path / "bad.csv", index=False)
-    codes, outs, errors = run_ranks("repair", files.model, tmp_path / "bad.csv", *COLUMNS, "-o", tmp_path / "fair.onnx")
-    assert codes == [2, 2]
-    assert outs == ["", ""]
+def test_a_bad_value_in_the_part_of_one_rank_is_one_line_and_no_file(ranks, folder):
+    codes, outs, errors = ranks["bad"]
+    assert codes == (2, 2)
+    assert outs == ("", "")
     lines = [line for error in errors for line in error.splitlines() if line.startswith("esvdfair: ")]
     assert len(lines) == 1
     assert "income" in lines[0]
-    assert written() == ["bad.csv"]
+    assert not (folder / "fair.onnx").exists()
+    assert not list(folder.glob(".*"))
 
 
-def test_a_target_that_is_not_met_is_the_same_exit_code_on_all_ranks(files):
-    words = ("curve", files.model, files.data, *COLUMNS, "--method", "exact", "--target-ks", "0", "--json")
-    codes, outs, errors = run_ranks(*words)
-    assert codes == [1, 1], errors
+def test_a_target_that_is_not_met_is_the_same_exit_code_on_all_ranks(ranks):
+    codes, outs, errors = ranks["curve"]
+    assert codes == (1, 1), errors
     assert '"met": false' in outs[0]
     assert outs[1] == errors[1] == ""
 
 
-def test_a_command_that_shares_no_work_runs_on_the_first_rank_alone(files):
-    codes, outs, errors = run_ranks("audit", files.model, files.data, *COLUMNS)
-    assert codes == [0, 0], errors
+def test_a_command_that_shares_no_work_runs_on_the_first_rank_alone(ranks):
+    codes, outs, errors = ranks["audit"]
+    assert codes == (0, 0), errors
     assert "KS" in outs[0]
     assert outs[1] == ""

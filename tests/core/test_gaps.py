@@ -24,12 +24,18 @@ def layer_inputs(seed, *, width=6, groups=2, rows=(40, 25, 12), dead=1, definite
     return x, np.array(labels)
 
 
+def unit_spread(x, g):
+    """Inputs whose largest variance in any group is 1: there the optimal edit has the paper's directions."""
+    spread = np.max([x[g == i].std(axis=0, ddof=1) for i in np.unique(g)], axis=0)
+    return x / np.where(spread > 0, spread, 1.0)
+
+
 def optimal(w, moments, *, centred):
     whitening = gaps.whitener(gaps.scatter_about(moments, centred=centred))
     return gaps.explain_covariance_optimal(w, moments, whitening=whitening)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), outputs=st.integers(1, 9), dead=st.integers(0, 3), groups=st.integers(2, 3))
 def test_theorem_1_mean_gap_is_the_sum_of_squares(seed, outputs, dead, groups):
     x, g = layer_inputs(seed, dead=dead, groups=groups)
@@ -42,10 +48,10 @@ def test_theorem_1_mean_gap_is_the_sum_of_squares(seed, outputs, dead, groups):
     by_hand = sum(np.sum((means[i] - means[j]) ** 2) for i in range(groups) for j in range(i))
     assert by_hand > 0
     assert abs(by_hand - (total - epsilon * np.trace(w @ w.T))) <= 1e-10 * total
-    assert gaps.mean_gap(w, moments) == pytest.approx(by_hand, rel=1e-10)
+    assert gaps.squared_mean_gap(w, moments) == pytest.approx(by_hand, rel=1e-10)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), outputs=st.integers(1, 9), dead=st.integers(0, 3), groups=st.integers(2, 3))
 def test_theorem_2_covariance_gap_is_bounded_by_the_fourth_powers(seed, outputs, dead, groups):
     x, g = layer_inputs(seed, dead=dead, groups=groups)
@@ -56,7 +62,7 @@ def test_theorem_2_covariance_gap_is_bounded_by_the_fourth_powers(seed, outputs,
     covariances = [np.atleast_2d(np.cov((x[g == i] @ w.T).T)) for i in range(groups)]
     by_hand = sum(np.sum((covariances[i] - covariances[j]) ** 2) for i in range(groups) for j in range(i))
     assert 0 < by_hand <= total * (1 + 1e-10)
-    assert gaps.covariance_gap(w, moments) == pytest.approx(by_hand, rel=1e-10)
+    assert gaps.squared_covariance_gap(w, moments) == pytest.approx(by_hand, rel=1e-10)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -68,7 +74,7 @@ def test_theorem_2_holds_with_equality_for_semi_definite_m(seed):
     moments = GroupMoments().update(np.vstack([x0, x1]), [0] * 40 + [1] * 30)
     w = rng.normal(size=(3, 4))
     total = np.sum(gaps.explain_covariance(w, moments).sigma ** 4)
-    assert abs(gaps.covariance_gap(w, moments) - total) <= 1e-10 * total
+    assert abs(gaps.squared_covariance_gap(w, moments) - total) <= 1e-10 * total
 
 
 @pytest.mark.parametrize("groups", [2, 3])
@@ -103,6 +109,8 @@ def test_differs_from_the_paper_in_the_spectrum_it_takes():
     svd = gaps.explain_covariance(np.eye(6), moments)
     values, vectors = np.linalg.eigh(gaps.covariance_differences(moments)[0])
     np.testing.assert_allclose(svd.factor @ svd.factor.T, (vectors * np.abs(values)) @ vectors.T, atol=1e-10)
+    axes, magnitude = gaps.covariance_axes(moments)
+    np.testing.assert_allclose(axes * np.sqrt(magnitude), svd.factor)
 
 
 @pytest.mark.parametrize("explain", [lambda w, m: gaps.explain_mean(w, m, epsilon=1e-5), gaps.explain_covariance])
@@ -131,14 +139,14 @@ def test_fourth_powers_are_the_bound_and_the_gap_of_two_groups(outputs, dead):
     for transformed in (w @ svd.factor, (svd.v * svd.sigma).T):
         bound, gap = gaps.fourth_powers(transformed, svd.sign)
         assert bound == pytest.approx(np.sum(svd.sigma**4), rel=1e-10)
-        assert gap == pytest.approx(gaps.covariance_gap(w, moments), rel=1e-10)
+        assert gap == pytest.approx(gaps.squared_covariance_gap(w, moments), rel=1e-10)
     assert gap < 0.999 * bound  # M has eigenvalues of both signs: the two differ
 
 
 @pytest.mark.parametrize("centred", [True, False])
 def test_optimal_directions_move_one_singular_value_each_and_never_cost_more(centred):
     x, g = layer_inputs(3, dead=2)
-    moments = GroupMoments().update(x, g)
+    moments = GroupMoments().update(unit_spread(x, g), g)
     w = np.random.default_rng(3).normal(size=(4, 6))
     best, paper = optimal(w, moments, centred=centred), gaps.explain_covariance(w, moments)
     after = best.sigma * 0.3
@@ -148,7 +156,7 @@ def test_optimal_directions_move_one_singular_value_each_and_never_cost_more(cen
 
 def test_costs_agree_when_the_factor_is_invertible():
     x, g = layer_inputs(4, dead=0)
-    moments = GroupMoments().update(x, g)
+    moments = GroupMoments().update(unit_spread(x, g), g)
     w = np.random.default_rng(4).normal(size=(6, 6))
     best = optimal(w, moments, centred=False)
     np.testing.assert_allclose(best.cost, gaps.explain_covariance(w, moments).cost, rtol=1e-6)

@@ -38,12 +38,27 @@ def test_rows_groups_and_target(preparation: str, request: pytest.FixtureRequest
 
 
 def test_paper_scales_the_dates_and_nothing_else(paper: Dataset) -> None:
-    dates = paper.X[list(DATES)]
-    assert (dates.min() == 0).all()
-    assert (dates.max() == 1).all()
+    assert paper.X[list(DATES)].stack().between(0, 1).all()
     assert paper.X["age"].max() > 60
     assert paper.standardize == paper.rescale == ()
-    assert (paper.X["sex_female"] + paper.X["sex_male"] == 1).all()
+
+
+def test_dates_are_ranged_over_the_whole_file_before_rows_are_dropped(paper: Dataset) -> None:
+    raw = pd.read_csv(FOLDER / FILE.path)
+    assert len(raw) == 7214
+    kept = raw[list(DATES)].notna().all(axis=1).to_numpy()
+    for column in DATES:
+        date = pd.to_datetime(raw[column])
+        expected = (date - date.min()) / (date.max() - date.min())
+        np.testing.assert_allclose(paper.X[column], expected[kept], atol=1e-12)
+    assert (paper.X[list(DATES)].min() > 0).any()  # a date that only a dropped row has: the order matters
+
+
+@pytest.mark.parametrize("preparation", ["clean", "paper"])
+def test_sex_is_one_column(preparation: str, request: pytest.FixtureRequest) -> None:
+    dataset: Dataset = request.getfixturevalue(preparation)
+    assert dataset.feature_names == (*NUMBERS, "sex_male", *DATES)
+    assert set(dataset.X["sex_male"]) == {0.0, 1.0}
 
 
 def test_clean_leaves_all_scaling_to_the_split(clean: Dataset) -> None:

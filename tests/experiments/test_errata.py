@@ -7,14 +7,9 @@ from esvdfair.core import gaps
 from esvdfair.core.edits import edit_paper
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.solvers import shrink_covariance, shrink_mean
-from esvdfair.experiments.errata import (
-    _edit_unbracketed,
-    edit_unguarded,
-    edit_with_printed_cubic,
-    printed_cubic,
-)
+from esvdfair.experiments.errata import edit_unbracketed, edit_unguarded, edit_with_printed_cubic, printed_cubic
 
-ASKED = {"mean_reduction": 15.0, "covariance_reduction": 150.0, "epsilon": 1e-5}
+ASKED = {"mean_reduction": 15.0, "covariance_reduction": 150.0}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +44,7 @@ def test_it_is_too_small_where_the_cost_is_large():
 def test_with_it_the_budget_is_met_all_the_same(layer):
     weight, moments = layer
     edit = edit_with_printed_cubic(weight, moments, **ASKED)
-    right = edit_paper(weight, moments, mean_reduction=15.0, covariance_reduction=150.0, epsilon=1e-5)[-1]
+    right = edit_paper(weight, moments, **ASKED)[-1]
     assert edit.covariance_reached == pytest.approx(150, rel=1e-9)
     assert edit.mean_reached == pytest.approx(15, rel=1e-9)
     change = np.linalg.norm(edit.weight - right.weight_after) / np.linalg.norm(right.weight_after)
@@ -67,18 +62,18 @@ def test_the_unguarded_solve_fails_silently_on_a_negative_cost():
     weight, factor = np.diag([5.0, 4.0, 1e-3]), np.eye(3)
     second_moment = np.diag([1e6, 1e6, -1e-9])  # rounding can make the last one negative
     with np.errstate(all="raise"):
-        _, reached = _edit_unbracketed(weight, factor, second_moment, 4, 150.0, printed_cubic)
+        _, reached = edit_unbracketed(weight, factor, second_moment, power=4, reduction=150.0, shrink=printed_cubic)
     assert reached < 1.1
 
 
 def test_the_mean_edit_of_the_unguarded_solve_is_the_right_one():
     weight, factor, second_moment = np.diag([5.0, 4.0]), np.eye(2), np.diag([3.0, 1.0])
-    after, reached = _edit_unbracketed(weight, factor, second_moment, 2, 15.0, shrink_mean)
+    after, reached = edit_unbracketed(weight, factor, second_moment, power=2, reduction=15.0, shrink=shrink_mean)
     assert reached == pytest.approx(15)
     assert np.sum(after**2) == pytest.approx(41 / 15)
 
 
 def test_the_reduction_that_is_reported_is_that_of_the_weight(layer):
     weight, moments = layer
-    edit = edit_with_printed_cubic(weight, moments, mean_reduction=1.0, covariance_reduction=20.0, epsilon=1e-5)
+    edit = edit_with_printed_cubic(weight, moments, mean_reduction=1.0, covariance_reduction=20.0)
     assert schatten4(weight, moments) / schatten4(edit.weight, moments) == pytest.approx(20.0, rel=1e-6)

@@ -8,10 +8,10 @@ from scipy.stats import ks_2samp
 from torch import nn
 
 from esvdfair.datasets import load_wages
-from esvdfair.experiments.network import build_network, predict, predict_proba, train_network
-from esvdfair.experiments.splits import split
+from esvdfair.experiments.config import Training
+from esvdfair.experiments.network import NetworkClassifier, build_network, predict, train, train_network
 
-SMALL = {"epochs": 3, "width": 16, "depth": 3}
+SMALL = {"training": Training(epochs=3, width=16, depth=3)}
 
 
 def problem(rows: int = 300) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -65,40 +65,42 @@ def test_inputs_are_not_changed() -> None:
     np.testing.assert_array_equal(y, y_before)
 
 
-def test_one_epoch_is_adam_on_the_shuffled_batches() -> None:
-    """Against a plain loop: the same generator, torch's unfused Adam, batches by index."""
+@pytest.mark.parametrize("batch_size", [32, 100, 200])
+def test_an_epoch_is_adam_on_the_shuffled_full_batches(batch_size: int) -> None:
+    """Against a plain loop: the same generator, torch's unfused Adam, batches by index, the last dropped if not full.
+
+    A batch that would hold more than all rows holds all of them.
+    """
     X, y = (torch.tensor(a, dtype=torch.float32) for a in problem(100))
     torch.manual_seed(5)
     network = build_network(4, width=8, depth=2)
+    optimizer = torch.optim.Adam(network.parameters(), foreach=False)
     for epoch in range(2):
-        rate = 1e-3 * 0.8**epoch
-        if epoch == 0:
-            optimizer = torch.optim.Adam(network.parameters(), lr=rate, foreach=False)
-        optimizer.param_groups[0]["lr"] = rate
+        optimizer.param_groups[0]["lr"] = 1e-3 * 0.8**epoch
         order = torch.randperm(100)
-        for start in range(0, 100, 32):
-            rows = order[start : start + 32]
+        for start in (0, 32, 64) if batch_size == 32 else (0,):
+            rows = order[start : start + batch_size]
             optimizer.zero_grad()
             (network(X[rows])[:, 0] - y[rows]).square().mean().backward()
             optimizer.step()
-    ours = train_network(X.numpy(), y.numpy(), seed=5, epochs=2, width=8, depth=2, batch_size=32)
+    training = Training(epochs=2, width=8, depth=2, batch_size=batch_size)
+    ours = train_network(X.numpy(), y.numpy(), seed=5, training=training)
     np.testing.assert_allclose(weights(ours), weights(network), rtol=1e-4, atol=1e-6)
 
 
 def test_learns_wages_and_has_a_gap_before() -> None:
-    parts = split(load_wages(), 33)
-    network = train_network(parts.train.X, parts.train.y, seed=33, epochs=3, width=64, depth=3)
-    scores = predict(network, parts.test.X)
-    assert np.mean((scores - parts.test.y) ** 2) < 0.9 * parts.test.y.var()
-    female = parts.test.sensitive_features == "female"
+    trained = train(load_wages(), Training(epochs=3, width=64, depth=3), 33)
+    scores, test = trained.scores("test"), trained.split.test
+    assert np.mean((scores - test.y) ** 2) < 0.9 * test.y.var()
+    female = test.sensitive_features == "female"
     assert ks_2samp(scores[female], scores[~female]).statistic > 0.12  # floor at these sizes: .055
 
 
 def test_classes() -> None:
     X, y = problem()
     codes = np.digitize(y, [0.0, 1.5])
-    network = train_network(X, codes, seed=0, loss="cross_entropy", epochs=30, width=32, depth=3, learning_rate=0.01)
-    probabilities = predict_proba(network, X)
+    training = Training(epochs=40, width=32, depth=3, learning_rate=0.01, decay=0.9)
+    probabilities = NetworkClassifier(training, 0).fit(X, codes).predict_proba(X)
     assert probabilities.shape == (300, 3)
     np.testing.assert_allclose(probabilities.sum(axis=1), 1)
     assert (probabilities.argmax(axis=1) == codes).mean() > 0.8

@@ -1,13 +1,14 @@
 """The document and the figures, from rows with known numbers."""
 
-from dataclasses import replace
+from shutil import copytree
 
 import pytest
 
 from esvdfair.experiments.config import ABLATION_COVARIANCE, ABLATION_MEAN, COMPAS, LAW, Experiment, Variant
-from esvdfair.experiments.figures import draw
+from esvdfair.experiments.figures import draw, draw_tradeoff
 from esvdfair.experiments.report import write_report
 from esvdfair.experiments.rows import Density, Folder, Row, SeedResult
+from esvdfair.experiments.tables import Table
 
 SEEDS = (33, 34, 35)
 # MSE and KS of every variant; seed s adds (s − 34)/1000 to both.
@@ -48,8 +49,9 @@ def save(out, experiment, preparation, known):
         folder.write(seed, SeedResult(rows, densities))
 
 
-@pytest.fixture
-def saved(tmp_path):
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    tmp_path = tmp_path_factory.mktemp("saved")
     for experiment in (LAW, COMPAS):
         for preparation in ("paper", "clean"):
             save(tmp_path, experiment, preparation, KNOWN)
@@ -89,9 +91,10 @@ def test_transport_stands_beside_its_goals(saved):
     assert line == "| law, paper | 0.1 | 0.0560 ± 0.0006 | ≤ 0.058 | 0.1000 ± 0.0006 | ≤ 0.12 |  | ≤ 0.05 | 0% |"
 
 
-def test_ablations_that_are_not_monotone_are_said_to_be_so(saved):
-    save(saved, ABLATION_MEAN, "paper", {p.variant: (p.mse, 0.5 - p.ks) for p in ABLATION_MEAN.printed})
-    text = write_report(saved, SEEDS)
+def test_ablations_that_are_not_monotone_are_said_to_be_so(saved, tmp_path):
+    copytree(saved, tmp_path / "copy")
+    save(tmp_path / "copy", ABLATION_MEAN, "paper", {p.variant: (p.mse, 0.5 - p.ks) for p in ABLATION_MEAN.printed})
+    text = write_report(tmp_path / "copy", SEEDS)
     assert text.count("The means are not monotone along the parameter.") == 1
 
 
@@ -100,25 +103,36 @@ def test_a_folder_without_the_tables_is_refused(tmp_path):
         write_report(tmp_path, SEEDS)
 
 
-def test_figures_are_drawn_for_the_saved_seeds(saved):
-    paths = draw(LAW, "paper", SEEDS, saved) + draw(ABLATION_MEAN, "paper", SEEDS, saved)
-    assert [path.name for path in paths] == [
+@pytest.fixture(scope="module")
+def drawn(saved):
+    """Paths of the figures of a comparison and of an ablation."""
+    return draw(LAW, "paper", SEEDS, saved) + draw(ABLATION_MEAN, "paper", SEEDS, saved)
+
+
+def test_figures_are_drawn_for_the_saved_seeds(saved, drawn):
+    assert [path.name for path in drawn] == [
         "law-paper-densities.png",
         "law-paper-tradeoff.png",
         "ablation-mean-paper-densities.png",
         "ablation-mean-paper-tradeoff.png",
     ]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
     assert draw(LAW, "paper", [99], saved) == []
 
 
-def test_the_same_rows_give_the_same_figure(saved):
-    first = [path.read_bytes() for path in draw(LAW, "paper", SEEDS, saved)]
-    assert [path.read_bytes() for path in draw(LAW, "paper", SEEDS, saved)] == first
+def test_the_same_rows_give_the_same_figure(saved, drawn):
+    first = [path.read_bytes() for path in drawn[2:]]
+    assert [path.read_bytes() for path in draw(ABLATION_MEAN, "paper", SEEDS, saved)] == first
 
 
-def test_an_error_far_out_is_written_not_drawn(saved):
+def test_an_error_far_out_is_written_not_drawn(tmp_path):
     far = {**KNOWN, Variant("barycenter", "targets", "predicted"): (0.403, 0.271)}
-    wide = replace(COMPAS, name="far")
-    save(saved, wide, "paper", far)
-    assert len(draw(wide, "paper", SEEDS, saved)) == 2
+    rows = [
+        make_row(COMPAS, "paper", seed, *one) for seed in SEEDS for one in ((v, *known) for v, known in far.items())
+    ]
+    figure = draw_tradeoff(Table.of(rows, COMPAS, "paper").lines, "far")
+    (axes,) = figure.axes
+    (said,) = (label for label in axes.get_legend_handles_labels()[1] if "not shown" in label)
+    assert "Chzhen on targets" in said
+    assert "0.403 ± 0.001" in said
+    assert axes.get_xlim()[1] < 0.403

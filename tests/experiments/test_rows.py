@@ -7,10 +7,23 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from esvdfair.datasets import Examples
 from esvdfair.experiments.config import LAW, Training, Variant
-from esvdfair.experiments.rows import Density, Folder, Row, SeedResult, parse_seeds, to_csv, write_atomically
+from esvdfair.experiments.rows import (
+    Density,
+    Folder,
+    Outcome,
+    Row,
+    SeedResult,
+    interpolated_regret,
+    judge,
+    parse_seeds,
+    to_csv,
+    write_atomically,
+)
 
 
 def make_result(seed: int, mse: float = 0.1) -> SeedResult:
@@ -133,3 +146,54 @@ def test_seeds(text, seeds):
 def test_seeds_that_cannot_be_read(text):
     with pytest.raises(ValueError, match=r"seeds .*(write a range|backwards)"):
         parse_seeds(text)
+
+
+def test_predictions_become_rows_and_densities():
+    """Two groups of 50, 0.3 apart; the untouched network halves the error of a constant."""
+    y = np.concatenate([np.linspace(0, 1, 50), np.linspace(0.3, 1.3, 50)])
+    here = Examples(np.zeros((100, 1)), y, np.repeat(["a", "b"], 50).astype(object))
+    constant, half = np.full(100, y.mean()), (y + y.mean()) / 2
+    known = {"untouched": half, "constant": constant, "paper": 0.9 * half + 0.1 * constant, "optimum": half}
+    outcomes = [Outcome(Variant(name), prediction, met=name == "paper") for name, prediction in known.items()]
+    result = judge(outcomes, here, LAW, "paper", 33)
+    rows = {row.method: row for row in result.rows}
+    assert rows["constant"].mse == pytest.approx(y.var())
+    assert rows["untouched"].mse == pytest.approx(y.var() / 4)
+    assert rows["untouched"].mean_gap == pytest.approx(0.15)
+    assert rows["untouched"].ks == pytest.approx(0.3, abs=0.02)
+    assert rows["untouched"].regret == pytest.approx(0.0)
+    assert rows["constant"].regret == pytest.approx(1.0)
+    assert rows["optimum"].regret is None
+    assert rows["paper"].met
+    assert (rows["paper"].seed, rows["paper"].experiment, rows["paper"].variant) == (33, "law", Variant("paper"))
+    assert [(d.label, sum(d.counts)) for d in result.densities] == [("a", 50), ("b", 50)] * 4
+
+
+def test_without_an_optimum_there_is_no_regret():
+    here = Examples(np.zeros((4, 1)), np.arange(4.0), np.array(["a", "b", "a", "b"], dtype=object))
+    (row,) = judge([Outcome(Variant("paper"), here.y)], here, LAW, "paper", 33).rows
+    assert row.regret is None
+
+
+CURVE = {"curve_mse": np.array([0.30, 0.20, 0.10]), "curve_ks": np.array([0.1, 0.2, 0.4]), "gain": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("mse", "ks", "regret"),
+    [
+        (0.20, 0.2, 0.0),  # on the curve
+        (0.25, 0.15, 0.0),  # between two points
+        (0.20, 0.3, 0.1),
+        (0.35, 0.05, 0.1),  # fairer than the curve: measured at its fairest point
+        (0.10, 0.9, 0.0),
+    ],
+)
+def test_regret(mse, ks, regret):
+    assert interpolated_regret(mse, ks, **CURVE) == pytest.approx(regret)
+
+
+def test_a_curve_that_sampling_bent_does_not_flatter():
+    bent = {"curve_mse": np.array([0.10, 0.20, 0.30]), "curve_ks": np.array([0.4, 0.3, 0.2])}
+    assert interpolated_regret(0.2, 0.3, **bent, gain=1.0) == pytest.approx(0.0)
+    worse = {"curve_mse": np.array([0.10, 0.50]), "curve_ks": np.array([0.1, 0.4])}
+    assert interpolated_regret(0.2, 0.4, **worse, gain=1.0) == pytest.approx(0.1)

@@ -13,6 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 from esvdfair import ESVDFair, GroupMoments
+from esvdfair.batches import row_key
 from esvdfair.core import gaps
 from esvdfair.core.edits import edit_exact
 from esvdfair.explain import explain_directions
@@ -76,20 +77,35 @@ def test_sigma_share_and_means_by_hand(groups):
     assert found.layer == "coefs_[1]"
     assert len(found.mean) == groups - 1
     assert sum(d.sigma_before**2 for d in found.mean) == pytest.approx(found.mean_gap_before)
-    assert found.mean_gap_before == pytest.approx(gaps.mean_gap(coefs[1].T, moments))
-    assert found.covariance_gap_before == pytest.approx(gaps.covariance_gap(coefs[1].T, moments))
+    assert found.mean_gap_before == pytest.approx(gaps.squared_mean_gap(coefs[1].T, moments))
+    assert found.covariance_gap_before == pytest.approx(gaps.squared_covariance_gap(coefs[1].T, moments))
     paper = gaps.explain_mean(coefs[1].T, moments, epsilon=1e-9).sigma[: groups - 1]
     np.testing.assert_allclose([d.sigma_before for d in found.mean], paper, rtol=1e-6)
     paper = gaps.explain_covariance(coefs[1].T, moments)
     np.testing.assert_allclose(found.spectrum_before, paper.sigma)
-    np.testing.assert_allclose([d.sigma_before for d in found.covariance], paper.sigma)
+    if groups == 2:  # Differs from the paper: the gap itself is split, not its bound
+        difference = np.cov(z[a == 0].T) - np.cov(z[a == 1].T)
+        values, u = np.linalg.eigh(difference)
+        order = np.argsort(-np.abs(values))
+        sigma, u = np.sqrt(np.abs(values[order])), u[:, order]
+        np.testing.assert_allclose([d.difference for d in found.covariance], values[order])
+        assert min(values) < 0 < max(values)
+        assert sum(d.difference**2 for d in found.covariance) == pytest.approx(found.covariance_gap_before)
+        assert {d.share_of for d in found.covariance} == {"gap"}
+        means = z[a == 0].mean(axis=0) - z[a == 1].mean(axis=0)
+        assert abs(found.mean[0].difference) == pytest.approx(np.linalg.norm(means))
+    else:
+        sigma, u = paper.sigma, paper.u
+        assert {d.share_of for d in found.covariance} == {"bound"}
+        assert {d.difference for d in (*found.mean, *found.covariance)} == {None}
+    np.testing.assert_allclose([d.sigma_before for d in found.covariance], sigma)
     for kind, power in ((found.mean, 2), (found.covariance, 4)):
         sigma = np.array([d.sigma_before for d in kind])
         np.testing.assert_allclose([d.share for d in kind], sigma**power / np.sum(sigma**power))
         assert sum(d.share for d in kind) == pytest.approx(1)
         assert [d.rank for d in kind] == list(range(1, len(kind) + 1))
-    for d, u in zip(found.covariance, paper.u.T, strict=True):
-        along = z @ u
+    for d, axis in zip(found.covariance, u.T, strict=True):
+        along = z @ axis
         along *= np.sign(np.corrcoef(along, X[:, int(d.features[0][0][1:])])[0, 1])
         np.testing.assert_allclose(d.group_means, [along[a == g].mean() for g in range(groups)])
         np.testing.assert_allclose(d.group_sds, [along[a == g].std(ddof=1) for g in range(groups)])
@@ -112,8 +128,11 @@ def test_after_is_the_exact_edit_for_a_model():
     axes, magnitude = gaps.covariance_axes(moments)
     after = edit.weight_after @ (axes * np.sqrt(magnitude))
     np.testing.assert_allclose(found.spectrum_after, scipy.linalg.svdvals(after), atol=1e-12)
-    # u spans the whole output here, so the parts along it add up to the whole
-    assert sum(d.sigma_after**2 for d in found.covariance) == pytest.approx(np.sum(after**2))
+    left = edit.weight_after @ (np.cov(X[a == 0].T) - np.cov(X[a == 1].T)) @ edit.weight_after.T
+    values, u = np.linalg.eigh(coefs[0].T @ (np.cov(X[a == 0].T) - np.cov(X[a == 1].T)) @ coefs[0])
+    for d in found.covariance:
+        axis = u[:, np.argmin(np.abs(np.sqrt(np.abs(values)) - d.sigma_before))]
+        assert d.sigma_after == pytest.approx(np.sqrt(abs(axis @ left @ axis)), abs=1e-9)
     assert found.mean[0].sigma_after < found.mean[0].sigma_before / 3
 
 
@@ -125,7 +144,7 @@ def test_after_is_the_repaired_model_of_a_fitted_estimator():
     assert found.after == "repaired model"
     h = np.maximum(X @ fair.estimator_.coefs_[0] + fair.estimator_.intercepts_[0], 0)
     moments = GroupMoments().update(h, a)
-    assert found.mean_gap_after == pytest.approx(gaps.mean_gap(model.coefs_[1].T, moments))
+    assert found.mean_gap_after == pytest.approx(gaps.squared_mean_gap(model.coefs_[1].T, moments))
     assert found.mean_gap_after < found.mean_gap_before
     before = explain_directions(model, X, sensitive_features=a, layer=1)
     assert found.mean_gap_before == before.mean_gap_before
@@ -160,6 +179,23 @@ def test_a_weight_counts_as_so_many_rows():
     np.testing.assert_allclose(
         [value for _, value in weighted.mean[0].features], [value for _, value in repeated.mean[0].features]
     )
+
+
+def test_a_planted_direction_is_stable_and_one_of_noise_is_not():
+    X, a = people(rows=2000)
+    found = explain_directions(network(np.eye(5), np.ones((5, 1))), X, sensitive_features=a, layer=0)
+    assert found.mean[0].stability > 0.98
+    assert found.covariance[0].stability > 0.98
+    assert found.covariance[0].stable
+    assert min(d.stability for d in found.covariance[1:]) < 0.7
+    assert not all(d.stable for d in found.covariance)
+    # by hand: the halves are told apart by a hash of the row number
+    left = row_key(np.arange(2000), 0) < 0.5
+    d, e = (X[half & (a == 0)].mean(axis=0) - X[half & (a == 1)].mean(axis=0) for half in (left, ~left))
+    assert found.mean[0].stability == pytest.approx(abs(d @ e) / np.linalg.norm(d) / np.linalg.norm(e))
+    few = explain_directions(network(np.eye(5), np.ones((5, 1))), X[:60], sensitive_features=np.arange(60) < 3)
+    assert {d.stability for d in (*few.mean, *few.covariance)} == {None}  # one half has one row of a group
+    assert not few.mean[0].stable
 
 
 def test_no_gap_has_no_directions():

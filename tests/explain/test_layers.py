@@ -9,6 +9,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.neural_network import MLPRegressor
 
 from esvdfair import ESVDFair, ESVDFairWarning
+from esvdfair.batches import make_batches
 from esvdfair.explain import LayerGap, LayerScan, scan_layers
 
 
@@ -122,9 +123,14 @@ def test_batches_of_a_stream_without_labels():
         for part in np.split(np.arange(600), 3):
             yield X[part], None, a[part]
 
-    pd.testing.assert_frame_equal(
-        scan_layers(model, stream).to_frame(), scan_layers(model, X, sensitive_features=a).to_frame()
-    )
+    def encoded():
+        return iter(make_batches(X, None, a, batch_size=200))
+
+    expected = scan_layers(model, X, sensitive_features=a)
+    for source in (stream, encoded):
+        found = scan_layers(model, source)
+        pd.testing.assert_frame_equal(found.to_frame(), expected.to_frame())
+        assert found.error_against == "predictions"
     with pytest.raises(ValueError, match="read only once"):
         scan_layers(model, stream())
 

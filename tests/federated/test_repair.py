@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 
 from esvdfair import ESVDFair, ESVDFairWarning, ks_distance, mean_gap, variance_gap
+from esvdfair.curve import MARGIN
 from esvdfair.federated import RIDGE, collect_moments, merge_moments, repair_from_moments
 from esvdfair.models import adapt
-from esvdfair.tradeoff import MARGIN
 
 
 def sites(model, data, *, labelled=True):

@@ -40,7 +40,7 @@ def test_figures_are_those_of_the_rows(make_network, people, head, weighted, gro
 def test_change_is_that_of_the_rows(make_network, people, labelled):
     model, data = make_network("affine"), people()
     site = collected(model, data, labelled=labelled)
-    weight, bias = site.layer.weight * 0.5 + 0.1, 0.3
+    weight, bias = site.layer.weight[0] * 0.5 + 0.1, 0.3
     other = adapt(model).replace({"last": (weight[None, :], np.array([bias]))})
     moved = (other.predict(data.X) - adapt(model).predict(data.X)) ** 2
     overall, by_group = site.change(weight, bias)
@@ -74,7 +74,7 @@ def test_a_file_holds_everything(make_network, people, tmp_path):
     assert again.moments.labels == (("a", 0), ("a", 1), ("b", 0), ("b", 1))
     np.testing.assert_array_equal(again.moments.scatters, site.moments.scatters)
     np.testing.assert_array_equal(again.layer.weight, site.layer.weight)
-    assert (again.layer.bias, again.layer.head, again.rows) == (site.layer.bias, site.layer.head, 600)
+    assert (again.layer.bias, again.head, again.rows) == (site.layer.bias, site.head, 600)
 
 
 def test_a_file_holds_no_more_numbers_than_moments(make_network, people, tmp_path):

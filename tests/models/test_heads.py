@@ -57,7 +57,8 @@ def rounded(function, z, dtype):
 
 TOO_LARGE_FOR_FLOAT16 = ("money", "exp of a standardised log")
 CASES = [
-    *((name, batch, dtype) for name in FUNCTIONS for batch in BATCHES for dtype in (np.float64, np.float32)),
+    *((name, list(BATCHES)[i % 4], np.float64) for i, name in enumerate(FUNCTIONS)),
+    *((name, list(BATCHES)[(i + 1) % 4], np.float32) for i, name in enumerate(FUNCTIONS)),
     *((name, "standard", np.float16) for name in FUNCTIONS if name not in TOO_LARGE_FOR_FLOAT16),
 ]
 
@@ -86,8 +87,10 @@ def test_plain_heads_are_found_exactly_on_any_batch(name, batch):
         assert getattr(head, field) == pytest.approx(getattr(expected, field), rel=1e-9, abs=1e-9)
 
 
-@pytest.mark.parametrize("dtype", PRECISION)
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, np.float64) for name in OTHERS), ("relu", np.float32), ("clip", np.float16), ("erf", np.float16)],
+)
 def test_anything_else_raises_and_names_it(name, dtype):
     z = probe_points(BATCHES["standard"]).astype(dtype)
     with pytest.raises(ValueError, match=f"by my {name}; only identity, affine, sigmoid, softplus, exp"):
@@ -194,7 +197,7 @@ def test_probe_points_cover_the_batch_and_more(batch):
         assert np.sum((points >= finite.min()) & (points <= finite.max())) >= 64
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     kind=st.sampled_from(KINDS[1:]),
     scale=st.floats(0.01, 1e4),

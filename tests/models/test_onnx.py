@@ -1,5 +1,7 @@
 import copy
+import os
 import pickle
+import signal
 import sys
 
 import numpy as np
@@ -10,8 +12,8 @@ from onnx import TensorProto, numpy_helper
 from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor, make_tensor_value_info
 
 from esvdfair.models import adapt, find_layer
+from esvdfair.models.base import PREDICT_ROWS
 from esvdfair.models.onnx import OnnxAdapter
-from esvdfair.models.protocol import PREDICT_ROWS
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(300, 6))
@@ -330,6 +332,43 @@ def test_head_of_a_wide_layer():
     nodes = [make_node("MatMul", ["x", "w"], ["z"], "wide"), make_node("ReduceMean", ["z"], ["y"], axes=[1])]
     with pytest.raises(ValueError, match=r"'wide' gives shape \(256, 2\) for 256 rows, and 'ReduceMean' makes one"):
         OnnxAdapter(model_of(nodes, [weight]).SerializeToString()).head(X)
+
+
+def wide(*last):
+    tensors = [tensor("w", LAYERS[0][0].T), tensor("b", LAYERS[0][1])]
+    return model_of([make_node("Gemm", ["x", "w", "b"], ["z" if last else "y"], "wide"), *last], tensors)
+
+
+@pytest.mark.parametrize(("output", "row"), [(3, 3), (-1, 7), ("y:2", 2), (("y", 1), 1), ("5", 5)])
+@pytest.mark.parametrize("seen", [X, None])
+def test_one_column_of_a_wide_layer(output, row, seen):
+    model = wide(*chain(("Sigmoid", [], {})))
+    adapter = adapt(model.SerializeToString(), output=output)
+    (layer,) = adapter.layers(seen)
+    np.testing.assert_allclose(layer.weight, LAYERS[0][0][[row]], atol=1e-6)
+    np.testing.assert_allclose(adapter.predict(X), sigmoid(X @ LAYERS[0][0][row] + LAYERS[0][1][row]), atol=1e-5)
+    assert adapter.head(X).kind == "sigmoid"
+    edited = adapter.replace({"wide": (2 * layer.weight, layer.bias)})
+    np.testing.assert_allclose(edited.layers(seen)[0].weight, 2 * layer.weight, atol=1e-6)
+    both = [onnx.load_from_string(m).graph.initializer[0] for m in (model.SerializeToString(), edited.model)]
+    old, new = (numpy_helper.to_array(t) for t in both)
+    assert [i for i in range(8) if not np.array_equal(old[:, i], new[:, i])] == [row]
+
+
+def test_two_classes():
+    nodes = [make_node("Gemm", ["x", "w", "b"], ["z"], "classes"), make_node("Softmax", ["z"], ["y"], axis=1)]
+    weight, bias = LAYERS[0][0][:2], LAYERS[0][1][:2]
+    adapter = OnnxAdapter(model_of(nodes, [tensor("w", weight.T), tensor("b", bias)]).SerializeToString(), output=1)
+    (layer,) = adapter.layers()
+    np.testing.assert_allclose(layer.weight, weight[1:] - weight[:1], atol=1e-6)
+    assert adapter.head(X).kind == "sigmoid"
+    edited = adapter.replace({"classes": (np.ones((1, 6)), np.zeros(1))})
+    np.testing.assert_allclose(edited.predict(X), sigmoid(X.sum(axis=1)), atol=1e-5)
+
+
+def test_a_column_that_is_not_there():
+    with pytest.raises(ValueError, match=r"shape \(300, 8\) for 300 rows, in which there is no column output=9"):
+        OnnxAdapter(wide().SerializeToString(), output=9).predict(X)
 
 
 def test_head_needs_a_row():
@@ -681,6 +720,41 @@ def test_a_layer_that_cannot_be_edited_is_named(name):
         OnnxAdapter(model.SerializeToString(), output="y").layers(X)
 
 
+def dropout(training, stored=True):
+    switch = numpy_helper.from_array(np.array(training), "switch")
+    last = [make_node("Dropout", ["z", "", "switch"], ["y"], "drop")]
+    if stored:
+        return network(last=last, tensors=[switch])
+    return network(last=[make_node("Constant", [], ["switch"], value=switch), *last])
+
+
+def batch_norm(**options):
+    ones = [tensor(name, np.ones(1)) for name in "abcd"]
+    outputs = ["y", "mean", "variance"] if options else ["y"]
+    return network(last=[make_node("BatchNormalization", ["z", *"abcd"], outputs, "norm", **options)], tensors=ones)
+
+
+@pytest.mark.parametrize(
+    "model", [lambda: dropout(True), lambda: dropout(True, False), lambda: batch_norm(training_mode=1)]
+)
+def test_a_model_exported_in_training_mode(model):
+    with pytest.raises(ValueError, match=r"'(drop|norm)' \(\w+\) is in training mode.* export after model\.eval\(\)"):
+        OnnxAdapter(model().SerializeToString())
+
+
+@pytest.mark.parametrize("model", [lambda: dropout(False), batch_norm])
+def test_a_model_exported_for_prediction(model):
+    assert OnnxAdapter(model().SerializeToString()).head(X).kind in ("identity", "affine")
+
+
+def test_a_model_that_is_no_function_of_a_row():
+    nodes = [make_node("ReduceMean", ["x"], ["m"], axes=[0]), make_node("Sub", ["x", "m"], ["c"])]
+    nodes.append(make_node("MatMul", ["c", "w"], ["y"]))
+    adapter = OnnxAdapter(model_of(nodes, [tensor("w", np.ones((6, 1)))]).SerializeToString())
+    with pytest.raises(ValueError, match="other rows stand beside it"):
+        adapter.head(X)
+
+
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
@@ -716,7 +790,7 @@ def test_many_rows_and_none():
 
 def test_more_than_one_number_a_row():
     model = model_of([make_node("MatMul", ["x", "w"], ["y"])], [tensor("w", np.ones((6, 2)))])
-    with pytest.raises(ValueError, match=r"returns shape \(300, 2\) for 300 rows; one number a row"):
+    with pytest.raises(ValueError, match=r"returns shape \(300, 2\) for 300 rows: more than one output column"):
         OnnxAdapter(model.SerializeToString()).predict(X)
 
 
@@ -733,6 +807,30 @@ def test_a_batch_that_the_model_cannot_run():
     with pytest.raises(ValueError, match=r"onnxruntime cannot run the model on this batch: .*Reshape") as error:
         adapter.predict(X)
     assert "\n" not in str(error.value)
+
+
+def endless():
+    scalar, any_shape = make_tensor_value_info("c", TensorProto.BOOL, []), make_tensor_value_info("v", 1, None)
+    body = make_graph(
+        [make_node("Identity", ["c"], ["c2"]), make_node("Neg", ["v"], ["v2"])],
+        "body",
+        [make_tensor_value_info("i", TensorProto.INT64, []), scalar, any_shape],
+        [make_tensor_value_info("c2", TensorProto.BOOL, []), make_tensor_value_info("v2", 1, None)],
+    )
+    yes = numpy_helper.from_array(np.array(True), "yes")
+    return network(last=[make_node("Loop", ["", "yes", "z"], ["y"], body=body)], tensors=[yes])
+
+
+def test_a_model_that_loops_for_ever(monkeypatch):
+    monkeypatch.setenv("ESVDFAIR_TIME_LIMIT", "0.2")
+    with pytest.raises(ValueError, match=r"not finished a batch of 300 rows in 0\.2 seconds, .*ESVDFAIR_TIME_LIMIT"):
+        OnnxAdapter(endless().SerializeToString()).predict(X)
+    monkeypatch.delenv("ESVDFAIR_TIME_LIMIT")
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C is handled
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        OnnxAdapter(endless().SerializeToString()).predict(X)
+    signal.signal(signal.SIGALRM, before)
 
 
 def test_threads_follow_the_environment(monkeypatch):
@@ -779,6 +877,20 @@ def test_model_is_what_was_given_until_it_is_edited(tmp_path):
 def test_needs_a_path_or_bytes():
     with pytest.raises(TypeError, match="path or the bytes of an ONNX model, got a ModelProto"):
         OnnxAdapter(network())
+
+
+def test_telemetry_is_off_before_onnxruntime_is_imported(monkeypatch):
+    class Watch:
+        def find_spec(self, name, path=None, target=None):
+            if name == "onnxruntime":
+                raise ImportError(f"telemetry off: {os.environ['ORT_DISABLE_TELEMETRY']}", name=name)
+
+    for name in ("esvdfair.models.onnx", "onnxruntime"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY")
+    monkeypatch.setattr(sys, "meta_path", [Watch(), *sys.meta_path])
+    with pytest.raises(ImportError, match="telemetry off: 1"):
+        adapt("model.onnx")
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime"])

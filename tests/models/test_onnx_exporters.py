@@ -1,9 +1,12 @@
 """Models as the usual exporters write them."""
 
+import shutil
 import warnings
+from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pandas as pd
 import pytest
 import torch
@@ -11,7 +14,8 @@ from skl2onnx import to_onnx
 from skl2onnx.common.data_types import FloatTensorType, Int64TensorType, StringTensorType
 from sklearn.compose import make_column_transformer
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.neural_network import MLPRegressor
+from sklearn.linear_model import Lasso, LinearRegression, LogisticRegression, Ridge, SGDRegressor
+from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from torch import nn
@@ -34,7 +38,10 @@ def assert_same_network(exported, original, x, *, x_original=None, atol=1e-5):
     expected, expected_prediction = original.capture(x_original, [layer.name for layer in theirs])
     for mine, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(mine.weight, other.weight, atol=1e-6)
-        np.testing.assert_allclose(mine.bias, other.bias, atol=1e-6)
+        assert (mine.bias is None) == (other.bias is None)
+        np.testing.assert_allclose(
+            0 if mine.bias is None else mine.bias, 0 if other.bias is None else other.bias, atol=1e-6
+        )
         np.testing.assert_allclose(inputs[mine.name], expected[other.name], atol=atol)
     np.testing.assert_allclose(prediction, expected_prediction, atol=atol)
     assert exported.head(x).kind == original.head(x_original).kind
@@ -94,13 +101,17 @@ def test_torch_by_script_for_a_fixed_number_of_rows(tmp_path):
     assert_same_network(adapt(tmp_path / "model.onnx"), TorchAdapter(model), X)
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch's exporter, in its own code
 def test_torch_by_dynamo(tmp_path):
+    """A file that `torch.onnx.export(dynamo=True)` of torch 2.13 wrote; to export it anew would take half a minute."""
+    for name in ("dynamo.onnx", "dynamo.onnx.data"):
+        shutil.copy(Path(__file__).parent / name, tmp_path)
+    path = tmp_path / "dynamo.onnx"
+    assert (tmp_path / "dynamo.onnx.data").stat().st_size > 4 * 64 * 64  # its way with weights of some size
     model = torch_model(width=64)
-    path = tmp_path / "model.onnx"
-    batch = ({0: torch.export.Dim("rows")},)
-    torch.onnx.export(model, (torch.zeros(7, 6),), path, dynamo=True, dynamic_shapes=batch, verbose=False)
-    assert (tmp_path / "model.onnx.data").stat().st_size > 4 * 64 * 64  # its way with weights of some size
+    stored = {
+        tensor.name: torch.tensor(onnx.numpy_helper.to_array(tensor)) for tensor in onnx.load(path).graph.initializer
+    }
+    model.load_state_dict({name: stored[name] for name in model.state_dict()})
     exported = adapt(path)
     assert_same_network(exported, TorchAdapter(model), X)
     exported.save(tmp_path / "same.onnx")
@@ -118,14 +129,56 @@ def network(**options):
     return MLPRegressor(hidden_layer_sizes=(8, 5), max_iter=5, random_state=0, **options)
 
 
-@pytest.mark.parametrize("activation", ["relu", "tanh", "logistic", "identity"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("activation", "dtype"),
+    [("relu", np.float32), ("tanh", np.float32), ("logistic", np.float64), ("identity", np.float64)],
+)
 def test_sklearn(activation, dtype):
     model = fitted(make_pipeline(StandardScaler(), network(activation=activation)), X)
     exported = adapt(to_onnx(model, X[:1].astype(dtype)).SerializeToString())
     assert exported.n_features == 6
     assert exported.predict(X).dtype == dtype
     assert_same_network(exported, SklearnAdapter(model), X, atol=1e-5 if dtype == np.float32 else 1e-6)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [LinearRegression(), Ridge(), make_pipeline(StandardScaler(), Lasso()), SGDRegressor()],
+)
+def test_linear_models(model):
+    model.fit(X, Y)
+    exported = adapt(to_onnx(model, X[:1].astype(np.float32)).SerializeToString())
+    assert_same_network(exported, SklearnAdapter(model), X)
+
+
+@pytest.mark.parametrize("zipmap", [True, False])
+@pytest.mark.parametrize("model", [LogisticRegression(), MLPClassifier((5,), max_iter=5, random_state=0)])
+def test_scores_of_classifiers(model, zipmap):
+    labels = np.where(Y > 0, "yes", "no")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(X, labels)
+    exported = to_onnx(model, X[:1].astype(np.float32), options={id(model): {"zipmap": zipmap}})
+    adapter = adapt(exported.SerializeToString())
+    assert_same_network(adapter, SklearnAdapter(model), X)
+    last, name = adapter.layers(X)[-1], exported.graph.output[1].name
+    np.testing.assert_array_equal(adapt(exported.SerializeToString(), output=name).predict(X), adapter.predict(X))
+    edited = adapter.replace({last.name: (-last.weight, last.bias + 0.1)})
+    session = onnxruntime.InferenceSession(edited.model)
+    label, probability = session.run(None, {"X": X.astype(np.float32)})
+    scores = pd.DataFrame(probability).to_numpy()
+    np.testing.assert_allclose(scores[:, 1], edited.predict(X), rtol=1e-6)
+    np.testing.assert_allclose(scores.sum(axis=1), 1, rtol=1e-5)
+    np.testing.assert_array_equal(label, model.classes_[(scores[:, 1] > 0.5).astype(int)])
+
+
+def test_more_than_two_classes():
+    model = LogisticRegression().fit(X, np.digitize(Y, [-1, 1]))
+    exported = to_onnx(model, X[:1].astype(np.float32), options={id(model): {"zipmap": False}})
+    with pytest.raises(ValueError, match="more than one output column"):
+        adapt(exported.SerializeToString()).predict(X)
+    with pytest.raises(ValueError, match="Only one of its outputs, or the difference of two"):
+        adapt(exported.SerializeToString(), output=("probabilities", 1)).head(X)
 
 
 def test_sklearn_with_one_input_for_each_column():

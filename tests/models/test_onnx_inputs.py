@@ -85,6 +85,16 @@ def test_columns_of_an_array_are_taken_in_order():
     np.testing.assert_array_equal(seen(adapter, ordered.set_axis(range(4), axis=1)), EXPECTED)
 
 
+def test_inputs_one_by_one():
+    blocks = adapter_of([("first", FLOAT, ["n", 2]), ("second", INT, ["n", 1])])
+    first, second = np.arange(8.0).reshape(4, 2), np.arange(4)[:, None]
+    for x in ({"second": second, "first": torch.tensor(first)}, (first, second), [first, second]):
+        np.testing.assert_array_equal(seen(blocks, x), np.column_stack([first, second]))
+        assert blocks.predict(x).shape == (4,)
+    with pytest.raises(ValueError, match="X has the inputs first, third; the model takes first, second"):
+        blocks.predict({"first": first, "third": second})
+
+
 def test_whole_numbers_keep_every_digit():
     feeds = [("years", INT, ["n", 1]), ("age", DOUBLE, ["n", 1])]
     inner = [make_node("Mod", ["years", "ten"], ["digit"])]

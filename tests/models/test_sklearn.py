@@ -1,4 +1,5 @@
 import copy
+import functools
 import pickle
 import warnings
 from itertools import pairwise
@@ -10,7 +11,17 @@ import scipy.sparse
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.exceptions import ConvergenceWarning, DataConversionWarning, NotFittedError
 from sklearn.frozen import FrozenEstimator
-from sklearn.neural_network import MLPRegressor
+from sklearn.linear_model import (
+    ElasticNet,
+    Lasso,
+    LinearRegression,
+    LogisticRegression,
+    PoissonRegressor,
+    Ridge,
+    SGDRegressor,
+)
+from sklearn.model_selection import GridSearchCV
+from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
@@ -22,7 +33,7 @@ from sklearn.preprocessing import (
 )
 
 from esvdfair.models import adapt
-from esvdfair.models.protocol import PREDICT_ROWS
+from esvdfair.models.base import PREDICT_ROWS
 from esvdfair.models.sklearn import SklearnAdapter
 
 rng = np.random.default_rng(0)
@@ -100,6 +111,12 @@ CASES = {
 }
 
 
+@functools.cache
+def fitted(name):
+    """One fit of each case; no test changes it, as each of them checks."""
+    return CASES[name][0]()
+
+
 def core(model):
     """The network inside, found by the plainest code."""
     while not isinstance(model, MLPRegressor):
@@ -111,8 +128,7 @@ def core(model):
 @pytest.mark.parametrize("name", CASES)
 def test_contract(name):
     """List, predict, capture, replace and head agree with each other and with the model, and leave it alone."""
-    make, kind = CASES[name]
-    model = make()
+    model, kind = fitted(name), CASES[name][1]
     before = pickle.dumps(model)
     adapter = adapt(model)
     assert isinstance(adapter, SklearnAdapter)
@@ -149,7 +165,7 @@ def test_contract(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_replace_edits_a_copy(name):
-    model = CASES[name][0]()
+    model = fitted(name)
     before = pickle.dumps(model)
     adapter = adapt(model)
     layers = adapter.layers(X)
@@ -171,7 +187,7 @@ def test_replace_edits_a_copy(name):
 
 @pytest.mark.parametrize("name", ["pipeline", "target around pipeline", "frozen pipeline", "standardised target"])
 def test_frames_with_names_work_without_warnings(name):
-    model = copy.deepcopy(CASES[name][0]())
+    model = copy.deepcopy(fitted(name))
     inner = model.estimator if isinstance(model, FrozenEstimator) else model
     fit(inner, FRAME, Y)
     adapter = adapt(model)
@@ -266,14 +282,98 @@ def test_a_model_that_is_not_fitted(model):
         adapt(model)
 
 
+LABELS = np.where(np.median(Y) < Y, "yes", "no")
+
+# name: (fitted model, kind of head)
+LINES = {
+    "least squares": (lambda: LinearRegression().fit(X, Y), "identity"),
+    "ridge": (lambda: make_pipeline(StandardScaler(), Ridge()).fit(X, Y), "identity"),
+    "no intercept": (lambda: Lasso(fit_intercept=False).fit(X, Y), "identity"),
+    "column of targets": (lambda: ElasticNet().fit(X, Y[:, None]), "identity"),
+    "one row of weights": (lambda: LinearRegression().fit(X, Y[:, None]), "identity"),
+    "steps": (lambda: SGDRegressor(random_state=0).fit(X, Y), "identity"),
+    "float32": (lambda: LinearRegression().fit(X.astype(np.float32), Y.astype(np.float32)), "identity"),
+    "log target": (lambda: target(Ridge(), func=np.log, inverse_func=np.exp).fit(X, Y), "exp"),
+    "poisson": (lambda: PoissonRegressor().fit(X, Y), "exp"),
+    "search": (lambda: GridSearchCV(Ridge(), {"alpha": [0.1, 1]}, cv=2).fit(X, Y), "identity"),
+    "logistic": (lambda: LogisticRegression().fit(X, LABELS), "sigmoid"),
+    "logistic pipeline": (lambda: make_pipeline(StandardScaler(), LogisticRegression()).fit(X, LABELS), "sigmoid"),
+    "frozen logistic": (lambda: FrozenEstimator(LogisticRegression(solver="liblinear").fit(X, LABELS)), "sigmoid"),
+    "classifier": (lambda: fit(classifier(), y=LABELS), "sigmoid"),
+    "classifier pipeline": (lambda: fit(make_pipeline(StandardScaler(), classifier()), y=Y > 50), "sigmoid"),
+}
+
+
+def classifier():
+    return MLPClassifier(hidden_layer_sizes=(7, 5), max_iter=15, random_state=0)
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_linear_models_and_scores_of_classifiers(name):
+    make, kind = LINES[name]
+    model = make()
+    before, adapter = pickle.dumps(model), adapt(model)
+    score = hasattr(model, "predict_proba")
+    expected = model.predict_proba(X)[:, 1] if score else model.predict(X).ravel()
+    np.testing.assert_array_equal(adapter.predict(X), expected)
+    *_, last = adapter.layers(X)
+    inputs, prediction = adapter.capture(X, [last.name])
+    np.testing.assert_allclose(prediction, expected, rtol=1e-5 if name == "float32" else 1e-12)
+    head = adapter.head(X)
+    assert head.kind == kind
+    assert (last.bias is None) == (name == "no intercept")
+
+    bias = None if last.bias is None else last.bias + 0.5
+    edited = adapter.replace({last.name: (0.5 * last.weight, bias)})
+    z = inputs[last.name] @ (0.5 * last.weight[0]) + (0 if bias is None else bias)
+    np.testing.assert_allclose(edited.predict(X), head.apply(z), rtol=1e-5)
+    assert type(edited.model) is type(model)
+    assert pickle.dumps(model) == before
+    if score:
+        classes = (model.estimator if isinstance(model, FrozenEstimator) else model).classes_
+        np.testing.assert_array_equal(edited.model.predict(X), classes[(edited.predict(X) > 0.5).astype(int)])
+    same = adapter.replace({last.name: (last.weight, last.bias)})
+    np.testing.assert_array_equal(same.predict(X), expected)
+    if hasattr(model, "coef_"):
+        assert (np.shape(edited.model.coef_), type(edited.model.intercept_)) == (
+            np.shape(model.coef_),
+            type(model.intercept_),
+        )
+
+
+@pytest.mark.parametrize("model", [LogisticRegression(), MLPClassifier(hidden_layer_sizes=(3,), max_iter=5)])
+def test_more_than_two_classes(model):
+    with pytest.raises(ValueError, match="tells 3 classes apart"):
+        adapt(fit(model, y=np.digitize(Y, [45, 55])))
+
+
 def test_several_targets():
     with pytest.raises(ValueError, match="predicts 2 columns"):
         adapt(fit(mlp(), y=np.column_stack([Y, Y])))
 
 
+@pytest.mark.parametrize("wrap", [lambda m: m, lambda m: target(m, transformer=StandardScaler())])
+def test_one_of_several_targets(wrap):
+    model = fit(wrap(mlp()), y=np.column_stack([Y, -Y, Y**2]))
+    adapter = adapt(model, output=1)
+    np.testing.assert_array_equal(adapter.predict(X), model.predict(X)[:, 1])
+    last = adapter.layers(X)[-1]
+    assert last.weight.shape == (1, 5)
+    inputs, prediction = adapter.capture(X, [last.name])
+    np.testing.assert_allclose(prediction, adapter.predict(X), rtol=1e-12)
+    np.testing.assert_allclose(
+        adapter.head(X).apply(inputs[last.name] @ last.weight[0] + last.bias), prediction, rtol=1e-9
+    )
+    edited = adapter.replace({last.name: (2 * last.weight, last.bias + 1)})
+    np.testing.assert_array_equal(edited.model.predict(X)[:, [0, 2]], model.predict(X)[:, [0, 2]])
+    assert np.abs(edited.predict(X) - prediction).max() > 0.1
+    with pytest.raises(ValueError, match=r"predicts 3 columns; one is needed\. Say which, from 0 to 2: output=3"):
+        adapt(model, output=3)
+
+
 def test_output_is_for_other_frameworks():
     with pytest.raises(ValueError, match="output='mean'"):
-        adapt(fit(mlp()), output="mean")
+        adapt(fitted("relu"), output="mean")
 
 
 @pytest.mark.parametrize(
@@ -286,13 +386,13 @@ def test_output_is_for_other_frameworks():
 )
 def test_replace_refuses_what_does_not_fit(weights, match):
     with pytest.raises(ValueError, match=match):
-        adapt(fit(mlp())).replace(weights)
+        adapt(fitted("relu")).replace(weights)
 
 
 def test_capture_of_an_unknown_layer():
     with pytest.raises(ValueError, match=r"no layer 'net\.0'"):
-        adapt(fit(mlp())).capture(X, ["net.0"])
+        adapt(fitted("relu")).capture(X, ["net.0"])
 
 
 def test_a_head_is_found_from_a_single_row():
-    assert adapt(CASES["log target"][0]()).head(X[:1]).kind == "exp"
+    assert adapt(fitted("log target")).head(X[:1]).kind == "exp"

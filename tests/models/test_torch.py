@@ -1,6 +1,7 @@
 import collections
 import copy
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
@@ -13,8 +14,9 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from esvdfair.core.checks import row_count
 from esvdfair.models import adapt, find_layer
-from esvdfair.models.protocol import PREDICT_ROWS
+from esvdfair.models.base import PREDICT_ROWS, row_slice, take
 from esvdfair.models.torch import TorchAdapter
 
 X = np.random.default_rng(0).normal(size=(300, 6))
@@ -174,8 +176,15 @@ def assert_untouched(module, before, flags):
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", CASES)
+HALF = ("no bias", "batch norm", "sigmoid", "softplus with beta", "exp", "decreasing", "through NumPy")
+DTYPE_CASES = [
+    *((name, torch.float32) for name in CASES),
+    *((name, torch.bfloat16) for name in HALF),
+    *((name, torch.float64) for name in ("sequential", "range of a score")),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), DTYPE_CASES)
 def test_contract(name, dtype):
     """List, predict, capture, replace and head agree with each other and with the model, and leave it alone."""
     module, output, names, kind = build(name, dtype)
@@ -266,12 +275,26 @@ def test_replace_refuses_what_does_not_fit(weights, match):
         adapt(mlp(bias=False)).replace(weights)
 
 
-def test_a_model_that_cannot_be_copied():
-    def remember(self, x):
-        self.last = self.net(x)
-        return self.last
+def remember(self, x):
+    self.last = self.net(x)
+    return self.last
 
+
+def remember_all(self, x):
+    self.last = [self.net(x)]
+    return self.last[0]
+
+
+def test_a_model_that_remembers_can_be_copied():
     module = Wrapped(remember, net=mlp())
+    module(torch.ones(2, 6))
+    edited = adapt(module).replace({"net.4": (np.zeros((1, 8)), np.ones(1))})
+    np.testing.assert_array_equal(edited.predict(X), np.ones(300))
+    assert module.last.shape == edited.model.last.shape == (2, 1)
+
+
+def test_a_model_that_cannot_be_copied():
+    module = Wrapped(remember_all, net=mlp())
     module(torch.ones(2, 6))
     with pytest.raises(ValueError, match="cannot be copied"):
         adapt(module).replace({})
@@ -292,8 +315,10 @@ HEADS_TO_NAME = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", HEADS_TO_NAME)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in HEADS_TO_NAME), ("tanh", torch.bfloat16), ("square", torch.bfloat16)],
+)
 def test_unsupported_heads_are_named(name, dtype):
     function, operation = HEADS_TO_NAME[name]
     with pytest.raises(ValueError, match=operation):
@@ -319,8 +344,69 @@ def test_what_joins_the_last_layer_is_named(forward, operation, rows):
 
 def test_a_head_of_several_outputs_is_named():
     model = Wrapped(lambda self, x: self.net(x).amax(dim=1), net=nn.Linear(6, 3))
-    with pytest.raises(ValueError, match=r"'net' gives \(3,\) values a row, and 'amax' makes one"):
+    with pytest.raises(ValueError, match=r"'net' gives shape \(256, 3\) for 256 rows, and 'amax' makes one"):
         adapt(model).head(X)
+
+
+def wide(forward=lambda z: z, width=3):
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, width))
+    return Wrapped(lambda self, x: forward(self.net(x)), net=body)
+
+
+# name: (model, output, row that is edited, kind of head)
+WIDE = {
+    "one column": (wide, 1, 1, "identity"),
+    "the last column": (wide, -1, 2, "identity"),
+    "one column in a dict": (lambda: wide(lambda z: {"y": z.exp()}), ("y", 0), 0, "exp"),
+    "mean and spread": (lambda: wide(lambda z: (3 * z[:, 0] + 1, F.softplus(z[:, 1])), 2), 0, 0, "affine"),
+    "picked inside": (lambda: wide(lambda z: z[:, 2:].sigmoid()), None, 2, "sigmoid"),
+    "a callable": (wide, lambda z: 2 * z[:, 1], 1, "affine"),
+    "very wide": (lambda: wide(width=300), 217, 217, "identity"),
+    "two classes": (lambda: wide(lambda z: z.softmax(dim=1), 2), 1, 1, "sigmoid"),
+    "two classes, the first": (lambda: wide(lambda z: z.softmax(dim=1), 2), 0, 0, "sigmoid"),
+    "logits of two classes": (lambda: wide(width=2), lambda z: z.softmax(dim=1)[:, 1], 1, "sigmoid"),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_one_column_of_a_wide_layer(name):
+    model, output, row, kind = WIDE[name]
+    model = model()
+    adapter = adapt(model, output=output)
+    before, last = adapter.predict(X), adapter.layers(X)[-1]
+    assert last.weight.shape == (1, 8)
+    assert last.bias.shape == (1,)
+    head = adapter.head(X)
+    assert head.kind == kind
+    h = adapter.capture(X, ["net.2"])[0]["net.2"].double().numpy()
+    np.testing.assert_allclose(head.apply(h @ last.weight[0] + last.bias), before, rtol=1e-4, atol=1e-5)
+
+    weight = np.random.default_rng(0).normal(size=(1, 8))
+    edited = adapter.replace({"net.2": (weight, np.array([0.5]))})
+    np.testing.assert_allclose(edited.predict(X), head.apply(h @ weight[0] + 0.5), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(edited.layers(X)[-1].weight, weight, atol=1e-6)
+    same = edited.replace({"net.2": (last.weight, last.bias)}).model  # the edited one knows its column too
+    others = [i for i in range(len(model.net[2].weight)) if i != row]
+    for part in ("weight", "bias"):
+        old, new, back = (getattr(m.net[2], part).detach() for m in (model, edited.model, same))
+        assert torch.equal(old[others], new[others])
+        assert torch.allclose(back, old, atol=1e-6)
+    np.testing.assert_array_equal(adapter.predict(X), before)
+
+
+@pytest.mark.parametrize(
+    ("forward", "output"),
+    [(lambda z: z.softmax(dim=1), 1), (lambda z: z[:, 0] * z[:, 1], None), (lambda z: z[:, 0] + z[:, 1], None)],
+)
+def test_columns_that_make_the_prediction_together(forward, output):
+    with pytest.raises(ValueError, match=r"'net\.2' gives shape .* Only one of its outputs, or the difference of two"):
+        adapt(wide(forward), output=output).head(X)
+
+
+def test_a_column_that_is_not_there():
+    with pytest.raises(ValueError, match="returns 3 columns, and nothing in it is output=3"):
+        adapt(wide(), output=3).predict(X)
 
 
 def test_a_head_that_ignores_the_layer_is_constant():
@@ -330,7 +416,9 @@ def test_a_head_that_ignores_the_layer_is_constant():
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_head_is_found_from_a_single_row(rows):
-    assert adapt(mlp(nn.Sigmoid())).head(X[:rows]).kind == "sigmoid"
+    adapter = adapt(mlp(nn.Sigmoid()))
+    assert adapter.head(X[:rows]).kind == "sigmoid"
+    assert adapter.head(X[2:7]).kind == "sigmoid"  # remembered, though these are other rows
 
 
 def test_a_batch_of_no_rows():
@@ -448,18 +536,39 @@ def old_weight_norm():
 @pytest.mark.parametrize(
     ("layer", "match"),
     [
-        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), "'1' is not a parameter"),
-        (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), "'1' is not a parameter"),
-        (old_weight_norm, "'1' is not a parameter"),
-        (pruned, "'1' is not a parameter"),
         (quantised, "'1' is quantised"),
         (Int8, "'1' is quantised"),
-        (lambda: Masked(8, 8), "'1' is a Masked, whose output is not"),
+        (lambda: Masked(8, 8), "'1' is a Masked, whose output"),
     ],
 )
 def test_layers_that_cannot_be_edited(layer, match):
     with pytest.raises(ValueError, match=match):
         adapt(nn.Sequential(nn.Linear(6, 8), layer(), nn.Linear(8, 1))).layers(X)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
+        old_weight_norm,
+        pruned,
+    ],
+)
+def test_layers_whose_weight_is_computed(layer):
+    """They are listed and read; they are no obstacle unless it is they that should be edited."""
+    adapter = adapt(nn.Sequential(nn.Linear(6, 8), layer(), nn.Linear(8, 1)))
+    _, hidden, _ = adapter.layers(X)
+    inputs, _ = adapter.capture(X, ["1", "2"])
+    np.testing.assert_allclose(inputs["1"].numpy() @ hidden.weight.T + hidden.bias, inputs["2"].numpy(), atol=1e-5)
+    assert adapter.head(X).kind == "identity"
+    edited = adapter.replace({"2": (np.zeros((1, 8)), np.ones(1))})
+    np.testing.assert_array_equal(edited.predict(X), np.ones(300))
+    np.testing.assert_array_equal(edited.layers(X)[1].weight, hidden.weight)
+    with pytest.raises(ValueError, match="'1' is not a parameter"):
+        adapter.replace({"1": (hidden.weight, None)})
+    with pytest.raises(ValueError, match="'1' is not a parameter"):
+        adapt(nn.Sequential(nn.Linear(6, 8), layer()), output=0).layers(X)
 
 
 def test_a_layer_of_a_quantile_package_is_not_quantised():
@@ -509,6 +618,7 @@ def test_a_scripted_part_of_a_model_is_left_alone():
     adapter = adapt(nn.Sequential(part, *mlp()).train())
     assert [layer.name for layer in adapter.layers(X)] == ["1", "3", "5"]
     assert adapter.head(X).kind == "identity"
+    np.testing.assert_array_equal(adapter.replace({}).predict(X), adapter.predict(X))
     assert part.training
 
 
@@ -579,6 +689,72 @@ def test_each_training_flag_is_put_back_and_dropout_is_off():
     assert [m.training for m in adapter.replace({}).model.modules()] == flags
 
 
+def test_threads_share_a_module_that_is_left_in_train_mode():
+    """Each adapter and each call must see dropout switched off, and no hook of another."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1)).train()
+    expected = reference(model, None)
+    shared = adapt(model)
+
+    def work(i):
+        adapter = shared if i % 2 else adapt(model)
+        _, prediction = adapter.capture(X, ["3"])
+        return np.array_equal(adapter.predict(X), expected) and np.array_equal(prediction.numpy(), expected)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(80)))
+    assert all(module.training for module in model.modules())
+
+
+class Shy(nn.Linear):
+    """Gives itself, its weight or the memory of its weight instead of a copy."""
+
+    def __init__(self, shared):
+        super().__init__(6, 1)
+        self.shared = shared
+
+    def __deepcopy__(self, memo):
+        if self.shared == "module":
+            return self
+        twin = Shy(self.shared)
+        twin.weight = self.weight if self.shared == "weight" else nn.Parameter(self.weight.data)
+        return twin
+
+
+@pytest.mark.parametrize("shared", ["module", "weight", "memory"])
+def test_a_copy_that_is_none(shared):
+    model = nn.Sequential(Shy(shared))
+    before = model[0].weight.detach().clone()
+    with pytest.raises(ValueError, match=r"gives back '0(\.weight)?' itself and no copy"):
+        adapt(model).replace({"0": (np.zeros((1, 6)), None)})
+    assert torch.equal(model[0].weight, before)
+
+
+NOT_OF_A_ROW = {
+    "dropout that stays on": (lambda self, x: self.net(F.dropout(x, 0.1, training=True)), "same rows"),
+    "input noise": (lambda self, x: self.net(x + 0.01 * torch.randn_like(x)), "same rows"),
+    "dropout behind the last layer": (lambda self, x: F.dropout(self.net(x), 0.1, training=True), "same rows"),
+    "centred in the batch": (lambda self, x: self.net(x - x.mean(dim=0)), "other rows stand beside it"),
+    "batch norm without statistics": (
+        lambda self, x: self.net(F.batch_norm(x, None, None, training=True)),
+        "other rows stand beside it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_OF_A_ROW)
+def test_a_model_that_is_no_function_of_a_row(name):
+    forward, said = NOT_OF_A_ROW[name]
+    with pytest.raises(ValueError, match=said):
+        adapt(Wrapped(forward, net=mlp())).head(X)
+
+
+def test_an_adapter_can_be_copied_after_use():
+    adapter = adapt(two_heads(lambda m, a: (m, a)), output=1)
+    expected = adapter.predict(X)
+    adapter.head(X)
+    np.testing.assert_array_equal(copy.deepcopy(adapter).predict(X), expected)
+
+
 CONTAINERS = {
     "float32 array": lambda x: x.astype(np.float32),
     "Fortran order": np.asfortranarray,
@@ -621,6 +797,67 @@ def test_an_embedding_gets_its_integers():
     assert [layer.name for layer in adapter.layers(rows)] == ["out"]
     np.testing.assert_array_equal(adapter.predict(rows), model(rows).detach().numpy().ravel())
     assert adapter.head(rows).kind == "identity"
+
+
+class Sentences(nn.Module):
+    """As a Hugging Face regressor: arguments by name, of which some have defaults, and a dict of results."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(9, 4), nn.Linear(4, 1)
+
+    def forward(self, input_ids, attention_mask=None, return_dict=True):
+        assert input_ids.dtype == attention_mask.dtype == torch.int64
+        mask = attention_mask.unsqueeze(-1).to(self.out.weight.dtype)
+        pooled = (self.table(input_ids) * mask).sum(dim=1) / mask.sum(dim=1)
+        return {"logits": self.out(pooled), "hidden": pooled}
+
+
+IDS = torch.randint(0, 9, (300, 5), generator=torch.Generator().manual_seed(0))
+MASK = (torch.arange(5) <= IDS[:, :1] % 5).long()
+SEVERAL = {
+    "by name": lambda: {"attention_mask": MASK, "input_ids": IDS},
+    "another mapping": lambda: collections.UserDict(input_ids=IDS, attention_mask=MASK, return_dict=True),
+    "in order": lambda: (IDS, MASK),
+    "list": lambda: [IDS, MASK],
+    "NumPy": lambda: {"input_ids": IDS.numpy(), "attention_mask": MASK.numpy()},
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_inputs(name):
+    torch.manual_seed(0)
+    model, x = Sentences(), SEVERAL[name]()
+    expected = model(IDS, MASK)["logits"].detach().numpy().ravel()
+    adapter = adapt(model, output="logits")
+    assert row_count(x) == 300
+    np.testing.assert_array_equal(adapter.predict(x), expected)
+    assert [layer.name for layer in adapter.layers(x)] == ["out"]
+    assert adapter.head(x).kind == "identity"
+    some = take(x, np.array([3, 1]))
+    inputs, prediction = adapter.capture(some, ["out"])
+    assert inputs["out"].shape == (2, 4)
+    np.testing.assert_allclose(prediction.numpy(), expected[[3, 1]], rtol=1e-6)
+    edited = adapter.replace({"out": (np.zeros((1, 4)), np.ones(1))})
+    np.testing.assert_array_equal(edited.predict(row_slice(x, 0, 7)), np.ones(7))
+    np.testing.assert_array_equal(IDS.numpy(), SEVERAL["by name"]()["input_ids"].numpy())
+
+
+def test_a_mapping_or_tuple_may_be_the_one_input():
+    by_name = Wrapped(lambda self, x: self.net(x["a"]) + 0 * x["b"].double().mean(), net=mlp())
+    in_order = Wrapped(lambda self, x: self.net(x[0]) + 0 * x[1].double().mean(), net=mlp())
+    assert adapt(by_name).predict({"a": X, "b": IDS}).shape == (300,)
+    assert adapt(in_order).predict((X, IDS)).shape == (300,)
+
+
+def test_several_inputs_of_different_lengths():
+    with pytest.raises(ValueError, match=r"different lengths \(input_ids: 300, attention_mask: 299\)"):
+        adapt(Sentences(), output="logits").predict({"input_ids": IDS, "attention_mask": MASK[1:]})
+
+
+def test_a_list_of_rows_is_a_table():
+    model = mlp()
+    np.testing.assert_array_equal(adapt(model).predict(list(X)), adapt(model).predict(X))
 
 
 def test_a_column_that_is_no_number_is_named():
@@ -716,6 +953,7 @@ def test_the_probe_runs_once():
     count = len(calls)
     adapter.layers(X)
     assert len(calls) == count == 1
+    adapter.head(X)
     assert max(calls) <= 256
 
 

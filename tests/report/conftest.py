@@ -5,6 +5,7 @@ from sklearn.neural_network import MLPRegressor
 
 from esvdfair import ESVDFair
 from esvdfair.report import render_report
+from esvdfair.sample import Effort
 
 COLUMNS = ["<script>document.title='run'</script>", "</script><!--", "line\u2028end", "\"q\" onload='z'"]
 GROUPS = ("<img src=x onerror=document.title='run'>", "b & c")
@@ -34,7 +35,7 @@ def case():
 
 @pytest.fixture(scope="session")
 def fair(case):
-    return case.repaired(target_ks=0.25)
+    return case.repaired(target_ks=0.25, effort=Effort.quick())
 
 
 @pytest.fixture(scope="session")

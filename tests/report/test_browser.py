@@ -1,5 +1,6 @@
 """The page in a real browser: the slider redraws, nothing is loaded, nothing goes wrong."""
 
+import re
 import shutil
 
 import pytest
@@ -15,10 +16,7 @@ FLAGS = [
     "--disable-component-update",
     "--no-first-run",
 ]
-CHARTS = [
-    "density-before", "density-after", "cdf-before", "cdf-after", "tradeoff", "density-step", "spectrum", "layers",
-    "changes",
-]  # fmt: skip
+CHARTS = ["density-before", "density-after", "cdf-before", "cdf-after", "tradeoff", "density-step", "changes"]
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +66,11 @@ def test_every_chart_is_drawn_and_no_name_runs(visit):
     for name in CHARTS:
         assert tab.locator(f"#{name} svg").count() == 1
         assert "NaN" not in drawn(tab, name)
+    tab.locator("#engineers summary").click()
+    for name in ("spectrum", "layers"):  # drawn when they are opened, at their full width
+        tab.wait_for_function("n => document.querySelector(`#${n} svg`)?.getBoundingClientRect().width > 500", arg=name)
+        assert drawn(tab, name).startswith('<svg viewBox="0 0 9')
+        assert "NaN" not in drawn(tab, name)
     assert tab.title().startswith("Repair report")
     assert tab.locator("#density-before svg text.name").first.text_content().startswith("<img src=x")
 
@@ -90,8 +93,16 @@ def test_the_slider_redraws_the_densities_by_keyboard(visit):
         for name in ("density-before", "density-step")
     )
     assert before == now
+    pays = tab.locator("#who-pays tbody tr").first.locator("td")
+    assert pays.nth(1).text_content() == pays.nth(2).text_content()  # the mean before, and here
+    assert pays.nth(3).text_content() == pays.nth(4).text_content()
     slider.press("ArrowRight")
     assert drawn(tab, "density-step") != untouched[0]
+    slider.press("End")
+    assert pays.nth(1).text_content() != pays.nth(2).text_content()
+    assert pays.nth(3).text_content() != pays.nth(4).text_content()
+    slider.press("Home")
+    slider.press("ArrowRight")
     assert tab.locator("#readout").text_content().startswith("Point 1 of")
 
 
@@ -104,11 +115,14 @@ def test_a_dot_can_be_chosen(visit):
 
 def test_nothing_sticks_out_and_charts_follow_the_width(visit):
     tab = visit(viewport={"width": 1200, "height": 800})
-    wide = tab.locator("#spectrum svg").get_attribute("viewBox")
+    wide = tab.locator("#changes svg").get_attribute("viewBox")
     for width in (390, 320):
         tab.set_viewport_size({"width": width, "height": 800})
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    tab.wait_for_function("w => document.querySelector('#spectrum svg').getAttribute('viewBox') !== w", arg=wide)
+        cut = "[...document.querySelectorAll('.scroll')].filter(t => t.scrollWidth > t.clientWidth).length"
+        assert tab.evaluate(cut) == 0  # no table is cut
+        assert tab.locator("#changes svg text.tick").count() >= 3
+    tab.wait_for_function("w => document.querySelector('#changes svg').getAttribute('viewBox') !== w", arg=wide)
 
 
 def test_dark_and_light_differ_and_paper_is_white(visit):
@@ -119,3 +133,8 @@ def test_dark_and_light_differ_and_paper_is_white(visit):
     assert tab.evaluate(colour) == "rgb(255, 255, 255)"
     tab.emulate_media(media="print", color_scheme="dark")
     assert tab.evaluate(colour) == "rgb(255, 255, 255)"
+
+
+def test_printed_it_has_at_most_four_pages(visit):
+    printed = visit().pdf(format="A4", margin=dict.fromkeys(("top", "bottom", "left", "right"), "15mm"))
+    assert 1 <= len(re.findall(rb"/Type\s*/Page\b", printed)) <= 4

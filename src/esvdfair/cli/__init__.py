@@ -3,16 +3,16 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
+from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Any
 
 import click
 
-from esvdfair.cli._group import SuggestingGroup
-from esvdfair.cli._ranks import run_on_ranks
-from esvdfair.cli._words import in_options
-from esvdfair.distributed import RankError
+from esvdfair.cli._output import said
+from esvdfair.distributed import RankError, all_gather, process_group, rank, started_by_torchrun, together
 
 # Command -> its module, which is imported when it is needed and holds a click command of the same name.
 _COMMANDS = {
@@ -25,8 +25,24 @@ _COMMANDS = {
     "demo": "esvdfair.cli.demo",
     "reproduce": "esvdfair.cli.reproduce",
 }
+# Commands whose work the ranks of torchrun share; any other runs on the first rank alone.
+_SHARED = (("repair",), ("curve",), ("moments", "collect"))
 
 BAD_INPUT = 2
+
+
+class SuggestingGroup(click.Group):
+    """Commands; of a name that is none of them the error suggests the nearest."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            names = self.list_commands(ctx)
+            near = get_close_matches(args[0].lower(), names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}."
+            ctx.fail(f"there is no command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
 
 
 class Commands(SuggestingGroup):
@@ -60,7 +76,34 @@ class Commands(SuggestingGroup):
 
         if not standalone_mode:
             return run()
-        sys.exit(run_on_ranks(extra["obj"], run, _exit_code))
+        sys.exit(_run_on_ranks(extra["obj"], run) if started_by_torchrun() else _exit_code(run))
+
+
+def _run_on_ranks(words: Sequence[str], command: Callable[[], Any]) -> int:
+    """Run a command that torchrun has started on several ranks: they share the long work, the first writes and prints.
+
+    Returns
+    -------
+    int
+        The exit code, the same on all ranks.
+    """
+    if not any(tuple(words[: len(name)]) == name for name in _SHARED):
+        return _exit_code(command) if os.environ["RANK"] == "0" else 0
+
+    def shared() -> Any:
+        with together():
+            return command()
+
+    with process_group(), ExitStack() as stack:
+        if rank() > 0:
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(redirect_stdout(nowhere))
+            stack.enter_context(redirect_stderr(nowhere))
+        code = _exit_code(shared)
+        with suppress(RankError):  # a rank is gone: there is no code to wait for
+            # torchrun ends all ranks when one leaves with an error, so none does before the first has had its say.
+            code = max(all_gather(code))
+    return code
 
 
 def _exit_code(command: Callable[[], Any]) -> int:
@@ -74,7 +117,7 @@ def _exit_code(command: Callable[[], Any]) -> int:
         _say("interrupted")
         return 130
     except (ValueError, TypeError, OSError, ImportError, RankError) as error:
-        _say(in_options(str(error)))
+        _say(said(error))
         _drop_unwritten()
         return BAD_INPUT
     return code if isinstance(code, int) else 0

@@ -1,30 +1,76 @@
-"""What commands print: tables, numbers, JSON, notes, progress."""
+"""What commands print and where they write: tables, JSON, notes, progress, files."""
 
 import json
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 from tqdm import tqdm
 
-from esvdfair.cli._words import in_options
-from esvdfair.core.checks import Label
-from esvdfair.exceptions import ESVDFairWarning
+from esvdfair.distributed import rank
+from esvdfair.exceptions import ESVDFairWarning, InputError, python_word
+from esvdfair.text import EVALUATED_ON, WIDEST, distinct_names, number, printable, share
 
-JUDGED_ON = {
-    "validation": "the rows of --validation",
-    "heldout": "rows held out from the repair",
-    "train": "the rows that fitted it; new people will fare worse",
+JUDGED_ON = EVALUATED_ON | {"validation": "the rows of --validation"}
+PICTURES = (".png", ".svg", ".pdf")
+
+# --- messages of the library in the words of the command line ------------------------------------------------------
+
+# Parameter of the library -> what the command line calls it; any other is an option of the same name.
+_CALLED = {
+    "X": "the table",
+    "y": "--target",
+    "curve_": "`esvdfair curve`",
+    "output": "--output NAME",
+    "random_state": "--seed",
+    "sample_weight": "--weight",
+    "sensitive_features": "--sensitive",
+    "validation": "--validation FILE",
 }
-_WIDEST = 40  # characters of one cell
+_OPTIONS = {"drop_missing", "features", "layer", "max_mse_increase", "method", "min_rows", "missing_group", "target_ks"}
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, widest: int = _WIDEST) -> str:
+def option_word(name: str, value: Any) -> str:
+    """A parameter as it is typed: ``target_ks=0.1`` is ``--target-ks 0.1``."""
+    if (name, value) == ("missing", "group"):
+        return "--missing-group"
+    if name not in _CALLED and name not in _OPTIONS:
+        return python_word(name, value)
+    option = _CALLED.get(name, "--" + name.replace("_", "-"))
+    if value is None or value is True:
+        return option
+    return f"{option.split()[0]} {value:g}" if isinstance(value, float) else f"{option.split()[0]} {value}"
+
+
+def said(error: BaseException) -> str:
+    """A message of the library on one line, with parameters as options."""
+    text = error.say(option_word) if isinstance(error, InputError | ESVDFairWarning) else str(error)
+    return " ".join(text.split())
+
+
+@contextmanager
+def notes() -> Iterator[None]:
+    """Show the library's warnings as notes of one line on stderr, each once; other warnings are not for users."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", ESVDFairWarning)
+        yield
+    for text in dict.fromkeys(said(warning.message) for warning in caught if isinstance(warning.message, Warning)):
+        click.echo(f"note: {text}", err=True)
+
+
+# --- text and JSON -------------------------------------------------------------------------------------------------
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, widest: int = WIDEST) -> str:
     """Columns of text under a header; the first ``left`` of them start at the left, the others end at the right."""
     lines = [[printable(cell, widest) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in lines) for i in range(len(header))]
@@ -34,42 +80,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1
         return "  ".join(cells).rstrip()
 
     return "\n".join([line(lines[0]), "  ".join("─" * width for width in widths), *map(line, lines[1:])])
-
-
-def printable(text: str, widest: int = _WIDEST) -> str:
-    """Text from a user's file that can neither steer the terminal nor break a table."""
-    safe = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
-    return safe if len(safe) <= widest else safe[: widest - 1] + "…"
-
-
-def label_text(label: Label) -> str:
-    """A group as people write it; of several attributes, their values."""
-    return ", ".join(map(str, label)) if isinstance(label, tuple) else str(label)
-
-
-def some_names(names: Sequence[str], shown: int) -> str:
-    """Names, of many the first few."""
-    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
-
-
-def number(value: float | None) -> str:
-    """Four digits that count; a dash for none."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:.4g}"
-
-
-def share(value: float | None) -> str:
-    """A KS distance, three digits after the point."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:.3f}"
-
-
-def percent(value: float | None) -> str:
-    """A part of all, in per cent."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:.0%}"
-
-
-def interval(ends: tuple[float, float] | None, form: Callable[[float], str] = number) -> str:
-    """``[low, high]``; a dash when there is none."""
-    return "–" if ends is None else f"[{form(ends[0])}, {form(ends[1])}]"
 
 
 def print_json(value: Any) -> None:
@@ -83,8 +93,10 @@ def to_json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
     if isinstance(value, Mapping):
-        return {label_text(key): _plain(item) for key, item in value.items()}
+        return dict(zip(distinct_names(list(value)), map(_plain, value.values()), strict=True))
     if isinstance(value, np.ndarray | np.generic):
         return _plain(value.tolist())
     if isinstance(value, list | tuple):
@@ -92,17 +104,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, str | int) else str(value)
-
-
-@contextmanager
-def notes() -> Iterator[None]:
-    """Show the library's warnings as notes of one line on stderr, each once; other warnings are not for users."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", ESVDFairWarning)
-        yield
-    for text in dict.fromkeys(str(warning.message) for warning in caught):
-        click.echo(f"note: {in_options(text)}", err=True)
 
 
 @contextmanager
@@ -132,3 +133,38 @@ def scatter(x: Sequence[float], y: Sequence[float], marks: Sequence[str], *, wid
 def _cells(values: Sequence[float], size: int) -> list[int]:
     low, high = min(values), max(values)
     return [round((value - low) / (high - low) * (size - 1)) if high > low else 0 for value in values]
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def check_plot(path: Path) -> None:
+    """Fail, before any work, where a picture cannot be drawn."""
+    if path.suffix.lower() not in PICTURES:
+        raise ValueError(f"--plot {str(path)!r}: the name must end in one of {', '.join(PICTURES)}.")
+    if find_spec("matplotlib") is None:
+        raise ImportError("--plot needs matplotlib: pip install 'esvdfair[plots]'.")
+
+
+def check_free(paths: Sequence[Path], *, force: bool, inputs: Sequence[Path | None]) -> None:
+    """Fail, before any work, where a file cannot be written or would be overwritten; by the first rank, who writes."""
+    if rank() > 0:
+        return
+    read = [path for path in inputs if path is not None and path.exists()]
+    for path in paths:
+        if path.is_dir():
+            raise IsADirectoryError(f"cannot write to {str(path)!r}: it is a directory.")
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}.")
+        if path.exists() and any(path.samefile(other) for other in read):
+            raise ValueError(f"{str(path)!r} is a file that is read; write the result elsewhere.")
+        if path.exists() and not force:
+            raise FileExistsError(f"{str(path)!r} is there already; --force replaces it.")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ValueError("two results would go to one file; give each a name of its own.")
+
+
+def only_first_rank() -> None:
+    """End the command here on all ranks but the first, which goes on to write and print."""
+    if rank() > 0:
+        raise click.exceptions.Exit(0)

@@ -1,25 +1,29 @@
 """`esvdfair audit`: how differently are the groups predicted?"""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from esvdfair.cli._inputs import AUDITED_ROWS, Reading, file_bar, load_model, some_rows
-from esvdfair.cli._options import (
+from esvdfair.cli._inputs import (
+    AUDITED_ROWS,
     FILE,
+    Reading,
     complete_columns,
+    file_bar,
     json_option,
+    load_model,
     output_option,
     seed_option,
+    some_rows,
     table_options,
     target_ks_option,
 )
-from esvdfair.cli._output import interval, notes, number, print_json, share, table
+from esvdfair.cli._output import notes, print_json, table
+from esvdfair.text import interval, number, share
 
 if TYPE_CHECKING:
-    from esvdfair.cli._audit import Audit
+    from esvdfair.audit import Audit
 
 
 @click.command()
@@ -55,7 +59,7 @@ def audit(
       esvdfair audit model.onnx people.csv --sensitive sex --target income
       esvdfair audit people.csv --predictions score --sensitive sex --sensitive race
     """
-    from esvdfair.cli._audit import audit_predictions
+    from esvdfair.audit import audit_predictions
 
     model, data = _which(files, predictions)
     with notes(), file_bar() as show:
@@ -65,16 +69,17 @@ def audit(
         scores = rows.predictions if adapter is None else adapter.predict(rows.X)
         found = audit_predictions(scores, rows.groups, rows.y, seed=seed)
     met = None if target_ks is None else found.ks <= target_ks
+    dropped = people.scan.dropped
     if as_json:
         print_json({
-            "model": model, "data": data, "data_sha256": rows.sha256, "sensitive": list(rows.groups),
-            "dropped": rows.dropped, "available": rows.available,
-            **asdict(found), "target_ks": target_ks, "met": met, "verdict": found.verdict(),
+            "model": model, "data": data, "data_sha256": people.scan.sha256, "sensitive": list(rows.groups),
+            "dropped": dropped, "available": people.scan.rows,
+            **found.to_dict(), "target_ks": target_ks, "met": met, "verdict": found.verdict(),
         })  # fmt: skip
     else:
         subject = f"column {predictions}" if model is None else str(model)
-        dropped = f" ({rows.dropped:,} with missing values left out)" if rows.dropped else ""
-        click.echo(f"{subject} on {found.rows:,} rows of {data}{dropped}\n")
+        without = f" ({dropped:,} with missing values left out)" if dropped else ""
+        click.echo(f"{subject} on {found.rows:,} rows of {data}{without}\n")
         click.echo(_groups(found, rows.attribute) + "\n")
         click.echo(_distances(found) + "\n")
         click.echo(click.wrap_text(found.verdict(), width=100))

@@ -2,26 +2,37 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from esvdfair.cli._files import check_free, check_plot, staged
-from esvdfair.cli._inputs import Reading, file_bar, load_model
-from esvdfair.cli._options import (
+from esvdfair.cli._inputs import (
     FILE,
+    Reading,
+    file_bar,
     force_option,
     json_option,
+    load_model,
     model_and_data,
     repair_options,
-    seed_option,
     table_options,
 )
-from esvdfair.cli._output import JUDGED_ON, interval, notes, number, print_json, progress, scatter, share, table
-from esvdfair.cli._ranks import only_first_rank
+from esvdfair.cli._output import (
+    JUDGED_ON,
+    check_free,
+    check_plot,
+    notes,
+    only_first_rank,
+    print_json,
+    progress,
+    scatter,
+    table,
+)
+from esvdfair.files import whole_files
+from esvdfair.text import interval, number, share
 
 if TYPE_CHECKING:
-    from esvdfair.tradeoff import Curve, CurvePoint
+    from esvdfair.curve import Curve, CurvePoint
 
 
 @click.command()
@@ -30,20 +41,15 @@ if TYPE_CHECKING:
 @repair_options
 @click.option("--plot", metavar="FILE", type=FILE, help="Also draw the curve: .png, .svg or .pdf.")
 @force_option
-@seed_option
 @json_option
 def curve(
     model: Path,
     data: Path,
-    output: str | None,
     reading: Reading,
-    target_ks: float | None,
-    method: str,
-    layer: int | str | None,
+    options: dict[str, Any],
     validation: Path | None,
     plot: Path | None,
     force: bool,
-    seed: int,
     as_json: bool,
 ) -> int:
     """Show the trade-off between error and parity.
@@ -57,24 +63,17 @@ def curve(
     """
     from esvdfair.estimator import fit_curve
 
-    inputs = [path for path in (model, data, validation) if path is not None]
+    target_ks = options.pop("target_ks")
     if plot is not None:
         check_plot(plot)
-        check_free([plot], force=force, inputs=inputs)
+        check_free([plot], force=force, inputs=[model, data, validation])
     with notes(), progress(2) as bar, file_bar() as show:
         bar.set_description("reading")
-        rows, judging = reading.tables(data, validation, load_model(model, output), progress=show)
+        rows, judging = reading.tables(data, validation, load_model(model, options["output"]), progress=show)
         bar.update()
         bar.set_description("refitting")
-        found = fit_curve(
-            str(model),
-            rows,
-            validation=None if judging is None else (judging, None, None),
-            method=method,
-            layer=layer,
-            output=output,
-            random_state=seed,
-        )
+        judges = None if judging is None else (judging, None, None)
+        found = fit_curve(str(model), rows, validation=judges, **options)
         only_first_rank()
         if plot:
             _draw(found, target_ks, plot)
@@ -82,7 +81,7 @@ def curve(
     met = None if chosen is None or target_ks is None else chosen.ks <= target_ks
     if as_json:
         print_json({
-            "model": model, "data": data, "method": method, "evaluated_on": found.evaluated_on,
+            "model": model, "data": data, "method": options["method"], "evaluated_on": found.evaluated_on,
             "ks_floor": found.ks_floor,
             "target_ks": target_ks, "met": met, "chosen": None if chosen is None else chosen.index,
             "points": [asdict(point) for point in found.points],
@@ -126,5 +125,5 @@ def _draw(found: "Curve", target_ks: float | None, path: Path) -> None:
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     plot_curve(found, target_ks=target_ks, ax=figure.subplots())
-    with staged(path) as places:
+    with whole_files(path) as places:
         figure.savefig(places[path], dpi=160)

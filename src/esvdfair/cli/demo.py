@@ -1,19 +1,20 @@
 """`esvdfair demo`: train a small network on wages, repair it, print before and after."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from esvdfair.cli._files import check_free, check_plot, staged
-from esvdfair.cli._options import FILE, json_option, seed_option, target_ks_option
-from esvdfair.cli._output import interval, notes, number, print_json, progress, share, table
+from esvdfair.cli._inputs import FILE, json_option, seed_option, target_ks_option
+from esvdfair.cli._output import check_free, check_plot, notes, print_json, progress, table
+from esvdfair.files import whole_files
+from esvdfair.text import interval, number, share
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from esvdfair.cli._audit import Audit
+    from esvdfair.audit import Audit
     from esvdfair.estimator import ESVDFair
 
 NAMES = ("As trained", "Repaired")
@@ -50,7 +51,7 @@ def demo(ctx: click.Context, target_ks: float, report: Path, plot: Path | None, 
       esvdfair demo
       esvdfair demo --target-ks 0.05 --plot demo.svg
     """
-    from esvdfair.cli._audit import audit_predictions
+    from esvdfair.audit import audit_predictions
     from esvdfair.report import write_report
 
     if plot is not None:
@@ -75,7 +76,7 @@ def demo(ctx: click.Context, target_ks: float, report: Path, plot: Path | None, 
     if as_json:
         print_json({
             "target_ks": target_ks, "met": met, "rows": len(test.y), "report": report,
-            "before": asdict(before), "after": asdict(after), "summary": fair.summary_,
+            "before": before.to_dict(), "after": after.to_dict(), "summary": fair.summary_,
         })  # fmt: skip
     else:
         click.echo(f"Log hourly wages of {len(test.y):,} people, predicted by a network that does not know their sex\n")
@@ -151,5 +152,5 @@ def _draw(path: Path, predictions: list[Any], sex: "pd.DataFrame") -> None:
         ax.set_title(f"{name}: {ax.get_title(loc='left')}", loc="left", pad=14)
         ax.set_xlabel("predicted log hourly wage")
         ax.locator_params(nbins=5)
-    with staged(path) as places, matplotlib.rc_context({"svg.hashsalt": "esvdfair"}):
+    with whole_files(path) as places, matplotlib.rc_context({"svg.hashsalt": "esvdfair"}):
         figure.savefig(places[path], dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)

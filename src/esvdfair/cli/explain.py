@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from esvdfair.cli._inputs import EXPLAINED_ROWS, Reading, file_bar, load_model, some_rows
-from esvdfair.cli._options import (
+from esvdfair.cli._inputs import (
+    EXPLAINED_ROWS,
     FILE,
+    Reading,
+    file_bar,
     json_option,
     layer_option,
+    load_model,
     model_and_data,
     seed_option,
+    some_rows,
     table_options,
     validation_option,
 )
-from esvdfair.cli._output import JUDGED_ON, label_text, notes, number, percent, print_json, progress, share, table
+from esvdfair.cli._output import JUDGED_ON, notes, print_json, progress, table
+from esvdfair.text import label_text, number, percent, share
 
 if TYPE_CHECKING:
     from esvdfair.explain import Direction, Directions, LayerScan, People

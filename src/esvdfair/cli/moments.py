@@ -2,16 +2,24 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from esvdfair.cli._files import check_free, staged
-from esvdfair.cli._group import SuggestingGroup
-from esvdfair.cli._inputs import Reading, file_bar, load_model
-from esvdfair.cli._options import FILE, force_option, json_option, model_and_data, table_options
-from esvdfair.cli._output import notes, print_json, progress
-from esvdfair.cli._ranks import only_first_rank
+from esvdfair.cli import SuggestingGroup
+from esvdfair.cli._inputs import (
+    FILE,
+    Reading,
+    file_bar,
+    force_option,
+    json_option,
+    load_model,
+    model_and_data,
+    table_options,
+)
+from esvdfair.cli._output import check_free, notes, only_first_rank, print_json, progress, table
+from esvdfair.files import sha256_of, whole_files
+from esvdfair.text import distinct_names, label_text, number, printable, some_names
 
 if TYPE_CHECKING:
     from esvdfair.federated import SiteMoments
@@ -108,20 +116,6 @@ def merge(files: tuple[Path, ...], out: Path, force: bool, as_json: bool) -> Non
     _write(site, out, f"{len(files)} files merged, {site.rows:,} rows", as_json=as_json)
 
 
-def _write(site: "SiteMoments", out: Path, title: str, *, as_json: bool) -> None:
-    """Write moments to their file, and print what they say."""
-    from esvdfair.cli._moments import described, figures_of, show_moments
-
-    with staged(out) as places:
-        site.save(places[out])
-    if as_json:
-        print_json(described(site, out) | {"predictions": figures_of(site)})
-        return
-    click.echo(title + "\n")
-    show_moments(site)
-    click.echo(f"\nwrote {out}")
-
-
 @moments.command()
 @click.argument("file", metavar="FILE", type=FILE)
 @json_option
@@ -132,15 +126,104 @@ def show(file: Path, as_json: bool) -> None:
     Example:
       esvdfair moments show a.moments
     """
-    from esvdfair.cli._moments import described, figures_of, show_moments, small_groups
     from esvdfair.federated import SiteMoments
 
     site = SiteMoments.load(file)
-    warning = small_groups(site)
+    warning = _small_groups(site)
     if as_json:
-        print_json(described(site, file) | {"predictions": figures_of(site), "warning": warning})
+        print_json(described(site, file) | {"predictions": _figures_of(site), "warning": warning})
     else:
         click.echo(f"{file}: moments of {site.rows:,} rows\n")
-        show_moments(site)
+        _show_moments(site)
     if warning is not None:
         click.echo(f"note: {warning}", err=True)
+
+
+def _write(site: "SiteMoments", out: Path, title: str, *, as_json: bool) -> None:
+    """Write moments to their file, and print what they say."""
+    with whole_files(out) as places:
+        site.save(places[out])
+    if as_json:
+        print_json(described(site, out) | {"predictions": _figures_of(site)})
+        return
+    click.echo(title + "\n")
+    _show_moments(site)
+    click.echo(f"\nwrote {out}")
+
+
+def described(site: "SiteMoments", path: Path) -> dict[str, Any]:
+    """What a moments file holds but the numbers themselves, for JSON."""
+    sizes = dict(zip(site.moments.labels, site.moments.rows.tolist(), strict=True))
+    about = site.about() | {"layer": site.layer.name}
+    return {"path": str(path), "sha256": sha256_of(path), **about, "rows": site.rows, "group_sizes": sizes}
+
+
+def _figures_of(site: "SiteMoments") -> dict[str, Any]:
+    """What the moments tell about the model's predictions, for JSON."""
+    found = site.figures()
+    several = len(site.moments.labels) > 1
+    columns = {"mean": found.means, "std": found.variances**0.5, "mse": found.group_mse, "r2": found.group_r2}
+    by_group = {
+        label: {name: None if values is None else float(values[g]) for name, values in columns.items()}
+        for g, label in enumerate(site.moments.labels)
+    }
+    return {
+        "before_head": None if site.head.is_affine else site.head.kind,
+        "mean_gap": found.mean_gap if several else None,
+        "variance_gap": found.variance_gap if several else None,
+        "mse": found.mse,
+        "r2": found.r2,
+        "groups": by_group,
+    }
+
+
+def _small_groups(site: "SiteMoments") -> str | None:
+    """A warning about groups so small that their moments tell about single people; None when there are none."""
+    found = [
+        f"{label_text(label)} {rows}" + (f" in {part.name}" if part.name else "")
+        for part in site.sites
+        for label, rows in zip(part.labels, part.rows, strict=True)
+        if rows < MIN_ROWS
+    ]
+    if not found:
+        return None
+    return (
+        f"few rows in a group: {', '.join(found)}. Moments of so few people tell much about each of them; those of one "
+        "row are that row. Do not send them on."
+    )
+
+
+def _show_moments(site: "SiteMoments") -> None:
+    """Print what an auditor would look at before the file is sent."""
+    found = _figures_of(site)
+    what = "mean prediction" if found["before_head"] is None else f"mean before the {found['before_head']}"
+    errors = ["MSE", "R²"] if found["mse"] is not None else []
+    lines = []
+    names = distinct_names(site.moments.labels)
+    for name, rows, mine in zip(names, site.moments.rows.tolist(), found["groups"].values(), strict=True):
+        line = [name, f"{rows:,}", number(mine["mean"]), number(mine["std"])]
+        lines.append(line + [number(mine[key]) for key in ("mse", "r2") if errors])
+    attribute = ", ".join(site.sensitive) if site.sensitive else "group"
+    click.echo(table([attribute, "rows", what, "std", *errors], lines) + "\n")
+    facts = [
+        ["moments of", f"{site.layer.weight.shape[1]} inputs of layer {site.layer.name}" + _label(site)],
+        ["SHA-256 of the model", site.model],
+        ["inputs of the model", "not named" if site.features is None else some_names(site.features, 8)],
+    ]
+    if len(site.moments.labels) > 1:
+        facts.append(["gap of means", number(found["mean_gap"])])
+        facts.append(["gap of variances", number(found["variance_gap"])])
+    facts += [
+        [f"site {place}", f"{part.name or 'not named'}, {sum(part.rows):,} rows, SHA-256 {part.fingerprint[:12]}…"]
+        for place, part in enumerate(site.sites, start=1)
+        if len(site.sites) > 1
+    ]
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        click.echo(f"{name.ljust(width)}  {printable(value, 100)}")
+
+
+def _label(site: "SiteMoments") -> str:
+    if not site.labelled:
+        return ", no label"
+    return f" and the label {site.target}" if site.target else " and the label"

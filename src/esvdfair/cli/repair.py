@@ -1,24 +1,52 @@
 """`esvdfair repair`: a model file in, a repaired model file and its record out."""
 
-from collections.abc import Mapping
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from esvdfair.cli._files import check_free
-from esvdfair.cli._inputs import Reading, file_bar, load_model
-from esvdfair.cli._options import (
+from esvdfair.cli._inputs import (
+    EXPLAINED_ROWS,
     FILE,
+    Reading,
+    file_bar,
     force_option,
     json_option,
+    load_model,
     output_option,
     repair_options,
-    seed_option,
+    some_rows,
     table_options,
 )
-from esvdfair.cli._output import JUDGED_ON, interval, label_text, notes, number, print_json, progress, share, table
-from esvdfair.cli._ranks import only_first_rank
+from esvdfair.cli._output import (
+    JUDGED_ON,
+    check_free,
+    notes,
+    only_first_rank,
+    print_json,
+    progress,
+    table,
+    to_json,
+)
+from esvdfair.files import sha256_of, whole_files
+from esvdfair.text import distinct_names, interval, number, share
+from esvdfair.versions import version_of
+
+if TYPE_CHECKING:
+    from esvdfair.estimator import ESVDFair
+    from esvdfair.federated import SiteMoments
+    from esvdfair.tables import TableBatches
+
+FORMAT = "esvdfair-record-1"
+PACKAGES = ("esvdfair", "numpy", "scipy", "scikit-learn", "pandas", "onnx", "onnxruntime")
+UNKNOWN_KS = (
+    "KS distance: unknown. Moments tell means and variances, not whole distributions; --validation FILE gives rows to "
+    "measure it on."
+)
 
 
 @click.command()
@@ -36,24 +64,19 @@ from esvdfair.cli._ranks import only_first_rank
 @click.option("-o", "--out", metavar="FILE", required=True, type=FILE, help="Where the repaired model goes.")
 @click.option("--report", metavar="FILE", type=FILE, help="Also write a report of one HTML page.")
 @force_option
-@seed_option
 @json_option
 @click.pass_context
 def repair(
     ctx: click.Context,
     model: Path,
     data: Path | None,
-    output: str | None,
     moments: Path | None,
     reading: Reading,
-    target_ks: float | None,
-    method: str,
-    layer: int | str | None,
+    options: dict[str, Any],
     validation: Path | None,
     out: Path,
     report: Path | None,
     force: bool,
-    seed: int,
     as_json: bool,
 ) -> int:
     """Write a repaired model that predicts alike for every group.
@@ -71,70 +94,249 @@ def repair(
       esvdfair repair model.onnx people.csv --sensitive sex --target income --target-ks 0.1 -o fair.onnx
       esvdfair repair model.onnx --moments all.moments --method parity -o fair.onnx
     """
-    from esvdfair.cli._record import Written, write_repaired
-    from esvdfair.estimator import ESVDFair
-
+    _check_words(data, moments, reading, options, validation, report)
     written = Written(out, report)
-    inputs = [path for path in (model, data, moments, validation) if path is not None]
-    check_free([*written.paths, written.external], force=force, inputs=inputs)
-    if moments is not None:
-        from esvdfair.cli._moments import Request, repair_with_moments
-
-        request = Request(model, data, output, moments, reading, target_ks, method, layer, validation, seed)
-        return repair_with_moments(request, written, as_json=as_json, command=ctx.obj)
-    if data is None:
-        raise click.UsageError("Missing argument 'DATA': a table of rows, or give --moments FILE.")
-    if not reading.roles.sensitive:
-        raise click.UsageError("Missing option '--sensitive'.")
+    check_free([*written.paths, written.external], force=force, inputs=[model, data, moments, validation])
     with notes(), progress(3) as bar, file_bar() as show:
         bar.set_description("reading")
-        rows, judging = reading.tables(data, validation, load_model(model, output), progress=show)
+        adapter = load_model(model, options["output"])
+        site = None if moments is None else _load_moments(moments)
+        if site is None:
+            assert data is not None
+            rows, judging = reading.tables(data, validation, adapter, progress=show)
+        else:
+            alike = _columns_of(site, reading)
+            rows, judging = None, None if validation is None else alike.table(validation, adapter, progress=show)
         bar.update()
         bar.set_description("repairing")
-        fair = ESVDFair(
-            str(model),
-            method=method,
-            target_ks=target_ks,
-            layer=layer,
-            output=output,
-            random_state=seed,
-        )
-        fair.fit(rows, validation=None if judging is None else (judging, None, None))
+        fair = _repair(str(model), rows if site is None else site, judging, options)
         only_first_rank()
         bar.update()
         bar.set_description("writing")
-        record = write_repaired(fair, rows, judging, written, command=ctx.obj)
+        record = _write(fair, rows, site, moments, judging, written, command=ctx.obj)
     if as_json:
         print_json(record)
     else:
-        click.echo(
-            f"{model} repaired by {method}; judged on {fair.summary_['rows']:,} rows, "
-            f"{JUDGED_ON[fair.summary_['evaluated_on']]}\n"
-        )
-        click.echo(before_and_after(fair.summary_, labelled=rows.roles.target is not None) + "\n")
-        click.echo(click.wrap_text(verdict(fair.summary_), width=100))
+        _show(fair, site)
         click.echo(f"\nwrote {', '.join(map(str, written.paths))}")
     return 1 if fair.summary_["met"] is False else 0
 
 
-def before_and_after(summary: Mapping[str, Any], *, labelled: bool) -> str:
-    """The table of a repair's summary; without labels an error is the distance to the model's own predictions."""
-    error = "error" if labelled else "change"
+def _check_words(
+    data: Path | None,
+    moments: Path | None,
+    reading: Reading,
+    options: Mapping[str, Any],
+    validation: Path | None,
+    report: Path | None,
+) -> None:
+    """Refuse what is not enough to work on, and what moments cannot do."""
+    if moments is None:
+        if data is None:
+            raise click.UsageError("Missing argument 'DATA': a table of rows, or give --moments FILE.")
+        if not reading.roles.sensitive:
+            raise click.UsageError("Missing option '--sensitive'.")
+        return
+    if data is not None:
+        raise click.UsageError(
+            f"got both {str(data)!r} and --moments; the rows of a table would be counted beside the moments, perhaps "
+            "twice. Give one of them, and rows to choose and judge on as --validation FILE."
+        )
+    if options["method"] != "parity":
+        raise click.UsageError(
+            f"--method {options['method']} needs rows: transport compares whole distributions, exact and paper run the "
+            "rows through an edited layer. From moments alone, --method parity equalises means and variances."
+        )
+    if options["layer"] is not None:
+        raise click.UsageError("--layer belongs to --method exact and paper, which --moments cannot serve.")
+    if validation is None and report is not None:
+        raise click.UsageError("--report needs --validation FILE: it shows predictions for rows.")
+
+
+def _load_moments(path: Path) -> "SiteMoments":
+    from esvdfair.federated import SiteMoments
+
+    return SiteMoments.load(path)
+
+
+def _columns_of(site: "SiteMoments", reading: Reading) -> Reading:
+    """How validation rows are read: columns that were not named are those of the moments."""
+    roles = reading.roles
+    sensitive, features = roles.sensitive or site.sensitive or (), roles.features or site.features
+    return replace(reading, roles=replace(roles, sensitive=sensitive, features=features))
+
+
+def _repair(
+    model: str, given: "TableBatches | SiteMoments | None", judging: "TableBatches | None", options: Mapping[str, Any]
+) -> "ESVDFair":
+    from esvdfair.estimator import ESVDFair
+    from esvdfair.tables import TableBatches
+
+    validation = None if judging is None else (judging, None, None)
+    if isinstance(given, TableBatches):
+        return ESVDFair(model, **options).fit(given, validation=validation)
+    from esvdfair.federated import repair_from_moments
+
+    assert given is not None
+    options = {name: value for name, value in options.items() if name not in ("method", "layer")}
+    return repair_from_moments(model, given, validation=validation, **options)
+
+
+# --- what is written -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Written:
+    """The files that a repair writes."""
+
+    model: Path
+    report: Path | None = None
+
+    @property
+    def record(self) -> Path:
+        return self.model.with_name(self.model.name + ".json")
+
+    @property
+    def external(self) -> Path:
+        """Where the weights go when the model keeps them beside itself."""
+        return self.model.with_name(self.model.name + ".data")
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self.model, self.record, *([self.report] if self.report is not None else [])]
+
+
+def _write(
+    fair: "ESVDFair",
+    rows: "TableBatches | None",
+    site: "SiteMoments | None",
+    moments: Path | None,
+    judging: "TableBatches | None",
+    written: Written,
+    *,
+    command: Sequence[str] | None,
+) -> dict[str, Any]:
+    """Write the repaired model, its record and, if there is a place for it, its report: all or none. The record."""
+    from esvdfair.models.onnx_io import save_model
+
+    model = Path(fair.model_)
+    with whole_files(*written.paths) as places:
+        save_model(fair.estimator_, places[written.model], like=model)
+        record = {
+            "format": FORMAT,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": None if command is None else ["esvdfair", *command],
+            "versions": {"python": platform.python_version()} | {name: version_of(name) for name in PACKAGES},
+            "parameters": {name: value for name, value in fair.get_params(deep=False).items() if name != "model"},
+            "data": None if rows is None else _described(rows),
+            "validation": None if judging is None else _described(judging),
+            "reached": fair.summary_,
+            "point": fair.point_,
+            "edits": [_edit(edit) for edit in fair.edits_],
+            "model_before": {"path": str(model), "sha256": _model_files(model)},
+            "model_after": {"path": str(written.model), "sha256": _model_files(places[written.model])},
+        }
+        if site is not None and moments is not None:
+            from esvdfair.cli.moments import described
+
+            record["moments"] = described(site, moments)
+        places[written.record].write_text(to_json(record) + "\n", encoding="utf-8")
+        shown = judging or rows
+        if written.report is not None and shown is not None:
+            from esvdfair.report import write_report
+
+            some = some_rows(shown, EXPLAINED_ROWS, seed=fair.random_state)
+            write_report(
+                places[written.report], fair, some.X, some.y, sensitive_features=some.groups, command=command
+            )  # fmt: skip
+    return record
+
+
+def _described(table: "TableBatches") -> dict[str, Any]:
+    return {
+        "path": str(table.path),
+        "sha256": table.scan.sha256,
+        "rows": table.scan.rows,
+        "dropped": table.scan.dropped,
+        "features": table.inputs,
+        "target": table.roles.target,
+        "sensitive": list(table.roles.sensitive),
+    }
+
+
+def _edit(edit: Any) -> dict[str, Any]:
+    names = ("layer", "multiplier", "budget", "achieved", "converged", "output_change", "gap_before", "gap_after")
+    return {name: getattr(edit, name) for name in names}
+
+
+def _model_files(path: Path) -> dict[str, str]:
+    """SHA-256 of a model file and of the files with its external data, by name."""
+    from esvdfair.models.onnx_io import external_files
+
+    return {name: sha256_of(path.parent / name) for name in (path.name, *external_files(path))}
+
+
+# --- what is printed -----------------------------------------------------------------------------------------------
+
+
+def _show(fair: "ESVDFair", site: "SiteMoments | None") -> None:
+    summary = fair.summary_
+    start = f"{fair.model_} repaired by {fair.method}"
+    if site is not None:
+        sites = f"{len(site.sites)} sites" if len(site.sites) > 1 else "1 site"
+        start += f" from moments of {site.rows:,} rows at {sites}"
+    if summary["evaluated_on"] == "moments":
+        click.echo(f"{start}\n\n{_known(summary)}\n")
+        if summary["before_head"] and site is not None:
+            kind = site.head.kind
+            click.echo(f"Gaps are those before the {kind} at the end of the model; errors after it are unknown.")
+        click.echo(click.wrap_text(UNKNOWN_KS, width=100))
+        return
+    click.echo(f"{start}; judged on {summary['rows']:,} rows, {JUDGED_ON[summary['evaluated_on']]}\n")
+    click.echo(_before_and_after(summary) + "\n")
+    click.echo(click.wrap_text(_verdict(summary), width=100))
+
+
+def _error_name(summary: Mapping[str, Any]) -> str:
+    """Without labels an error is the distance to the model's own predictions."""
+    return f"mean squared {'error' if summary['error_against'] == 'labels' else 'change'}"
+
+
+def _before_and_after(summary: Mapping[str, Any]) -> str:
+    """The table of a repair that rows have judged."""
     both = [
         ("KS distance", "ks", share),
-        (f"mean squared {error}", "mse", number),
+        (_error_name(summary), "mse", number),
         ("gap of means", "mean_gap", number),
         ("gap of variances", "variance_gap", number),
     ]
     lines = [[name, form(summary[f"{key}_before"]), form(summary[f"{key}_after"]), ""] for name, key, form in both]
     lines[0][3] = interval(summary["ks_interval"], share)
-    for label, size in summary["group_sizes"].items():
+    sizes = summary["group_sizes"]
+    for name, (label, size) in zip(distinct_names(list(sizes)), sizes.items(), strict=True):
         before, after = (summary[f"group_mse_{when}"][label] for when in ("before", "after"))
-        lines.append([f"  of {label_text(label)} ({size:,} rows)", number(before), number(after), ""])
+        lines.append([f"  of {name} ({size:,} rows)", number(before), number(after), ""])
     return table(["", "before", "after", "95 % interval, after"], [*lines[:2], *lines[4:], *lines[2:4]])
 
 
-def verdict(summary: Mapping[str, Any]) -> str:
+def _known(summary: Mapping[str, Any]) -> str:
+    """Before and after, of what moments tell."""
+    keys = [("gap of means", "mean_gap"), ("gap of variances", "variance_gap")]
+    if summary["mse_after"] is not None:
+        keys.append((_error_name(summary), "mse"))
+    if summary["r2_after"] is not None:
+        keys.append(("R²", "r2"))
+    lines = []
+    for name, key in keys:
+        lines.append([name, *(number(summary[f"{key}_{when}"]) for when in ("before", "after"))])
+        before, after = (summary.get(f"group_{key}_{when}") for when in ("before", "after"))
+        if before is not None and after is not None:
+            names = distinct_names(list(before))
+            lines += [[f"  of {n}", number(before[g]), number(after[g])] for n, g in zip(names, before, strict=True)]
+    return table(["", "before", "after"], lines)
+
+
+def _verdict(summary: Mapping[str, Any]) -> str:
     """Whether the target was met, and what parity would show."""
     floor = f"Parity itself would show a KS distance of about {share(summary['ks_floor'])} on so many rows."
     if summary["target_ks"] is None:

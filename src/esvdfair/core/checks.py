@@ -8,7 +8,7 @@ spelling, and labels that read alike (1 and "1") are never one group, nor two by
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -62,10 +62,32 @@ def _unmasked(values: "np.ma.MaskedArray[Any, Any]") -> NDArray[Any]:
     return np.asarray(values.data)
 
 
+def several_inputs(x: Any) -> dict[Any, Any] | None:
+    """The inputs of a model that takes several of them, by name or place; None when `x` is one.
+
+    Several are a mapping (a ``BatchEncoding`` is one; values without rows are left out), a tuple of arrays, or a list
+    of arrays of which one is more than a vector: a list of vectors is a table.
+    """
+    if isinstance(x, Mapping):
+        return {name: value for name, value in x.items() if hasattr(value, "__len__") and not isinstance(value, str)}
+    if not isinstance(x, tuple | list) or not x or not all(hasattr(item, "shape") for item in x):
+        return None
+    return dict(enumerate(x)) if isinstance(x, tuple) or any(len(item.shape) > 1 for item in x) else None
+
+
 def row_count(x: Any) -> int:
-    """Number of rows of an array, DataFrame, tensor, sparse matrix or nested list."""
+    """Number of rows of an array, DataFrame, tensor, sparse matrix or nested list, or of several such inputs."""
     shape = getattr(x, "shape", None)
-    return int(shape[0]) if shape else len(x)
+    if shape:
+        return int(shape[0])
+    inputs = several_inputs(x)
+    if inputs is None:
+        return len(x)
+    rows = {name: row_count(value) for name, value in inputs.items()}
+    if len(set(rows.values())) != 1:
+        lengths = ", ".join(f"{name}: {count}" for name, count in rows.items())
+        raise ValueError(f"X is several inputs of different lengths ({lengths}); they must match row by row.")
+    return next(iter(rows.values()))
 
 
 def take_rows(values: Any, index: NDArray[np.intp]) -> NDArray[Any]:

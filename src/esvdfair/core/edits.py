@@ -1,6 +1,6 @@
 """Closed-form edits of one linear layer that bring the groups' means or covariances together after it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.linalg
@@ -11,6 +11,9 @@ from esvdfair.core.moments import GroupMoments
 from esvdfair.core.solvers import Shrinkage, solve_covariance, solve_mean
 
 Array = NDArray[np.float64]
+
+PAPER_REDUCTIONS = (15.0, 150.0)
+"""How many times smaller the paper makes ``Σσ²`` of the mean and ``Σσ⁴`` of the covariance."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ class LayerEdit:
     achieved : what it is, measured on ``weight_after``
     converged : whether the multiplier was found to machine precision
     output_change : ``‖Z' − Z‖_F²``, squared change of the layer's outputs summed over the rows
-    gap_before, gap_after : d_e² (mean edits) or d_v² (covariance edits)
+    gap_before, gap_after : d_e² (mean edits) or d_v² (covariance edits); ``gap_after`` of the covariance edit within
+        :func:`edit_exact` is that of the layer as it ends, after the mean edit
     """
 
     layer: str
@@ -129,8 +133,8 @@ def edit_paper(
     weight: ArrayLike,
     moments: GroupMoments,
     *,
-    mean_reduction: float | None = 15.0,
-    covariance_reduction: float | None = 150.0,
+    mean_reduction: float | None = PAPER_REDUCTIONS[0],
+    covariance_reduction: float | None = PAPER_REDUCTIONS[1],
     epsilon: float = 1e-5,
     bias: ArrayLike | None = None,
     layer: str = "",
@@ -157,7 +161,7 @@ def edit_mean(
     bias: ArrayLike | None = None,
     layer: str = "",
 ) -> LayerEdit:
-    """The exact mean edit (DESIGN 2.1): the least change of the layer's outputs with ``d_e² ≤ c_e``.
+    """The exact mean edit (docs/method.md 2.1): the least change of the layer's outputs with ``d_e² ≤ c_e``.
 
     ``min tr((W−W')C(W−W')ᵀ)`` subject to ``‖D W'ᵀ‖² ≤ c_e``, where D holds the mean difference of every pair of
     groups and C is the scatter of the inputs: about their mean when the layer has a bias, which then moves to
@@ -182,10 +186,12 @@ def edit_covariance(
     bias: ArrayLike | None = None,
     layer: str = "",
 ) -> LayerEdit:
-    """The optimal covariance edit within the paper's singular directions (DESIGN 2.2), budget ``Σσ⁴/reduction``.
+    """The optimal covariance edit within its singular directions (docs/method.md 2.2), budget ``c_v = Σσ⁴/reduction``.
 
-    Meets ``Σσ'⁴ ≤ c_v`` as :func:`edit_covariance_paper` does, keeps what W does outside the range of M, and never
-    changes the layer's outputs more. With a bias the inputs are centred and the bias moves with the weight.
+    The singular directions are those of the paper for inputs in units of their spread, so that scaling a unit up and
+    its weights down changes nothing. It meets ``Σσ'⁴ ≤ c_v`` as :func:`edit_covariance_paper` does, keeps what W does
+    outside the range of M, and on inputs of unit spread never changes the layer's outputs more. With a bias the inputs
+    are centred and the bias moves with the weight.
     """
     checked = _Layer.check(weight, bias, layer, moments)
     return _edit_covariance(checked, moments, reduction, budget, checked.whitening(moments))
@@ -195,12 +201,15 @@ def edit_exact(
     weight: ArrayLike,
     moments: GroupMoments,
     *,
-    mean_reduction: float | None = 15.0,
-    covariance_reduction: float | None = 150.0,
+    mean_reduction: float | None = PAPER_REDUCTIONS[0],
+    covariance_reduction: float | None = PAPER_REDUCTIONS[1],
     bias: ArrayLike | None = None,
     layer: str = "",
 ) -> tuple[LayerEdit, ...]:
-    """The optimal covariance edit, then the exact mean edit of its result: Algorithm 1 without its restrictions."""
+    """The optimal covariance edit, then the exact mean edit of its result: Algorithm 1 without its restrictions.
+
+    The mean edit moves the covariance gap again, a little up or down: the first account says where it ends.
+    """
     checked = _Layer.check(weight, bias, layer, moments)
     whitening = checked.whitening(moments)
     edits: list[LayerEdit] = []
@@ -209,6 +218,8 @@ def edit_exact(
         checked = _Layer(edits[-1].weight_after, edits[-1].bias_after, layer)
     if mean_reduction is not None:
         edits.append(_edit_mean(checked, moments, mean_reduction, None, whitening))
+    if len(edits) == 2:
+        edits[0] = replace(edits[0], gap_after=gaps.squared_covariance_gap(edits[1].weight_after, moments))
     return tuple(edits)
 
 
@@ -229,7 +240,7 @@ def account(
     """
     w, v = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     d = gaps.mean_differences(moments)
-    gap_before, gap_after = gaps.mean_gap(w, moments), gaps.mean_gap(v, moments)
+    gap_before, gap_after = gaps.squared_mean_gap(w, moments), gaps.squared_mean_gap(v, moments)
     shift = np.zeros(len(w)) if bias_before is None or bias_after is None else bias_after - bias_before
     change = np.column_stack([v - w, shift])
     mean = np.append(moments.pooled_mean(), 1.0)
@@ -268,7 +279,7 @@ def _edit_mean(
     solution = solve_mean(sigma, 1.0 / s**2, allowed)
     kept = np.divide(solution.sigma, sigma, out=np.ones_like(sigma), where=sigma > 0)
     after = w - (moved * (1.0 - kept)) @ (vt @ inverse)
-    gap_after = gaps.mean_gap(after, moments)
+    gap_after = gaps.squared_mean_gap(after, moments)
     return _result(
         layer,
         after,
@@ -278,7 +289,7 @@ def _edit_mean(
         budget=allowed,
         achieved=gap_after,
         output_change=float(np.sum(((1.0 - kept) * size) ** 2)),  # the v_j L⁺ are orthonormal under C
-        gap_before=gaps.mean_gap(w, moments),
+        gap_before=gaps.squared_mean_gap(w, moments),
         gap_after=gap_after,
     )
 
@@ -306,7 +317,7 @@ def _edit_mean_paper(
     allowed = _budget(float(np.sum(svd.sigma**2)), reduction, budget)
     solution = solve_mean(svd.sigma, svd.cost, allowed)
     after = w + svd.change(solution.sigma)  # S_e is invertible, so this is (Σσ'uvᵀ)S_e⁻¹
-    gap_after = gaps.mean_gap(after, moments)
+    gap_after = gaps.squared_mean_gap(after, moments)
     return _result(
         layer,
         after,
@@ -316,7 +327,7 @@ def _edit_mean_paper(
         budget=allowed,
         achieved=gap_after + epsilon * float(np.sum(after**2)),  # Σσ'² = d_e² + ε tr(W'W'ᵀ)   (Theorem 1)
         output_change=svd.output_change(solution.sigma),
-        gap_before=gaps.mean_gap(w, moments),
+        gap_before=gaps.squared_mean_gap(w, moments),
         gap_after=gap_after,
         move_bias=False,
     )
@@ -353,7 +364,7 @@ def _covariance_result(
     if len(moments.labels) == 2:
         _, gap_before = gaps.fourth_powers((svd.v * svd.sigma).T, svd.sign)
     else:
-        gap_before, gap_after = (gaps.covariance_gap(w, moments) for w in (layer.weight, after))
+        gap_before, gap_after = (gaps.squared_covariance_gap(w, moments) for w in (layer.weight, after))
     return _result(
         layer,
         after,

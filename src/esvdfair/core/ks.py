@@ -36,8 +36,22 @@ _GRID_SHIFT = 0.5826  # −ζ(1/2)/√(2π): what a supremum over a grid misses,
 
 def ks_from_codes(scores: Floats, codes: Codes, n_groups: int, weights: Floats | None = None) -> float:
     """`ks_distance` without its checks, for callers in a loop. One sort, whatever the number of groups."""
+    if n_groups == 2 and weights is None:
+        return _ks_of_two(scores[codes == 0], scores[codes == 1])
     _, upper, lower = _envelopes(scores, codes, n_groups, weights)
     return float((upper - lower).max())
+
+
+def _ks_of_two(a: Floats, b: Floats) -> float:
+    """KS of two samples. NumPy sorts values several times faster than it finds their order.
+
+    F_a rises at values of a alone: F_a − F_b is largest at one of them, and F_b − F_a just before one.
+    """
+    few, many = np.sort(a if len(a) <= len(b) else b), np.sort(b if len(a) <= len(b) else a)
+    rank = np.arange(len(few) + 1) / len(few)
+    above = rank[1:] - many.searchsorted(few, side="right") / len(many)
+    below = many.searchsorted(few, side="left") / len(many) - rank[:-1]
+    return float(max(above.max(), below.max()))
 
 
 class Peak(NamedTuple):

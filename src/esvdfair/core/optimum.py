@@ -25,6 +25,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from esvdfair.core.checks import check_weight
+
 Floats = NDArray[np.float64]
 
 _TOLERANCE = 3e-4  # of the optimality conditions, in units of KS distance: where the solver stops
@@ -131,7 +133,8 @@ def fit_optimum(
     eta, probability = _check_rows(eta, group_probability)
     if not len(eta):
         raise ValueError("eta has no rows; an optimum needs data to be fitted on.")
-    weight = _check_weight(sample_weight, len(eta))
+    weight = np.ones(len(eta)) if sample_weight is None else check_weight(sample_weight, len(eta))
+    weight = weight / weight.sum()
     if n_grid is None:
         n_grid = int(np.clip(384 // probability.shape[1], 48, 128))
     _check_options(levels, n_grid, n_cells, sharpness)
@@ -441,16 +444,6 @@ def _check_rows(eta: ArrayLike, group_probability: ArrayLike) -> tuple[Floats, F
             "give one probability for each group, for example from predict_proba."
         )
     return eta, probability
-
-
-def _check_weight(sample_weight: ArrayLike | None, n: int) -> Floats:
-    weight: Floats = np.ones(n) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
-    if weight.shape != (n,) or not np.isfinite(weight).all() or (weight < 0).any() or not weight.sum() > 0:
-        raise ValueError(
-            f"sample_weight has shape {weight.shape} for {n} rows, or negative, infinite or only zero values; "
-            "give one finite non-negative weight for each row, not all zero."
-        )
-    return np.asarray(weight / weight.sum())
 
 
 def _check_options(levels: Sequence[float], n_grid: int, n_cells: int, sharpness: float) -> None:

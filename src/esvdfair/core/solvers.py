@@ -7,6 +7,7 @@ Both problems read
 and are solved by one multiplier γ ≥ 0, the root of one monotone equation.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 
 Array = NDArray[np.float64]
+
+_EPS = float(np.finfo(np.float64).eps)
+_MET = 1 + 16 * _EPS  # a budget overrun by no more than this is met: a second edit with the same budget changes nothing
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ def _solve(
     if not budget >= 0:
         raise ValueError(f"budget={budget!r}; the sum of powers of singular values cannot be below 0.")
     total = float(np.sum(sigma**power))
-    if total <= budget:
+    if total <= budget * _MET:
         return Shrinkage(sigma.copy(), 0.0, total, True)
     if budget == 0:
         return Shrinkage(np.zeros_like(sigma), np.inf, 0.0, True)
@@ -100,21 +104,33 @@ def _solve(
     # Moving along a direction of no cost is free (rounding may even make k slightly negative): take those first.
     paid = cost > 0
     rest = float(np.sum(sigma[paid] ** power))
-    if rest <= budget:
-        free = (budget - rest) / (total - rest)  # what is left of the budget goes back to the free directions
+    if rest <= budget * _MET:
+        free = max(budget - rest, 0.0) / (total - rest)  # what is left of the budget goes back to the free directions
         shrunk = np.where(paid, sigma, sigma * free ** (1 / power))
         return Shrinkage(shrunk, 0.0, float(np.sum(shrunk**power)), True)
 
     active = paid & (sigma > 0)
     s, k = sigma[active], cost[active]
 
-    def excess(log_gamma: float) -> float:
-        return float(np.log(np.sum(shrink(s, k, np.exp(log_gamma)) ** power) / budget))
+    def excess(gamma: float) -> float:
+        return float(np.log(np.sum(shrink(s, k, gamma) ** power) / budget))
 
     low, high = bracket(s, k, rest / budget)
-    # The bracket is exact in real arithmetic; a factor of two on each side absorbs rounding.
-    log_gamma, result = brentq(excess, np.log(low / 2), np.log(2 * high), xtol=1e-15, rtol=1e-15, full_output=True)
-    gamma = float(np.exp(log_gamma))
+    gamma = log_root(excess, low / 2, 2 * high)  # exact in real arithmetic; the factors absorb rounding
     shrunk = np.zeros_like(sigma)
     shrunk[active] = shrink(s, k, gamma)
-    return Shrinkage(shrunk, gamma, float(np.sum(shrunk**power)), bool(result.converged))
+    achieved = float(np.sum(shrunk**power))
+    return Shrinkage(shrunk, gamma, achieved, abs(achieved - budget) <= 1e-9 * budget)
+
+
+def log_root(f: Callable[[float], float], lower: float, upper: float) -> float:
+    """Root of a monotone function between positive bounds; a bound when rounding puts the root outside."""
+
+    def of_log(x: float) -> float:
+        return f(math.exp(x))
+
+    a, b = math.log(lower), math.log(upper)
+    at_a, at_b = of_log(a), of_log(b)
+    if (at_a > 0) == (at_b > 0):
+        return lower if abs(at_a) <= abs(at_b) else upper
+    return math.exp(brentq(of_log, a, b, xtol=_EPS, rtol=4 * _EPS))

@@ -1,9 +1,13 @@
-"""What a data set is: features, target, sensitive attribute, and how its columns are to be scaled."""
+"""What a data set is: features, target, sensitive attribute, how its columns are to be scaled, and how it is split."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
+from sklearn.model_selection import train_test_split
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,21 +83,54 @@ class Dataset:
         )
 
 
-def check_preparation(preparation: str) -> None:
-    """Raise ValueError unless ``preparation`` is one of the two there are."""
-    if preparation not in ("clean", "paper"):
-        raise ValueError(
-            f"preparation is {preparation!r}; choose 'clean' (no leak, scaled on the training rows) or 'paper' (as the "
-            "authors did)."
-        )
+class Examples(NamedTuple):
+    """Some rows of a data set; unpacks as ``X, y, sensitive_features``, so it can be passed as ``validation=``.
+
+    X : (rows, features) float64, scaled; y : (rows,) float64; sensitive_features : (rows,) object (strings).
+    """
+
+    X: NDArray[np.float64]
+    y: NDArray[np.float64]
+    sensitive_features: NDArray[np.object_]
 
 
-def standardized(table: pd.DataFrame) -> pd.DataFrame:
-    """Every column to mean 0 and variance 1 over all rows (divisor N, as scikit-learn's StandardScaler)."""
-    return (table - table.mean()) / table.std(ddof=0)
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A data set in three, scaled with the statistics of the training rows alone (unless it came scaled)."""
+
+    train: Examples
+    validation: Examples
+    test: Examples
+
+    @property
+    def heldout(self) -> Examples:
+        """Validation and test rows together, the 30 % on which the paper's ablations are scored."""
+        both = zip(self.validation, self.test, strict=True)
+        return Examples(*(np.concatenate(pair) for pair in both))
 
 
-def rescaled(table: pd.DataFrame, columns: tuple[str, ...]) -> pd.DataFrame:
-    """The given columns to [0, 1] by their range over all rows; the others as they are."""
-    part = table[list(columns)]
-    return table.assign(**{c: (part[c] - part[c].min()) / (part[c].max() - part[c].min()) for c in columns})
+def split(dataset: Dataset, seed: int) -> Split:
+    """Shuffle by ``seed`` and cut 70/15/15 as the paper does; then scale the columns that the data set lists.
+
+    The scaling is fitted on the training rows: ``(x − mean)/std`` for ``dataset.standardize`` and
+    ``(x − min)/(max − min)`` for ``dataset.rescale``, so test dates may fall a little outside [0, 1]. A column that is
+    constant on the training rows is only centred. The paper's seeds are 33..82; equal seeds give equal rows, for either
+    preparation with as many rows.
+    """
+    train, rest = train_test_split(np.arange(len(dataset.X)), test_size=0.30, random_state=seed)
+    validation, test = train_test_split(rest, test_size=0.50, random_state=seed)
+    X = _scaled(dataset, train)
+    y, groups = dataset.y.to_numpy(np.float64), dataset.sensitive_features.to_numpy(object)
+    return Split(*(Examples(X[rows], y[rows], groups[rows]) for rows in (train, validation, test)))
+
+
+def _scaled(dataset: Dataset, train: NDArray[np.intp]) -> NDArray[np.float64]:
+    seen = dataset.X.iloc[train]
+    shift = pd.Series(0.0, index=dataset.X.columns)
+    scale = pd.Series(1.0, index=dataset.X.columns)
+    for column in dataset.standardize:
+        shift[column], scale[column] = seen[column].mean(), seen[column].std(ddof=0)
+    for column in dataset.rescale:
+        shift[column], scale[column] = seen[column].min(), seen[column].max() - seen[column].min()
+    scaled: NDArray[np.float64] = ((dataset.X - shift) / scale.where(scale > 0, 1.0)).to_numpy(np.float64)
+    return scaled

@@ -1,12 +1,11 @@
 """Law School Success: undergraduate grades of black and white students (Wightman 1998)."""
 
 from pathlib import Path
-from typing import Literal
 
 import pandas as pd
 
-from esvdfair.datasets._fetch import RemoteFile, locate
-from esvdfair.datasets.base import Dataset, check_preparation, standardized
+from esvdfair.datasets.base import Dataset
+from esvdfair.datasets.remote import Preparation, RemoteFile, read_csv
 
 FILE = RemoteFile(
     path="law/bar_pass_prediction.csv",
@@ -29,10 +28,7 @@ _LEAK = (
 
 
 def fetch_law(
-    preparation: Literal["clean", "paper"] = "clean",
-    *,
-    data_home: str | Path | None = None,
-    download_if_missing: bool = True,
+    preparation: Preparation = "clean", *, data_home: str | Path | None = None, download_if_missing: bool = True
 ) -> Dataset:
     """Law School Success: target ``ugpa``, attribute ``race`` (black 1,343, white 18,716).
 
@@ -63,14 +59,11 @@ def fetch_law(
     ValueError
         When ``preparation`` is unknown, or the file in ``ESVDFAIR_DATA`` has other bytes.
     """
-    check_preparation(preparation)
-    path = locate(FILE, data_home=data_home, download_if_missing=download_if_missing)
-    table = pd.read_csv(path, usecols=_COLUMNS)
+    table = read_csv(FILE, preparation, data_home=data_home, download_if_missing=download_if_missing)[_COLUMNS]
     table = table[table["race1"].isin(["black", "white"])]
-    if preparation == "clean":
-        table = table.dropna()
-    table = table.reset_index(drop=True)
-    X = _clean_features(table) if preparation == "clean" else standardized(_paper_features(table))
+    clean = preparation == "clean"
+    table = (table.dropna() if clean else table).reset_index(drop=True)
+    X = _clean_features(table) if clean else _paper_features(table)
     return Dataset(
         X=X,
         y=table["ugpa"].astype("float64"),
@@ -78,9 +71,9 @@ def fetch_law(
         name="law",
         target_name="ugpa",
         sensitive_name="race",
-        description=_DESCRIPTION + (_LEAK if preparation == "paper" else ""),
+        description=_DESCRIPTION + ("" if clean else _LEAK),
         preparation=preparation,
-        standardize=tuple(X.columns) if preparation == "clean" else (),
+        standardize=tuple(X.columns) if clean else (),
     )
 
 
@@ -98,4 +91,5 @@ def _paper_features(table: pd.DataFrame) -> pd.DataFrame:
     numbers = table[["dnn_bar_pass_prediction", "lsat"]]
     one_hot = pd.get_dummies(table[["gender", "pass_bar"]], columns=["gender", "pass_bar"], dtype="float64")
     one_hot.insert(2, "gender_nan", table["gender"].isna().astype("float64"))
-    return pd.concat([numbers, one_hot], axis=1).astype("float64")
+    X = pd.concat([numbers, one_hot], axis=1).astype("float64")
+    return (X - X.mean()) / X.std(ddof=0)  # divisor N, as scikit-learn's StandardScaler

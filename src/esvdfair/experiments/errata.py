@@ -19,6 +19,8 @@ from esvdfair.core.solvers import shrink_mean, solve_covariance
 Array = NDArray[np.float64]
 Shrink = Callable[[Array, Array, float], Array]
 
+_EPSILON = 1e-5  # of S_e, as in the paper
+
 
 @dataclass(frozen=True)
 class ErrataEdit:
@@ -39,7 +41,7 @@ def printed_cubic(sigma: Array, cost: Array, multiplier: float) -> Array:
 
 
 def edit_with_printed_cubic(
-    weight: Array, moments: GroupMoments, *, mean_reduction: float, covariance_reduction: float, epsilon: float
+    weight: Array, moments: GroupMoments, *, mean_reduction: float, covariance_reduction: float
 ) -> ErrataEdit:
     """Algorithm 1 with the printed cubic and everything else right: costs as squared norms, a bracketed root."""
     svd = gaps.explain_covariance(weight, moments)
@@ -59,34 +61,40 @@ def edit_with_printed_cubic(
         high += 1.0
     shrunk = np.zeros_like(svd.sigma)
     shrunk[active] = printed_cubic(sigma, cost, float(np.exp(brentq(excess, low, high))))
-    middle = (svd.u * shrunk) @ svd.step
-    edit = edit_mean_paper(middle, moments, reduction=mean_reduction, epsilon=epsilon)
+    edit = edit_mean_paper((svd.u * shrunk) @ svd.step, moments, reduction=mean_reduction, epsilon=_EPSILON)
     before, after = float(np.sum(edit.sigma_before**2)), float(np.sum(edit.sigma_after**2))
     return ErrataEdit(edit.weight_after, total / float(np.sum(shrunk**4)), before / after)
 
 
 def edit_unguarded(
-    weight: Array, moments: GroupMoments, *, mean_reduction: float, covariance_reduction: float, epsilon: float
+    weight: Array, moments: GroupMoments, *, mean_reduction: float, covariance_reduction: float
 ) -> ErrataEdit:
     """Algorithm 1 with the printed cubic, costs as direct products, inverses, and ``fsolve`` started from 1.
 
-    Written after DESIGN's description of the authors' code, not copied from it. A cost that rounding made negative
-    has no σ'; the root solve then sees no numbers and returns its start, and σ stays as it is in those directions.
+    Written after a description of the authors' code, not copied from it. A cost that rounding made negative has no σ';
+    the root solve then sees no numbers and returns its start, and σ stays as it is in those directions.
     """
     second_moment = gaps.scatter_about(moments, centred=False)
     values, vectors = np.linalg.eigh(gaps.covariance_differences(moments)[0])
-    covariance_factor = vectors * np.sqrt(np.abs(values))
-    middle, covariance_reached = _edit_unbracketed(
-        weight, covariance_factor, second_moment, 4, covariance_reduction, printed_cubic
+    spread = vectors * np.sqrt(np.abs(values))
+    middle, covariance_reached = edit_unbracketed(
+        weight, spread, second_moment, power=4, reduction=covariance_reduction, shrink=printed_cubic
     )
-    mean_factor = gaps.mean_factor(moments, epsilon)
-    after, mean_reached = _edit_unbracketed(middle, mean_factor, second_moment, 2, mean_reduction, shrink_mean)
+    after, mean_reached = edit_unbracketed(
+        middle,
+        gaps.mean_factor(moments, _EPSILON),
+        second_moment,
+        power=2,
+        reduction=mean_reduction,
+        shrink=shrink_mean,
+    )
     return ErrataEdit(after, covariance_reached, mean_reached)
 
 
-def _edit_unbracketed(
-    weight: Array, factor: Array, second_moment: Array, power: int, reduction: float, shrink: Shrink
+def edit_unbracketed(
+    weight: Array, factor: Array, second_moment: Array, *, power: int, reduction: float, shrink: Shrink
 ) -> tuple[Array, float]:
+    """The weight with ``Σσᵖ`` of ``W S`` lowered ``reduction`` times if the root solve works; by how much it was."""
     u, sigma, vt = np.linalg.svd(weight @ factor, full_matrices=False)
     step = vt @ np.linalg.pinv(factor)
     cost = np.array([p @ second_moment @ p for p in step])

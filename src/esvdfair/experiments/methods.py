@@ -1,50 +1,42 @@
-"""Every method of the tables on one trained network: what it predicts for the evaluated rows."""
+"""Every method of the tables on one trained network: what it predicts for the evaluated rows.
 
+Nothing is built here that the library has: the rows run :class:`~esvdfair.ESVDFair`, the baselines and the estimates
+of E[Y|x] and P(group|x) that users run. Only the errata, which nobody should use, have code of their own.
+"""
+
+import copy
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from esvdfair.baselines import PrivateHistogram, WassersteinBarycenter
+from esvdfair.baselines import GroupPredictor, PrivateHistogram, WassersteinBarycenter
 from esvdfair.baselines.peers import EquipyWasserstein, FairlearnCorrelationRemover, LeaceRegression
-from esvdfair.core.edits import LayerEdit, edit_paper
 from esvdfair.core.moments import GroupMoments
-from esvdfair.core.refit.ols import fit_ols
+from esvdfair.core.optimum import fit_optimum
 from esvdfair.core.refit.sgd import finetune
 from esvdfair.estimator import ESVDFair
 from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.experiments.config import Experiment, Finetune, Variant
-from esvdfair.experiments.errata import ErrataEdit, edit_unguarded, edit_with_printed_cubic
-from esvdfair.experiments.network import predict
-from esvdfair.experiments.reference import unaware_optimum
-from esvdfair.experiments.trained import Features, Trained, predicted_groups
+from esvdfair.experiments.config import Experiment, Variant
+from esvdfair.experiments.errata import edit_unguarded, edit_with_printed_cubic
+from esvdfair.experiments.network import NetworkClassifier, Trained, linear, predict, run_through
+from esvdfair.experiments.rows import Outcome
+from esvdfair.methods import group_probability, regression_layer
+from esvdfair.models import adapt
+from esvdfair.sample import draw, prepare
 
 Array = NDArray[np.float64]
 
 # Only on 0/1 targets does it matter: without it both groups can get the same constant, which KS counts as equal.
 _JITTER = 1e-9
 
-# Next to nothing, but without it least squares on features that are nearly collinear errs wildly on a few splits.
-_RIDGE = 1e-4
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Predictions of one method for the evaluated rows; the rest as in :class:`~esvdfair.experiments.rows.Row`."""
-
-    variant: Variant
-    prediction: Array
-    met: bool | None = None
-    mean_reached: float | None = None
-    covariance_reached: float | None = None
-
 
 def all_methods(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
     """Everything that a table compares, in the order of its rows."""
-    scores = trained.scores[experiment.evaluated_on]
+    scores = trained.scores(experiment.evaluated_on)
     yield Outcome(Variant("untouched"), scores)
     yield Outcome(Variant("constant"), np.full_like(scores, trained.split.train.y.mean()))
     yield from baselines(trained, experiment)
@@ -56,150 +48,154 @@ def all_methods(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
 
 def baselines(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
     """Both baselines, fitted on targets as the authors did and on scores as meant, with either group."""
-    train, here = trained.split.train, trained.part(experiment.evaluated_on)
-    predicted = predicted_groups(trained, experiment)
-    for fitted_on in ("targets", "scores"):
-        jitter = _JITTER if fitted_on == "targets" else 0.0
-        barycenter = WassersteinBarycenter(fitted_on=fitted_on, jitter=jitter, random_state=trained.seed)
-        histogram = PrivateHistogram(fitted_on=fitted_on, bins=experiment.bins, random_state=trained.seed)
-        for name, baseline in (("barycenter", barycenter), ("private_histogram", histogram)):
-            baseline.fit(trained.scores["train"], train.y, sensitive_features=train.sensitive_features)
-            for group, labels in (("predicted", predicted), ("true", here.sensitive_features)):
-                moved = baseline.predict(trained.scores[experiment.evaluated_on], sensitive_features=labels)
-                yield Outcome(Variant(name, fitted_on, group), moved)
+    methods: dict[tuple[str, str], Any] = {}
+    for on, jitter in (("targets", _JITTER), ("scores", 0.0)):
+        shared: dict[str, Any] = {"fitted_on": on, "random_state": trained.seed}
+        methods["barycenter", on] = WassersteinBarycenter(jitter=jitter, **shared)
+        methods["private_histogram", on] = PrivateHistogram(bins=experiment.bins, **shared)
+    yield from _with_either_group(trained, experiment, methods)
+
+
+def peers(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
+    """Other libraries: EquiPy and Fairlearn on the scores, LEACE on the features of the last hidden layer."""
+    on_scores: dict[tuple[str, str], Any] = {
+        ("equipy", "scores"): EquipyWasserstein(random_state=trained.seed),
+        ("fairlearn", "scores"): FairlearnCorrelationRemover(),
+    }
+    chosen = {name: peer for name, peer in on_scores.items() if name[0] in experiment.peers}
+    yield from _with_either_group(trained, experiment, chosen)
+    if "leace" in experiment.peers:
+        rows, (seen, there) = trained.split.train, _features(trained, "train", experiment.evaluated_on)
+        leace = LeaceRegression().fit(
+            trained.scores("train"), rows.y, sensitive_features=rows.sensitive_features, X=seen
+        )
+        yield Outcome(Variant("leace"), leace.predict(X=there))
+
+
+def _with_either_group(
+    trained: Trained, experiment: Experiment, methods: Mapping[tuple[str, str], Any]
+) -> Iterator[Outcome]:
+    """Methods that map scores and need the group: the predicted one, as in the paper, and the true one."""
+    rows, here = trained.split.train, trained.examples(experiment.evaluated_on)
+    seen, there = trained.scores("train"), trained.scores(experiment.evaluated_on)
+    groups = {"predicted": predicted_groups(trained, experiment), "true": here.sensitive_features}
+    for (name, fitted_on), method in methods.items():
+        method.fit(seen, rows.y, sensitive_features=rows.sensitive_features)
+        for group, labels in groups.items():
+            yield Outcome(Variant(name, fitted_on, group), method.predict(there, sensitive_features=labels))
+
+
+def predicted_groups(trained: Trained, experiment: Experiment) -> NDArray[Any]:
+    """(rows,) the group predicted for every row that is evaluated, as the paper does: from the inputs."""
+    network = experiment.group_classifier == "network"
+    classifier = NetworkClassifier(experiment.training, trained.seed) if network else None
+    rows = trained.split.train
+    predictor = GroupPredictor(classifier=classifier).fit(rows.X, rows.sensitive_features)
+    return predictor.predict(trained.examples(experiment.evaluated_on).X)
 
 
 def paper(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
     """Algorithm 1 at the last hidden layer and the fine-tune of the output layer, along the reductions."""
-    for mean, covariance in experiment.reductions:
-        edits = _edit(trained, experiment, mean, covariance)
-        prediction = finetuned(trained, edits[-1].weight_after, experiment)
-        yield _edited(Variant.reduced("paper", mean, covariance), prediction, edits)
+    for reductions in experiment.reductions:
+        yield _edited(trained, experiment, Variant.reduced("paper", *reductions), refit="sgd")
 
 
 def errata(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
     """What the paper's slips do: the printed cubic, the authors' root solve, the least-squares refit."""
     ((mean, covariance),) = experiment.reductions
+    rows, weight = trained.split.train, linear(trained.network, -3).weight.detach().double().numpy()
+    moments = GroupMoments().update(run_through(trained.network[:-3], rows.X), rows.sensitive_features)
     for name, edit in (("paper_printed_cubic", edit_with_printed_cubic), ("paper_unguarded_solve", edit_unguarded)):
-        done: ErrataEdit = edit(
-            trained.hidden_layer.weight,
-            trained.inner_moments,
-            mean_reduction=mean,
-            covariance_reduction=covariance,
-            epsilon=experiment.epsilon,
-        )
+        done = edit(weight, moments, mean_reduction=mean, covariance_reduction=covariance)
         yield Outcome(
             Variant.reduced(name, mean, covariance),
-            finetuned(trained, done.weight, experiment),
+            finetuned(trained, done.weight, experiment.evaluated_on),
             mean_reached=done.mean_reached,
             covariance_reached=done.covariance_reached,
         )
-    edits = _edit(trained, experiment, mean, covariance)
-    prediction = refitted(trained, edits[-1].weight_after, experiment)
-    yield _edited(Variant.reduced("algorithm_2", mean, covariance), prediction, edits)
+    yield _edited(trained, experiment, Variant.reduced("algorithm_2", mean, covariance), refit="ols")
+
+
+def finetuned(trained: Trained, weight: Array, evaluated_on: str) -> Array:
+    """(rows,) predictions with another weight in the last hidden layer, after the paper's fine-tune of the next."""
+    network, rows = copy.deepcopy(trained.network), trained.split.train
+    with torch.no_grad():
+        linear(network, -3).weight.copy_(torch.as_tensor(weight))
+    seen, there = (run_through(network[:-1], x) for x in (rows.X, trained.examples(evaluated_on).X))
+    last = linear(network, -1)
+    start = last.weight[0].detach().double().numpy()
+    fit = finetune(seen, rows.y, weight=start, bias=last.bias[0].item(), random_state=trained.seed)
+    return there @ fit.weight + fit.bias
+
+
+def _edited(trained: Trained, experiment: Experiment, variant: Variant, *, refit: str) -> Outcome:
+    """Algorithm 2 with the reductions of the variant."""
+    fair = repair(
+        trained,
+        method="paper",
+        mean_reduction=variant.mean_reduction,
+        covariance_reduction=variant.covariance_reduction,
+        refit=refit,
+    )
+    covariance, mean, _ = fair.edits_
+    return Outcome(
+        variant,
+        fair.predict(trained.examples(experiment.evaluated_on).X),
+        mean_reached=float(np.sum(mean.sigma_before**2)) / mean.achieved,
+        covariance_reached=float(np.sum(covariance.sigma_before**4)) / covariance.achieved,
+    )
 
 
 def repaired(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
     """`parity` at the target, `transport` at it and along its curve, every point chosen on the validation rows."""
-    x = trained.part(experiment.evaluated_on).X
-    parity, transport = (_fit(trained, method, experiment.target_ks) for method in ("parity", "transport"))
-    yield Outcome(Variant("parity", level=experiment.target_ks), parity.predict(x), met=parity.summary_["met"])
+    x, target = trained.examples(experiment.evaluated_on).X, experiment.target_ks
+    asked = {"target_ks": target, "effort": experiment.effort}
+    parity, transport = (repair(trained, method=method, **asked) for method in ("parity", "transport"))
+    yield Outcome(Variant("parity", level=target), parity.predict(x), met=parity.summary_["met"])
     for level in experiment.transport_levels:
         point = transport.curve_.select(target_ks=level)
         prediction = predict(transport.curve_.model(point.index), x)
         yield Outcome(Variant("transport", level=level), prediction, met=point.ks <= level)
 
 
-def _fit(trained: Trained, method: str, target_ks: float) -> ESVDFair:
-    train = trained.split.train
-    fair = ESVDFair(trained.network, method=method, target_ks=target_ks, random_state=trained.seed)
+def repair(trained: Trained, **options: Any) -> ESVDFair:
+    """:class:`ESVDFair` with these options on the training rows of a seed; points are chosen on its validation rows."""
+    rows = trained.split.train
+    fair = ESVDFair(trained.network, random_state=trained.seed, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ESVDFairWarning)  # a target that is not met is a column of the row
-        return fair.fit(
-            train.X, train.y, sensitive_features=train.sensitive_features, validation=trained.split.validation
-        )
+        return fair.fit(rows.X, rows.y, sensitive_features=rows.sensitive_features, validation=trained.split.validation)
 
 
 def optimum(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
-    """The attribute-unaware optimum at every level of its curve."""
-    for level, prediction in unaware_optimum(trained, experiment.optimum_levels, experiment.evaluated_on):
-        yield Outcome(Variant("optimum", level=level), prediction)
+    """The attribute-unaware plug-in optimum at every level of its curve; last, at level 1, the estimate of E[Y|x].
 
-
-def peers(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
-    """Other libraries: EquiPy and Fairlearn on the scores, LEACE on the features of the last hidden layer."""
-    train, here = trained.split.train, trained.part(experiment.evaluated_on)
-    on_scores: dict[str, Any] = {
-        "equipy": EquipyWasserstein(random_state=trained.seed),
-        "fairlearn": FairlearnCorrelationRemover(),
-    }
-    predicted = predicted_groups(trained, experiment)
-    for name, peer in on_scores.items():
-        if name not in experiment.peers:
-            continue
-        peer.fit(trained.scores["train"], sensitive_features=train.sensitive_features)
-        for group, labels in (("predicted", predicted), ("true", here.sensitive_features)):
-            moved = peer.predict(trained.scores[experiment.evaluated_on], sensitive_features=labels)
-            yield Outcome(Variant(name, "scores", group), moved)
-    if "leace" in experiment.peers:
-        leace = LeaceRegression().fit(
-            trained.scores["train"], train.y, sensitive_features=train.sensitive_features, X=trained.outer["train"]
+    Fitted on the training rows, from what the last hidden layer knows.
+    """
+    rows = trained.split.train
+    sample = draw(
+        prepare(
+            adapt(trained.network),
+            rows.X,
+            rows.y,
+            sensitive_features=rows.sensitive_features,
+            validation=trained.split.validation,
+            seed=trained.seed,
+            effort=experiment.effort,
         )
-        yield Outcome(Variant("leace"), leace.predict(X=trained.outer[experiment.evaluated_on]))
-
-
-def finetuned(trained: Trained, weight: Array, experiment: Experiment) -> Array:
-    """The paper's fine-tune of the output layer, on the features that the edited hidden layer leaves."""
-    how: Finetune = experiment.finetune
-    layer = trained.output_layer
-    fit = finetune(
-        edited_features(trained, weight, "train"),
-        trained.split.train.y,
-        weight=layer.weight[0],
-        bias=float(layer.bias[0]),
-        epochs=how.epochs,
-        learning_rate=how.learning_rate,
-        decay=how.decay,
-        batch_size=how.batch_size,
-        random_state=trained.seed,
     )
-    return edited_features(trained, weight, experiment.evaluated_on) @ fit.weight + fit.bias
+    weight, bias = regression_layer(sample, experiment.effort)
+    chance = group_probability(sample.training, sample.judging, experiment.effort)
+    seen, (there,) = sample.training.features, _features(trained, experiment.evaluated_on)
+    eta, eta_there, probability_there = seen @ weight + bias, there @ weight + bias, chance(there)
+    for found in fit_optimum(eta, chance(seen), levels=experiment.optimum_levels):
+        yield Outcome(Variant("optimum", level=found.level), found.predict(eta_there, probability_there))
+    yield Outcome(Variant("optimum", level=1.0), eta_there)
 
 
-def refitted(trained: Trained, weight: Array, experiment: Experiment) -> Array:
-    """Algorithm 2 as printed: least squares on the same features."""
-    train = trained.split.train
-    features = edited_features(trained, weight, "train")
-    moments = GroupMoments().update(np.column_stack([features, train.y]), train.sensitive_features)
-    fit = fit_ols(moments, target=features.shape[1], original=trained.output_layer.weight[0], ridge=_RIDGE)
-    return edited_features(trained, weight, experiment.evaluated_on) @ fit.weight + fit.bias
-
-
-def edited_features(trained: Trained, weight: Array, part: str) -> Features:
-    """(rows, width) inputs of the output layer when the hidden layer has another weight."""
-    bias = trained.hidden_layer.bias.astype(np.float32)
-    features: Features = np.maximum(trained.inner[part] @ weight.T.astype(np.float32) + bias, np.float32(0.0))
-    return features
-
-
-def _edit(trained: Trained, experiment: Experiment, mean: float, covariance: float) -> tuple[LayerEdit, ...]:
-    return edit_paper(
-        trained.hidden_layer.weight,
-        trained.inner_moments,
-        mean_reduction=mean,
-        covariance_reduction=covariance,
-        epsilon=experiment.epsilon,
-    )
-
-
-def _edited(variant: Variant, prediction: Array, edits: tuple[LayerEdit, ...]) -> Outcome:
-    covariance, mean = edits
-    return Outcome(
-        variant,
-        prediction,
-        mean_reached=float(np.sum(mean.sigma_before**2)) / mean.achieved,
-        covariance_reached=float(np.sum(covariance.sigma_before**4)) / covariance.achieved,
-    )
+def _features(trained: Trained, *names: str) -> list[NDArray[np.float32]]:
+    """(rows, width) inputs of the output layer."""
+    return [run_through(trained.network[:-1], trained.examples(name).X) for name in names]
 
 
 METHODS = {"comparison": all_methods, "ablation": paper, "peers": peers}

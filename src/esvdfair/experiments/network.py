@@ -1,14 +1,53 @@
 """The paper's predictor: five linear layers, 256 wide, ReLU; trained by Adam on mini-batches of 128 rows."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
+
+from esvdfair.datasets import Dataset, Examples, Split, fetch_compas, fetch_law, load_wages, split
+from esvdfair.experiments.config import Preparation, Training
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The network of a seed and the split it was trained on; it ends in ``Linear, ReLU, Linear``."""
+
+    seed: int
+    split: Split
+    network: nn.Sequential
+
+    def examples(self, name: str) -> Examples:
+        """The rows "train", "validation", "test" or "heldout"."""
+        examples: Examples = getattr(self.split, name)
+        return examples
+
+    def scores(self, name: str) -> Array:
+        """(rows,) what the network predicts for them."""
+        return predict(self.network, self.examples(name).X)
+
+
+def train(dataset: Dataset, training: Training, seed: int) -> Trained:
+    """Split the data by ``seed`` and train the network on the training rows."""
+    parts = split(dataset, seed)
+    return Trained(seed, parts, train_network(parts.train.X, parts.train.y, seed=seed, training=training))
+
+
+@lru_cache(maxsize=2)
+def load(dataset: str, preparation: Preparation) -> Dataset:
+    """A data set of the experiments, once for each process."""
+    if dataset == "wages":
+        return load_wages()
+    return fetch_law(preparation) if dataset == "law" else fetch_compas(preparation)
 
 
 def train_network(
@@ -17,14 +56,9 @@ def train_network(
     *,
     seed: int,
     loss: Literal["squared", "cross_entropy"] = "squared",
-    epochs: int = 20,
-    width: int = 256,
-    depth: int = 5,
-    batch_size: int = 128,
-    learning_rate: float = 1e-3,
-    decay: float = 0.8,
+    training: Training | None = None,
 ) -> nn.Sequential:
-    """Train the predictor of the paper; the defaults are the paper's.
+    """Train the predictor of the paper.
 
     Equal arguments give equal weights, bit for bit on the same machine, whatever the thread settings and the state of
     torch's generator, which is left as it was: start and shuffle come from ``seed``, and training runs on one thread
@@ -39,10 +73,9 @@ def train_network(
     loss : {"squared", "cross_entropy"}
         Mean squared error with one output, or cross-entropy with one output (logit) for each class, which predicts
         the sensitive group for baselines that need it.
-    epochs, width, depth, batch_size : int
-        ``depth`` counts linear layers.
-    learning_rate, decay : float
-        Adam's rate in epoch t (from 0) is ``learning_rate · decayᵗ``.
+    training : Training
+        Shape and schedule; by default the paper's. The last mini-batch of an epoch is dropped when it is not full
+        (unless it is the only one).
 
     Returns
     -------
@@ -60,24 +93,30 @@ def train_network(
         raise ValueError(
             f"X has shape {tuple(inputs.shape)} and y {len(targets)} rows; expected one row of X for each."
         )
-    with _one_thread(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = build_network(inputs.shape[1], outputs, width=width, depth=depth)
+    training = training or Training()
+    with seeded(seed):
+        network = build_network(inputs.shape[1], outputs, width=training.width, depth=training.depth)
         criterion = nn.MSELoss() if loss == "squared" else nn.CrossEntropyLoss()
-        optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True)
-        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=decay)
-        for _ in range(epochs):
-            # one gather for the epoch and views of it: a DataLoader would collate row by row
-            order = torch.randperm(len(inputs))
-            _epoch(
-                network,
-                criterion,
-                optimizer,
-                torch.split(inputs[order], batch_size),
-                torch.split(targets[order], batch_size),
-            )
-            schedule.step()
+        run_epochs(network, lambda x, t: criterion(network(x), t), (inputs, targets), training)
     return network.eval()
+
+
+def run_epochs(
+    network: nn.Module, loss: Callable[..., Tensor], columns: tuple[Tensor, ...], training: Training
+) -> None:
+    """Adam on ``loss(*batch)`` over shuffled mini-batches of the rows of ``columns``; changes ``network``."""
+    optimizer = torch.optim.Adam(network.parameters(), lr=training.learning_rate, fused=True)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=training.decay)
+    rows = len(columns[0])
+    whole = rows - rows % training.batch_size or rows
+    for _ in range(training.epochs):
+        order = torch.randperm(rows)[:whole]
+        # One gather for the epoch and views of it: a DataLoader would collate row by row.
+        for batch in zip(*(torch.split(column[order], training.batch_size) for column in columns), strict=True):
+            optimizer.zero_grad()
+            loss(*batch).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        schedule.step()
 
 
 def build_network(features: int, outputs: int = 1, *, width: int = 256, depth: int = 5) -> nn.Sequential:
@@ -89,31 +128,61 @@ def build_network(features: int, outputs: int = 1, *, width: int = 256, depth: i
     return nn.Sequential(*layers[:-1])
 
 
-def predict(network: nn.Module, X: ArrayLike) -> NDArray[np.float64]:
-    """Outputs of the network: (rows,) for one output, (rows, classes) logits otherwise."""
+def linear(network: nn.Sequential, index: int) -> nn.Linear:
+    """A linear layer of the network: the output layer is -1, the last hidden one -3."""
+    layer = network[index]
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
+def run_through(network: nn.Module, X: ArrayLike) -> NDArray[np.float32]:
+    """(rows, outputs) what a network, or the first layers of one (``network[:-1]``), make of the rows."""
     with _one_thread(), torch.inference_mode():
-        out: Tensor = network(torch.as_tensor(np.asarray(X), dtype=torch.float32))
-    values: NDArray[np.float64] = out.double().numpy()
-    return values[:, 0] if values.shape[1] == 1 else values
+        out: NDArray[np.float32] = network(torch.as_tensor(np.asarray(X), dtype=torch.float32)).numpy()
+    return out
 
 
-def predict_proba(network: nn.Module, X: ArrayLike) -> NDArray[np.float64]:
-    """Class probabilities (rows, classes) of a network trained with ``loss="cross_entropy"``."""
-    probabilities: NDArray[np.float64] = torch.softmax(torch.from_numpy(predict(network, X)), dim=1).numpy()
-    return probabilities
+def predict(network: nn.Module, X: ArrayLike) -> Array:
+    """(rows,) predictions of a network with one output."""
+    return run_through(network, X)[:, 0].astype(np.float64)
 
 
-def _epoch(
-    network: nn.Module,
-    criterion: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    inputs: tuple[Tensor, ...],
-    targets: tuple[Tensor, ...],
-) -> None:
-    for x, t in zip(inputs, targets, strict=True):
-        optimizer.zero_grad()
-        criterion(network(x), t).backward()
-        optimizer.step()
+class NetworkClassifier:
+    """The paper's network with an output for each group, in the shape that `GroupPredictor` wants."""
+
+    def __init__(self, training: Training, seed: int) -> None:
+        self.training, self.seed = training, seed
+
+    def fit(self, X: Any, codes: Any) -> "NetworkClassifier":
+        self.network_ = train_network(X, codes, seed=self.seed, loss="cross_entropy", training=self.training)
+        return self
+
+    def predict_proba(self, X: Any) -> Array:
+        logits = torch.from_numpy(run_through(self.network_, X)).double()
+        probabilities: Array = torch.softmax(logits, dim=1).numpy()
+        return probabilities
+
+    def predict(self, X: Any) -> NDArray[np.intp]:
+        codes: NDArray[np.intp] = np.argmax(self.predict_proba(X), axis=1)
+        return codes
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """One thread and torch's generator at ``seed``; both are as before afterwards."""
+    with _one_thread(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _targets(y: ArrayLike, loss: str) -> tuple[Tensor, int]:
@@ -128,13 +197,3 @@ def _targets(y: ArrayLike, loss: str) -> tuple[Tensor, int]:
             raise ValueError(f"y is {values.dtype} from {values.min()}; cross-entropy needs class codes 0, 1, 2, …")
         return torch.as_tensor(values, dtype=torch.int64), int(values.max()) + 1
     raise ValueError(f"loss is {loss!r}; choose 'squared' or 'cross_entropy'.")
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

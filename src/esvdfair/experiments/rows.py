@@ -1,18 +1,39 @@
-"""Named rows, saved one file a seed: atomic, resumable, and the same bytes however a run was interrupted."""
+"""From predictions to named rows, saved one file a seed: whole or absent, the same bytes however a run was stopped."""
 
 import csv
 import io
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from esvdfair.core.checks import encode_groups
+from esvdfair.core.metrics import ks_distance, ks_floor, mean_gap, variance_gap
+from esvdfair.datasets import Examples
 from esvdfair.experiments.config import Experiment, Preparation, Variant
 from esvdfair.files import whole_file
 
+Array = NDArray[np.float64]
+
+SHOWN_BINS = 90
 _FORMAT = "esvdfair-seed-1"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one method predicts for the evaluated rows, and what it says of itself (see :class:`Row`)."""
+
+    variant: Variant
+    prediction: Array
+    met: bool | None = None
+    mean_reached: float | None = None
+    covariance_reached: float | None = None
 
 
 @dataclass(frozen=True)
@@ -28,7 +49,7 @@ class Row:
     mean_gap, variance_gap : largest differences of the groups' means and variances
     met : whether ``level`` was met on the validation rows
     mean_reached, covariance_reached : by how much Σσ² and Σσ⁴ really fell
-    regret : (mse − the optimum's at the same KS) / (mse of the best constant − mse of the untouched network)
+    regret : (mse − the plug-in optimum's at the same KS) / (mse of the best constant − mse of the untouched network)
     """
 
     experiment: str
@@ -53,9 +74,7 @@ class Row:
 
     @property
     def variant(self) -> Variant:
-        return Variant(
-            self.method, self.fitted_on, self.group, self.level, self.mean_reduction, self.covariance_reduction
-        )
+        return Variant(**{field.name: getattr(self, field.name) for field in fields(Variant)})
 
 
 @dataclass(frozen=True)
@@ -73,6 +92,74 @@ class SeedResult:
 
     rows: tuple[Row, ...]
     densities: tuple[Density, ...]
+
+
+# --- predictions -> rows -------------------------------------------------------------------------------------------
+
+
+def judge(
+    outcomes: Sequence[Outcome], here: Examples, experiment: Experiment, preparation: Preparation, seed: int
+) -> SeedResult:
+    """All rows of one seed of one experiment, from what the methods predict for the evaluated rows ``here``."""
+    where = {
+        "experiment": experiment.name,
+        "preparation": preparation,
+        "seed": seed,
+        "evaluated_on": experiment.evaluated_on,
+    }
+    rows = [_row(outcome, here, where) for outcome in outcomes]
+    if any(row.method == "optimum" for row in rows):
+        rows = with_regret(rows)
+    densities = (density for outcome in outcomes for density in _densities(outcome, here, experiment.shown_range))
+    return SeedResult(tuple(rows), tuple(densities))
+
+
+def _row(outcome: Outcome, here: Examples, where: dict[str, Any]) -> Row:
+    prediction, groups = outcome.prediction, here.sensitive_features
+    return Row(
+        **where,
+        **asdict(outcome.variant),
+        mse=float(np.mean((prediction - here.y) ** 2)),
+        ks=ks_distance(prediction, sensitive_features=groups),
+        ks_floor=ks_floor(sensitive_features=groups),
+        mean_gap=mean_gap(prediction, sensitive_features=groups),
+        variance_gap=variance_gap(prediction, sensitive_features=groups),
+        met=outcome.met,
+        mean_reached=outcome.mean_reached,
+        covariance_reached=outcome.covariance_reached,
+    )
+
+
+def with_regret(rows: Sequence[Row]) -> list[Row]:
+    """The rows with their excess over the plug-in optimum, whose own rows are the curve and have none."""
+    curve = np.array([(row.mse, row.ks) for row in rows if row.method == "optimum"])
+    constant, untouched = (next(r.mse for r in rows if r.method == name) for name in ("constant", "untouched"))
+    regret = partial(interpolated_regret, curve_mse=curve[:, 0], curve_ks=curve[:, 1], gain=constant - untouched)
+    return [row if row.method == "optimum" else replace(row, regret=regret(row.mse, row.ks)) for row in rows]
+
+
+def interpolated_regret(mse: float, ks: float, *, curve_mse: Array, curve_ks: Array, gain: float) -> float:
+    """(mse − mse of the optimum's curve at the same KS) / gain (docs/method.md, 2.7).
+
+    ``gain`` is the mse of the best constant minus that of the untouched model. The curve is linear between its points,
+    after each has been given the lowest error of any that is as fair: an error that sampling made larger at a looser
+    level would flatter us. Fairer than the fairest point of the curve, the error of that point is taken, which also
+    errs against us.
+    """
+    order = np.lexsort((curve_mse, curve_ks))
+    lowest = np.minimum.accumulate(curve_mse[order])
+    return (mse - float(np.interp(ks, curve_ks[order], lowest))) / gain
+
+
+def _densities(outcome: Outcome, here: Examples, shown: tuple[float, float]) -> list[Density]:
+    labels, codes = encode_groups(here.sensitive_features)
+    edges = np.linspace(*shown, SHOWN_BINS + 1)[1:-1]  # without the outer edges: the outer bins are open
+    bins = np.searchsorted(edges, outcome.prediction, side="right")
+    counts = [np.bincount(bins[codes == code], minlength=SHOWN_BINS) for code in range(len(labels))]
+    return [Density(outcome.variant, str(label), tuple(c.tolist())) for label, c in zip(labels, counts, strict=True)]
+
+
+# --- rows -> files -------------------------------------------------------------------------------------------------
 
 
 class Folder:
@@ -109,18 +196,17 @@ class Folder:
             When the file holds something else, or rows of another protocol.
         """
         path = self.path(seed)
-        document = _parse(path)
-        if document["protocol"] != self.experiment.protocol():
-            changed = _difference(document["protocol"], self.experiment.protocol())
+        document, wanted = _parse(path), self.experiment.protocol()
+        saved = document["protocol"]
+        if saved != wanted:
+            names = [name for name in {**saved, **wanted} if saved.get(name) != wanted.get(name)]
+            changed = ", ".join(f"{name}: {saved.get(name)} there, {wanted.get(name)} here" for name in names)
             raise ValueError(
                 f"{path} was made by another protocol ({changed}); rows of two protocols must not be averaged. "
                 "Choose another --out, or delete the folder."
             )
-        rows = tuple(Row(**row) for row in document["rows"])
-        densities = tuple(
-            Density(Variant(**d["variant"]), d["label"], tuple(d["counts"])) for d in document["densities"]
-        )
-        return SeedResult(rows, densities)
+        densities = (Density(Variant(**d["variant"]), d["label"], tuple(d["counts"])) for d in document["densities"])
+        return SeedResult(tuple(Row(**row) for row in document["rows"]), tuple(densities))
 
     def combine(self) -> Path:
         """Write the rows of all saved seeds as one CSV file, ``out/law-paper.csv``; returns its path."""
@@ -168,11 +254,6 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(sorted(seeds))
 
 
-def variants_in_order(rows: Sequence[Row]) -> list[Variant]:
-    """Distinct variants, in the order in which they first occur."""
-    return list(dict.fromkeys(row.variant for row in rows))
-
-
 def _parse(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -181,8 +262,3 @@ def _parse(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a saved seed ({error!r}); delete it to have it made again.") from error
     return dict(document)
-
-
-def _difference(saved: dict[str, Any], wanted: dict[str, Any]) -> str:
-    names = [name for name in {**saved, **wanted} if saved.get(name) != wanted.get(name)]
-    return ", ".join(f"{name}: {saved.get(name)} there, {wanted.get(name)} here" for name in names)

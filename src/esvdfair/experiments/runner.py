@@ -14,7 +14,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from esvdfair.experiments.config import Experiment, Preparation, preparations_of
-from esvdfair.experiments.rows import Folder, Row
+from esvdfair.experiments.rows import Folder, Row, judge
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
@@ -67,10 +67,10 @@ def run(tasks: Sequence[Task], *, jobs: int, on_done: Callable[[], object] = lam
         raise ImportError("the experiments train networks with PyTorch: pip install 'esvdfair[torch]'.")
     context = multiprocessing.get_context("spawn")  # a forked torch may hang; and threads are set before it loads
     others = set(multiprocessing.active_children())
-    with _one_thread_each():
+    with one_thread_each():
         pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_start_worker)
         try:
-            for future in as_completed([pool.submit(_work, task) for task in tasks]):
+            for future in as_completed([pool.submit(work, task) for task in tasks]):
                 future.result()
                 on_done()
         except BrokenProcessPool as error:
@@ -93,15 +93,13 @@ def collect(experiment: Experiment, preparation: Preparation, seeds: Sequence[in
 
 
 def _is_saved(task: Task) -> bool:
-    saved = [Folder(task.out, experiment, task.preparation) for experiment in task.experiments]
-    found = [folder for folder in saved if folder.path(task.seed).exists()]
-    for folder in found:
-        folder.read(task.seed)  # raises when it was made by another protocol
-    return len(found) == len(saved)
+    folders = [Folder(task.out, experiment, task.preparation) for experiment in task.experiments]
+    found = [folder.read(task.seed) for folder in folders if folder.path(task.seed).exists()]  # or raises
+    return len(found) == len(folders)
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
+def one_thread_each() -> Iterator[None]:
     """Environment of the workers: thread pools read it once, when NumPy and torch are loaded."""
     before = {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(dict.fromkeys(_THREADS, "1"))
@@ -115,14 +113,30 @@ def _one_thread_each() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _work(task: Task) -> None:
-    from esvdfair.experiments.run_seed import run_seed  # torch: in the workers only
-
+def work(task: Task) -> None:
+    """Train the network of a seed, run each experiment that is not saved yet, save each at once."""
     try:
-        run_seed(task.experiments, task.preparation, task.seed, task.out)
+        _run_seed(task)
     except (ValueError, ArithmeticError) as error:  # no input of the user reaches a seed: this is a fault of ours
         names = ", ".join(experiment.name for experiment in task.experiments)
         raise RuntimeError(f"seed {task.seed} of {names}, preparation {task.preparation}, failed: {error}") from error
+
+
+def _run_seed(task: Task) -> None:
+    from esvdfair.experiments.methods import METHODS  # torch: in the workers only
+    from esvdfair.experiments.network import load, train
+
+    folders = [Folder(task.out, experiment, task.preparation) for experiment in task.experiments]
+    missing = [folder for folder in folders if not folder.path(task.seed).exists()]
+    if not missing:
+        return
+    first = task.experiments[0]
+    trained = train(load(first.dataset, task.preparation), first.training, task.seed)
+    for folder in missing:
+        experiment = folder.experiment
+        outcomes = list(METHODS[experiment.kind](trained, experiment))
+        here = trained.examples(experiment.evaluated_on)
+        folder.write(task.seed, judge(outcomes, here, experiment, task.preparation, task.seed))
 
 
 def _start_worker() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from esvdfair.experiments.config import Experiment, Preparation, Printed, Variant
-from esvdfair.experiments.rows import Row, variants_in_order
+from esvdfair.experiments.rows import Row
 
 _NAMES = {
     "untouched": "network as trained",
@@ -19,13 +19,12 @@ _NAMES = {
     "paper_printed_cubic": "  with the printed cubic",
     "paper_unguarded_solve": "  with it and an unguarded solve",
     "algorithm_2": "Algorithm 2 (least squares)",
-    "parity": "parity",
-    "transport": "transport",
-    "optimum": "unaware optimum",
+    "optimum": "unaware plug-in optimum",
     "equipy": "EquiPy",
     "fairlearn": "Fairlearn CorrelationRemover",
     "leace": "LEACE and least squares",
 }
+_HEADER = ["method", "MSE", "KS", "excess over the plug-in optimum", "paper: MSE", "paper: KS", "agrees"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,13 @@ class Statistic:
         return cls(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f}" if self.sd is None else f"{self.mean:.3f} ± {self.sd:.3f}"
+        return self.text(digits=3)
+
+    def text(self, *, digits: int, signed: bool = False, of_mean: int | None = None) -> str:
+        """``0.055 ± 0.006``; with ``of_mean`` seeds the deviation is that of their mean."""
+        mean = f"{self.mean:{'+' if signed else ''}.{digits}f}"
+        sd = "" if self.sd is None else f" ± {self.sd / np.sqrt(of_mean or 1):.{digits}f}"
+        return f"{mean}{sd}".replace("-", "−")
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,29 @@ class Line:
     printed: Printed | None
     agrees: bool | None
 
+    @classmethod
+    def of(cls, variant: Variant, rows: Sequence[Row], printed: Printed | None) -> "Line":
+        mse, ks = Statistic.of([row.mse for row in rows]), Statistic.of([row.ks for row in rows])
+        known = {
+            name: [value for row in rows if (value := getattr(row, name)) is not None]
+            for name in ("regret", "covariance_reached", "met")
+        }
+        agrees = None
+        if printed is not None:
+            pairs = (mse.mean, printed.mse, printed.mse_within), (ks.mean, printed.ks, printed.ks_within)
+            agrees = all(round(abs(round(ours, 3) - theirs), 3) <= within for ours, theirs, within in pairs)
+        return cls(
+            variant=variant,
+            seeds=len(rows),
+            mse=mse,
+            ks=ks,
+            regret=Statistic.of(known["regret"]) if known["regret"] else None,
+            covariance_reached=Statistic.of(known["covariance_reached"]) if known["covariance_reached"] else None,
+            met=float(np.mean(known["met"])) if known["met"] else None,
+            printed=printed,
+            agrees=agrees,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         plain = asdict(self)
@@ -68,6 +96,19 @@ class Line:
         if self.printed is not None:
             del plain["printed"]["variant"]
         return {**variant, **plain}
+
+    def cells(self) -> list[str]:
+        """Its name and its numbers, under ``_HEADER``."""
+        printed = self.printed
+        return [
+            describe(self.variant),
+            str(self.mse),
+            str(self.ks),
+            "" if self.regret is None else str(self.regret),
+            "" if printed is None else f"{printed.mse:.3f} ± {printed.mse_within:.3f}",
+            "" if printed is None else f"{printed.ks:.3f} ± {printed.ks_within:.3f}",
+            "" if self.agrees is None else ("yes" if self.agrees else "no"),
+        ]
 
 
 @dataclass(frozen=True)
@@ -81,14 +122,37 @@ class Table:
 
     @classmethod
     def of(cls, rows: Sequence[Row], experiment: Experiment, preparation: Preparation) -> "Table":
-        seeds = tuple(sorted({row.seed for row in rows}))
-        return cls(experiment, preparation, seeds, tuple(summarize(rows, experiment)))
+        """A line for every variant, in the order of the rows."""
+        printed = {p.variant: p for p in experiment.printed} if preparation == "paper" else {}
+        by_variant: dict[Variant, list[Row]] = {}
+        for row in rows:
+            by_variant.setdefault(row.variant, []).append(row)
+        lines = (Line.of(variant, found, printed.get(variant)) for variant, found in by_variant.items())
+        return cls(experiment, preparation, tuple(sorted({row.seed for row in rows})), tuple(lines))
+
+    def __getitem__(self, variant: Variant) -> Line:
+        return next(line for line in self.lines if line.variant == variant)
+
+    def shown(self) -> list[Line]:
+        """The lines that people see: of the curves of `transport` and of the optimum only some points."""
+        levels = {"transport": self.experiment.shown_transport, "optimum": self.experiment.shown_levels}
+        return [x for x in self.lines if x.variant.level in levels.get(x.variant.method, (x.variant.level,))]
 
     def __str__(self) -> str:
-        e = self.experiment
-        seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) != 1)}"
-        title = f"{e.name}, preparation {self.preparation}, {seeds}, {e.evaluated_on} rows"
-        return f"{title}\n\n{format_table(shown(self.lines, e))}"
+        """The table for the terminal."""
+        cells = _without_empty([["", *_HEADER[1:]], *(line.cells() for line in self.shown())])
+        widths = [max(map(text_width, column)) for column in zip(*cells, strict=True)]
+        padded = ([cell + " " * (w - text_width(cell)) for cell, w in zip(row, widths, strict=True)] for row in cells)
+        head = f"{self.experiment.name}, preparation {self.preparation}, {self.extent}"
+        return f"{head}\n\n" + "\n".join("  ".join(row).rstrip() for row in padded)
+
+    def to_markdown(self) -> str:
+        """The same table for a document."""
+        return markdown(_without_empty([_HEADER, *(line.cells() for line in self.shown())]))
+
+    @property
+    def extent(self) -> str:
+        return f"{len(self.seeds)} seed{'s' * (len(self.seeds) != 1)}, {self.experiment.evaluated_on} rows"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -100,24 +164,8 @@ class Table:
         }
 
 
-def summarize(rows: Sequence[Row], experiment: Experiment) -> list[Line]:
-    """A line for every variant, in the order of the rows."""
-    printed = {p.variant: p for p in experiment.printed} if all(r.preparation == "paper" for r in rows) else {}
-    by_variant: dict[Variant, list[Row]] = {variant: [] for variant in variants_in_order(rows)}
-    for row in rows:
-        by_variant[row.variant].append(row)
-    return [_line(variant, found, printed.get(variant)) for variant, found in by_variant.items()]
-
-
-def shown(lines: Sequence[Line], experiment: Experiment) -> list[Line]:
-    """The lines that a table shows: of the curves of `transport` and of the optimum only some points."""
-    levels = {"transport": experiment.shown_transport, "optimum": experiment.shown_levels}
-    return [line for line in lines if line.variant.level in levels.get(line.variant.method, (line.variant.level,))]
-
-
 def describe(variant: Variant) -> str:
     """What a person calls a line."""
-    name = _NAMES.get(variant.method, variant.method)
     details = []
     if variant.fitted_on:
         details.append(f"fitted on {variant.fitted_on}")
@@ -127,72 +175,21 @@ def describe(variant: Variant) -> str:
         details.append("no bound" if variant.level == 1.0 else f"KS ≤ {variant.level:g}")
     if variant.method == "paper":
         details.append(f"c̃_e {variant.mean_reduction:g}, c̃_v {variant.covariance_reduction:g}")
-    return f"{name}, {', '.join(details)}" if details else name
+    return ", ".join([_NAMES.get(variant.method, variant.method), *details])
 
 
-def format_table(lines: Sequence[Line]) -> str:
-    """A table for the terminal."""
-    header = ["", "MSE", "KS", "regret", "paper: MSE", "KS", "agrees"]
-    cells = _without_empty([header, *([describe(line.variant), *_numbers(line)] for line in lines)])
-    widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
-    padded = ([cell + " " * (w - _width(cell)) for cell, w in zip(row, widths, strict=True)] for row in cells)
-    return "\n".join("  ".join(row).rstrip() for row in padded)
+def markdown(cells: Sequence[Sequence[str]]) -> str:
+    """A table of Markdown; the first row is its header."""
+    header, *rows = ([cell.strip() for cell in row] for row in cells)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
 
 
-def format_markdown(lines: Sequence[Line]) -> str:
-    """The same table for a document."""
-    header = ["method", "MSE", "KS", "regret", "paper: MSE", "paper: KS", "agrees"]
-    header, *cells = _without_empty([header, *([describe(line.variant).strip(), *_numbers(line)] for line in lines)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *cells))
+def text_width(text: str) -> int:
+    """Columns on the terminal: the tilde of c̃ stands on its letter."""
+    return sum(not unicodedata.combining(character) for character in text)
 
 
 def _without_empty(cells: list[list[str]]) -> list[list[str]]:
     """Leave out columns that have a header and nothing under it, as those of the paper where it prints nothing."""
     kept = [i for i, column in enumerate(zip(*cells, strict=True)) if any(column[1:])]
     return [[row[i] for i in kept] for row in cells]
-
-
-def _width(text: str) -> int:
-    """Columns on the terminal: the tilde of c̃ stands on its letter."""
-    return sum(not unicodedata.combining(character) for character in text)
-
-
-def _numbers(line: Line) -> list[str]:
-    printed = line.printed
-    return [
-        str(line.mse),
-        str(line.ks),
-        "" if line.regret is None else str(line.regret),
-        "" if printed is None else f"{printed.mse:.3f} ± {printed.mse_within:.3f}",
-        "" if printed is None else f"{printed.ks:.3f} ± {printed.ks_within:.3f}",
-        "" if line.agrees is None else ("yes" if line.agrees else "no"),
-    ]
-
-
-def _line(variant: Variant, rows: Sequence[Row], printed: Printed | None) -> Line:
-    mse, ks = Statistic.of([row.mse for row in rows]), Statistic.of([row.ks for row in rows])
-    met = [row.met for row in rows if row.met is not None]
-    agrees = None
-    if printed is not None:
-        agrees = _within(mse, printed.mse, printed.mse_within) and _within(ks, printed.ks, printed.ks_within)
-    return Line(
-        variant=variant,
-        seeds=len(rows),
-        mse=mse,
-        ks=ks,
-        regret=_optional([row.regret for row in rows]),
-        covariance_reached=_optional([row.covariance_reached for row in rows]),
-        met=float(np.mean(met)) if met else None,
-        printed=printed,
-        agrees=agrees,
-    )
-
-
-def _within(ours: Statistic, printed: float, tolerance: float) -> bool:
-    """To the three decimals that are printed."""
-    return bool(round(abs(round(ours.mean, 3) - printed), 3) <= tolerance)
-
-
-def _optional(values: Sequence[float | None]) -> Statistic | None:
-    found = [value for value in values if value is not None]
-    return Statistic.of(found) if found else None

@@ -10,23 +10,26 @@ import scipy.linalg
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from esvdfair.batches import Batches, is_stream, make_batches
+from esvdfair.batches import Batches, is_stream, make_batches, row_key
 from esvdfair.core import gaps
 from esvdfair.core.checks import Label, take_rows
 from esvdfair.core.edits import edit_exact
 from esvdfair.core.moments import GroupMoments
 from esvdfair.estimator import ESVDFair
 from esvdfair.explain.features import correlate, name_features
-from esvdfair.explain.layers import covariance_factor, layer_moments
+from esvdfair.explain.layers import covariance_factor
 from esvdfair.models import adapt
-from esvdfair.models.protocol import LinearLayer, ModelAdapter, find_layer
+from esvdfair.models.base import LinearLayer, ModelAdapter, find_layer
 
 Array = NDArray[np.float64]
 
+KINDS = ("mean", "covariance")
 FEATURES = 3
 """Features listed with every direction."""
 ROUNDING = 1e-12
 """A gap below this part of the layer's spread is rounding."""
+STABLE = 0.7
+"""From this |cos| on, two half samples agree on more than half of a direction."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,16 @@ class Direction:
     ----------
     kind : "mean" (the groups' means differ along it) or "covariance" (their spreads do)
     rank : 1 has the largest share
-    sigma_before, sigma_after : the gap along it, ``‖uᵀWS‖`` with the factor S of the kind, before and after the repair
-    share : part of the gap: ``σ²/Σσ²`` (mean), ``σ⁴/Σσ⁴`` (covariance)
+    sigma_before, sigma_after : the gap along it, before and after the repair: the length of ``uᵀWDᵀ`` for means; for
+        spreads ``|uᵀWMWᵀu|^½``, the root of the difference of variances, or ``‖uᵀWS_v‖`` of more than two groups
+    share : part of what ``share_of`` names: ``σ²/Σσ²`` (mean), ``σ⁴/Σσ⁴`` (covariance)
     group_means, group_sds : mean and standard deviation of ``uᵀz`` in every group, ordered as ``Directions.groups``
     features : (name, correlation) of the input columns that ``uᵀz`` correlates with most; u points to where the first
         of them grows. Empty when no column varies.
+    share_of : "gap", which the squared shares add up to exactly, or "bound": of the spreads of more than two groups
+        only ``d_v² ≤ Σσ⁴`` is split
+    difference : mean, or variance, of the first group minus that of the second along u; None for more than two groups
+    stability : |cos| between this direction in two halves of the rows; None when a half is too small to have it
     """
 
     kind: str
@@ -52,6 +60,14 @@ class Direction:
     group_means: tuple[float, ...]
     group_sds: tuple[float, ...]
     features: tuple[tuple[str, float], ...]
+    share_of: str
+    difference: float | None
+    stability: float | None
+
+    @property
+    def stable(self) -> bool:
+        """Whether other people from the same population would show it too; False also when that is not known."""
+        return self.stability is not None and self.stability >= STABLE
 
 
 @dataclass(frozen=True)
@@ -84,14 +100,14 @@ class Directions:
 
     def to_frame(self) -> pd.DataFrame:
         """One row for each direction, those of the mean first."""
-        columns = ["kind", "rank", "sigma_before", "sigma_after", "share"]
-        columns += [f"{what}[{group}]" for what in ("mean", "sd") for group in self.groups]
+        plain = ["kind", "rank", "sigma_before", "sigma_after", "share", "share_of", "difference", "stability"]
+        columns = [*plain, *(f"{what}[{group}]" for what in ("mean", "sd") for group in self.groups)]
         columns += [f"{what}_{i + 1}" for i in range(FEATURES) for what in ("feature", "correlation")]
         rows = []
         for d in (*self.mean, *self.covariance):
             features = [*d.features, *[(None, None)] * (FEATURES - len(d.features))]
             flat = (value for pair in features for value in pair)
-            rows.append((d.kind, d.rank, d.sigma_before, d.sigma_after, d.share, *d.group_means, *d.group_sds, *flat))
+            rows.append((*(getattr(d, name) for name in plain), *d.group_means, *d.group_sds, *flat))
         return pd.DataFrame(rows, columns=columns)
 
 
@@ -111,8 +127,11 @@ def explain_directions(
     """Split the gap after a layer into directions, and name the input features that each of them follows.
 
     Mean: ``W Dᵀ = Σ σ_i u_i a_iᵀ``, the rows of D being the mean differences of all pairs of groups, so that
-    ``d_e² = Σσ_i²`` with at most G − 1 directions: the paper's ``W S_e`` for ε → 0. Covariance: the paper's
-    ``W S_v = Σ σ_i u_i v_iᵀ``.
+    ``d_e² = Σσ_i²`` with at most G − 1 directions: the paper's ``W S_e`` for ε → 0. Covariance, two groups:
+    ``W M Wᵀ = Σ λ_i u_i u_iᵀ``, signed and exact, ``d_v² = Σλ_i²`` and ``σ_i = |λ_i|^½``; more groups: the paper's
+    ``W S_v = Σ σ_i u_i v_iᵀ``, which splits the bound.
+
+    Differs from the paper: it splits the bound ``Σσ⁴ ≥ d_v²`` for two groups too.
 
     Parameters
     ----------
@@ -141,26 +160,30 @@ def explain_directions(
     names = name_features(X, feature_names)
     batches = make_batches(X, None, sensitive_features, sample_weight, missing=missing, batch_size=batch_size)
     adapter, repaired = _adapters(model, output)
-    before = _State.gather(adapter, batches, layer)
-    after = before.edited() if repaired is None else _State.gather(repaired, batches, before.layer.index)
-    found = [direction for kind in ("mean", "covariance") for direction in before.directions(kind)[:top]]
-    u = np.column_stack([np.zeros((len(before.layer.weight), 0)), *(axis for _, _, _, axis, _ in found)])
+    before, halves = _see(adapter, batches, layer)
+    after = before.edited() if repaired is None else _see(repaired, batches, before.layer.index)[0]
+    found = [axis for kind in KINDS for axis in before.axes(kind)[:top]]
+    again = {kind: [half.axes(kind) for half in halves] for kind in KINDS}
+    u = np.column_stack([np.zeros((len(before.layer.weight), 0)), *(axis.u for axis in found)])
     columns, correlations = correlate(*_project(adapter, batches, before.layer, u), X, names)
     described = []
-    for (kind, rank, sigma, axis, share), along in zip(found, correlations, strict=True):
+    for axis, along in zip(found, correlations, strict=True):
         strongest = np.argsort(-np.abs(along), kind="stable")[:FEATURES]
         # A singular vector has no sign of its own: let the feature that it follows most grow along it.
         sign = -1.0 if len(strongest) and along[strongest[0]] < 0 else 1.0
         described.append(
             Direction(
-                kind=kind,
-                rank=rank,
-                sigma_before=sigma,
-                sigma_after=float(np.linalg.norm(axis @ after.factored(kind))),
-                share=share,
-                group_means=before.means_along(sign * axis),
-                group_sds=before.sds_along(axis),
+                kind=axis.kind,
+                rank=axis.rank,
+                sigma_before=axis.sigma,
+                sigma_after=after.gap_along(axis.kind, axis.u),
+                share=axis.share,
+                group_means=before.means_along(sign * axis.u),
+                group_sds=before.sds_along(axis.u),
                 features=tuple((columns[i], float(sign * along[i])) for i in strongest),
+                share_of="gap" if axis.kind == "mean" or before.two_groups else "bound",
+                difference=before.difference_along(axis.kind, sign * axis.u),
+                stability=_stability(axis.rank, again[axis.kind]),
             )
         )
     return Directions(
@@ -168,15 +191,26 @@ def explain_directions(
         index=before.layer.index,
         after="exact edit" if repaired is None else "repaired model",
         groups=before.moments.labels,
-        mean_gap_before=gaps.mean_gap(before.layer.weight, before.moments),
-        mean_gap_after=gaps.mean_gap(after.layer.weight, after.moments),
-        covariance_gap_before=gaps.covariance_gap(before.layer.weight, before.moments),
-        covariance_gap_after=gaps.covariance_gap(after.layer.weight, after.moments),
+        mean_gap_before=gaps.squared_mean_gap(before.layer.weight, before.moments),
+        mean_gap_after=gaps.squared_mean_gap(after.layer.weight, after.moments),
+        covariance_gap_before=gaps.squared_covariance_gap(before.layer.weight, before.moments),
+        covariance_gap_after=gaps.squared_covariance_gap(after.layer.weight, after.moments),
         spectrum_before=before.spectrum(),
         spectrum_after=after.spectrum(),
         mean=tuple(d for d in described if d.kind == "mean"),
         covariance=tuple(d for d in described if d.kind == "covariance"),
     )
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """A direction u (m,) of a layer's output, the gap σ along it, and its part of the whole."""
+
+    kind: str
+    rank: int
+    sigma: float
+    share: float
+    u: Array
 
 
 @dataclass(frozen=True)
@@ -186,15 +220,9 @@ class _State:
     layer: LinearLayer
     moments: GroupMoments
 
-    @classmethod
-    def gather(cls, adapter: ModelAdapter, batches: Batches, which: int | str) -> "_State":
-        first = next(iter(batches), None)
-        if first is None:
-            raise ValueError("X has no rows; there is nothing to explain.")
-        layer = find_layer(adapter.layers(first.x), which)
-        moments = layer_moments(adapter, batches, [layer])[layer.name]
-        moments.require_groups(rows=2)
-        return cls(layer, moments)
+    @property
+    def two_groups(self) -> bool:
+        return len(self.moments.labels) == 2
 
     def edited(self) -> "_State":
         """The layer after the exact edit with the default reductions."""
@@ -206,15 +234,34 @@ class _State:
         factor = gaps.mean_differences(self.moments).T if kind == "mean" else covariance_factor(self.moments)
         return self.layer.weight @ factor
 
-    def directions(self, kind: str) -> list[tuple[str, int, float, Array, float]]:
-        """Kind, rank, σ, u (m,) and share of the gap of every direction along which there is more than rounding."""
-        u, sigma, _ = scipy.linalg.svd(self.factored(kind), full_matrices=False)
+    def axes(self, kind: str) -> list[_Axis]:
+        """Every direction along which there is more than rounding, the largest gap first."""
+        if kind == "covariance" and self.two_groups:
+            values, u = scipy.linalg.eigh(self._variance_difference())  # W M Wᵀ = Σ λ_i u_i u_iᵀ
+            order = np.argsort(-np.abs(values), kind="stable")
+            sigma, u = np.sqrt(np.abs(values[order])), u[:, order]
+        else:
+            u, sigma, _ = scipy.linalg.svd(self.factored(kind), full_matrices=False)
         scatter = self.moments.pooled_scatter() / self.moments.counts.sum()
         spread = float(np.sum((self.layer.weight @ scatter) * self.layer.weight))
         # σ² is a squared mean difference, or a difference of variances
         gap = sigma**2 > (ROUNDING**2 if kind == "mean" else ROUNDING) * spread
         power = sigma[gap] ** (2 if kind == "mean" else 4)
-        return [(kind, i + 1, float(sigma[i]), u[:, i], float(p / power.sum())) for i, p in enumerate(power)]
+        return [_Axis(kind, i + 1, float(sigma[i]), float(p / power.sum()), u[:, i]) for i, p in enumerate(power)]
+
+    def gap_along(self, kind: str, u: Array) -> float:
+        """σ of a direction that need not be one of ours."""
+        if kind == "covariance" and self.two_groups:
+            return float(np.sqrt(abs(u @ self._variance_difference() @ u)))
+        return float(np.linalg.norm(u @ self.factored(kind)))
+
+    def difference_along(self, kind: str, u: Array) -> float | None:
+        """Mean or variance of the first group minus that of the second along u."""
+        if not self.two_groups:
+            return None
+        if kind == "mean":
+            return float(gaps.mean_differences(self.moments)[0] @ (u @ self.layer.weight))
+        return float(u @ self._variance_difference() @ u)
 
     def spectrum(self) -> tuple[float, ...]:
         return tuple(scipy.linalg.svdvals(self.factored("covariance")).tolist())
@@ -229,6 +276,41 @@ class _State:
         p = u @ self.layer.weight
         return tuple(float(np.sqrt(max(p @ covariance @ p, 0.0))) for covariance in self.moments.covariances())
 
+    def _variance_difference(self) -> Array:
+        """(m, m) ``W M Wᵀ`` of two groups; zero when their covariances differ by no more than rounding."""
+        axes, values = gaps.covariance_spectrum(self.moments)
+        found = self.layer.weight @ axes
+        difference: Array = (found * values) @ found.T
+        return difference
+
+
+def _see(adapter: ModelAdapter, batches: Batches, which: int | str) -> tuple[_State, tuple[_State, ...]]:
+    """A layer with the moments of its inputs over all rows, and over two halves of them if each has all groups."""
+    first = next(iter(batches), None)
+    if first is None:
+        raise ValueError("X has no rows; there is nothing to explain.")
+    layer = find_layer(adapter.layers(first.x), which)
+    whole, *halves = (GroupMoments() for _ in range(3))
+    for batch in batches:
+        inputs = adapter.capture(batch.x, [layer.name])[0][layer.name]
+        weight = np.ones(len(batch.codes)) if batch.weight is None else batch.weight
+        left = row_key(batch.row_id, 0) < 0.5
+        for moments, mine in ((whole, weight), (halves[0], weight * left), (halves[1], weight * ~left)):
+            moments.update_codes(inputs, batch.labels, batch.codes, mine)
+    for moments in (whole, *halves):
+        moments.all_reduce()
+    whole.require_groups(rows=2)
+    full = all(half.labels == whole.labels and half.rows.min() >= 2 for half in halves)
+    return _State(layer, whole), tuple(_State(layer, half) for half in halves) if full else ()
+
+
+def _stability(rank: int, halves: list[list[_Axis]]) -> float | None:
+    """|cos| between the directions of this rank in both halves of the rows."""
+    if not halves or min(map(len, halves)) < rank:
+        return None
+    left, right = (axes[rank - 1].u for axes in halves)
+    return min(abs(float(left @ right)), 1.0)
+
 
 def _adapters(model: Any, output: Any) -> tuple[ModelAdapter, ModelAdapter | None]:
     """The untouched model, and the repaired one of a fitted ESVDFair."""
@@ -237,8 +319,7 @@ def _adapters(model: Any, output: Any) -> tuple[ModelAdapter, ModelAdapter | Non
     check_is_fitted(model, "estimator_")
     if output is not None:
         raise ValueError(f"output={output!r} was given, but this ESVDFair has an output of its own: drop it.")
-    untouched = model.curve_.build({})  # also of a scikit-learn model that ESVDFair fitted itself
-    return adapt(untouched, output=model.output), adapt(model.estimator_, output=model.output)
+    return adapt(model.model_, output=model.output), adapt(model.estimator_, output=model.output)
 
 
 def _project(adapter: ModelAdapter, batches: Batches, layer: LinearLayer, u: Array) -> tuple[Array, Array]:

@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from esvdfair.core.checks import to_numpy
+
 Array = NDArray[np.float64]
 
 MAX_CATEGORIES = 50
@@ -67,7 +69,7 @@ def _table(X: Any) -> Any:
         return X
     if hasattr(X, "tocsc"):
         return X.tocsc()
-    values = X.detach().cpu().double().numpy() if hasattr(X, "detach") else np.asarray(X)
+    values = to_numpy(X)
     return values.reshape(len(values), -1)
 
 

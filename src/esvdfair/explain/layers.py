@@ -1,7 +1,6 @@
 """Layer scan: how far the groups are apart after every linear layer, and what an edit there would reach."""
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -10,15 +9,16 @@ import pandas as pd
 import scipy.linalg
 from numpy.typing import NDArray
 
-from esvdfair.batches import Batches, Splitter, held_out, is_stream, make_batches
 from esvdfair.core import gaps
-from esvdfair.core.edits import edit_exact
+from esvdfair.core.edits import PAPER_REDUCTIONS, edit_exact
 from esvdfair.core.moments import GroupMoments
-from esvdfair.estimator import PAPER_REDUCTIONS, ESVDFair
+from esvdfair.curve import CurvePoint, judge, ks_distances, mean_squared_errors
 from esvdfair.exceptions import ESVDFairWarning
+from esvdfair.methods import exact_refit, parity
 from esvdfair.models import adapt
-from esvdfair.models.protocol import LinearLayer, ModelAdapter
-from esvdfair.repair import EXACT_RIDGE
+from esvdfair.models.base import LinearLayer, Weights
+from esvdfair.sample import Effort, Setting, draw, prepare
+from esvdfair.threads import few_threads
 
 Array = NDArray[np.float64]
 
@@ -107,18 +107,19 @@ def scan_layers(
     missing: str = "error",
     batch_size: int = 8192,
     random_state: int = 0,
+    effort: Effort | None = None,
 ) -> LayerScan:
     """Which layer carries the gap, and which is the one to edit.
 
     Every hidden layer is edited as ``ESVDFair(model, method="exact", layer=...)`` does, the last as ``"parity"`` does.
-    One pass over the rows gathers the moments of all layers, one more for each layer tells what its edit reaches.
+    One pass over the rows collects the moments of all layers, one more for each layer tells what its edit reaches.
 
     Parameters
     ----------
     model : torch.nn.Module, fitted MLPRegressor (also in a Pipeline), or path or bytes of an ONNX file
     X, y, sensitive_features, sample_weight, validation : as in :meth:`esvdfair.ESVDFair.fit`
     mean_reduction, covariance_reduction : how many times smaller an edit makes the squared gaps
-    output, missing, batch_size, random_state : as in :class:`esvdfair.ESVDFair`
+    output, missing, batch_size, random_state, effort : as in :class:`esvdfair.ESVDFair`
 
     Raises
     ------
@@ -127,68 +128,52 @@ def scan_layers(
     """
     if not isinstance(random_state, int | np.integer):
         raise TypeError(f"random_state={random_state!r}; every layer must be judged on the same rows, so give an int.")
-    adapter = adapt(model, output=output)
-    batches = make_batches(X, y, sensitive_features, sample_weight, missing=missing, batch_size=batch_size)
-    has_labels = y is not None if not is_stream(X) else getattr(next(iter(batches), None), "y", None) is not None
-    beside = {"sensitive_features": sensitive_features, "sample_weight": sample_weight, "validation": validation}
-    options: dict[str, Any] = {
-        "output": output,
-        "missing": missing,
-        "batch_size": batch_size,
-        "random_state": random_state,
-    }
-    reductions: dict[str, Any] = {"mean_reduction": mean_reduction, "covariance_reduction": covariance_reduction}
-    target = "labels" if has_labels else "predictions"
-    refitted = ESVDFair(model, method="parity", targets=target, **reductions, **options).fit(X, y, **beside)
-    summary = refitted.summary_
-    judged_on = summary["evaluated_on"]
-    if judged_on == "train":
-        options["validation_fraction"] = 0.0  # it has warned already that no rows could be held out
-    if not has_labels:
-        X, y, beside["validation"] = _towards_predictions(adapter, X, validation)
-    split = held_out(refitted.validation_fraction, random_state) if judged_on == "heldout" else None
-    layers = adapter.layers(next(iter(batches)).x)
-    moments = layer_moments(adapter, batches, layers, split)
-    found = [measure_gap(layer, moments[layer.name]) for layer in layers]
-    for layer in layers[:-1]:
-        edit = edit_exact(layer.weight, moments[layer.name], bias=layer.bias, layer=layer.name, **reductions)[-1]
-        edited = adapter.replace({layer.name: (edit.weight_after, edit.bias_after)}).model
-        fair = ESVDFair(edited, method="parity", targets="labels", **reductions, **options)
-        found[layer.index] = _with_reach(found[layer.index], fair, X, y, beside)
-    low, high = summary["ks_interval"]
-    found[-1] = replace(found[-1], ks=summary["ks_after"], ks_low=low, ks_high=high, mse=summary["mse_after"])
-    return LayerScan(
-        layers=tuple(found),
-        ks_before=summary["ks_before"],
-        mse_before=summary["mse_before"],
-        ks_floor=summary["ks_floor"],
-        evaluated_on=judged_on,
-        error_against=target,
-        rows=summary["rows"],
+    setting = prepare(
+        adapt(model, output=output),
+        X,
+        y,
+        sensitive_features=sensitive_features,
+        sample_weight=sample_weight,
+        validation=validation,
+        missing=missing,
+        batch_size=batch_size,
+        seed=int(random_state),
+        effort=effort,
     )
+    with few_threads(setting.width):
+        return _scan(setting, {"mean_reduction": mean_reduction, "covariance_reduction": covariance_reduction})
 
 
-def layer_moments(
-    adapter: ModelAdapter, batches: Batches, layers: Sequence[LinearLayer], split: Splitter | None = None
-) -> dict[str, GroupMoments]:
-    """Moments of the inputs of several layers from one pass, over the rows that ``split`` does not hold out."""
-    moments = {layer.name: GroupMoments() for layer in layers}
-    for batch in batches:
-        inputs, _ = adapter.capture(batch.x, list(moments))
-        weight = batch.weight
-        if split is not None:
-            keep = ~split(batch.row_id)
-            weight = keep.astype(np.float64) if weight is None else weight * keep
-        for name, value in inputs.items():
-            moments[name].update_codes(value, batch.labels, batch.codes, weight)
-    return {name: found.all_reduce() for name, found in moments.items()}
+def _scan(setting: Setting, reductions: dict[str, float]) -> LayerScan:
+    sample = draw(setting, inner=[layer.name for layer in setting.layers])
+    if sample.judged_on == "train":
+        setting = replace(setting, split=None)  # it has warned already that no rows could be held out
+    refits = parity(sample, targets=(sample.error_against,), effort=setting.effort, **reductions)
+    curve, _ = judge(sample, refits, setting.adapter, effort=setting.effort, seed=setting.seed)
+    found = []
+    for layer in setting.layers[:-1]:
+        moments = sample.inner[layer.name]
+        edit = edit_exact(layer.weight, moments, bias=layer.bias, layer=layer.name, **reductions)[-1]
+        weights = {layer.name: (edit.weight_after, edit.bias_after)}
+        found.append(_with_reach(measure_gap(layer, moments), _reached(setting, layer.name, weights, reductions)))
+    last = measure_gap(setting.last, sample.inner[setting.last.name])
+    before, rows = sample.judging.prediction[:, None], sample.judging
+    return LayerScan(
+        layers=(*found, _with_reach(last, min(curve.points, key=lambda point: point.mse))),
+        ks_before=float(ks_distances(rows, before)[0]),
+        mse_before=float(mean_squared_errors(rows, before)[0]),
+        ks_floor=curve.ks_floor,
+        evaluated_on=sample.judged_on,
+        error_against=sample.error_against,
+        rows=len(rows),
+    )
 
 
 def measure_gap(layer: LinearLayer, moments: GroupMoments) -> LayerGap:
     """The gaps after a layer, in its own units and relative to the spread of its outputs."""
     w = layer.weight
     spread = w @ (moments.pooled_scatter() / moments.counts.sum()) @ w.T  # V
-    mean_gap, covariance_gap = gaps.mean_gap(w, moments), gaps.covariance_gap(w, moments)
+    mean_gap, covariance_gap = gaps.squared_mean_gap(w, moments), gaps.squared_covariance_gap(w, moments)
     return LayerGap(
         name=layer.name,
         index=layer.index,
@@ -212,27 +197,20 @@ def _ratio(value: float, scale: float) -> float:
     return value / scale if scale > 0 else 0.0
 
 
-def _with_reach(gap: LayerGap, fair: ESVDFair, X: Any, y: Any, beside: dict[str, Any]) -> LayerGap:
-    """Adds what an edited model reaches after the refit of its last layer that ``method="exact"`` makes."""
+def _reached(setting: Setting, name: str, weights: Weights, reductions: dict[str, Any]) -> CurvePoint | None:
+    """What an edited layer and the refit that ``method="exact"`` makes after it reach; None when there is no refit."""
     try:
-        fair.fit(X, y, **beside)
+        edited = draw(setting, weights)
+        fit = exact_refit(edited, **reductions)
+        curve, _ = judge(edited, [fit], setting.adapter, effort=setting.effort, seed=setting.seed)
     except ValueError as error:
         # The untouched model ran on these very rows, so this is about the edited one; the other layers still tell.
-        warnings.warn(f"after an edit of layer {gap.name!r} there is no refit: {error}", ESVDFairWarning, stacklevel=3)
+        warnings.warn(f"after an edit of layer {name!r} there is no refit: {error}", ESVDFairWarning, stacklevel=3)
+        return None
+    return curve.points[0]
+
+
+def _with_reach(gap: LayerGap, point: CurvePoint | None) -> LayerGap:
+    if point is None:
         return gap
-    point = next(point for point in fair.curve_.points if point.ridge == EXACT_RIDGE)
     return replace(gap, ks=point.ks, ks_low=point.ks_low, ks_high=point.ks_high, mse=point.mse)
-
-
-def _towards_predictions(adapter: ModelAdapter, X: Any, validation: tuple[Any, ...] | None) -> tuple[Any, Any, Any]:
-    """Rows whose labels are the untouched model's own predictions."""
-    if validation is not None:
-        validation = (validation[0], adapter.predict(validation[0]), *validation[2:])
-    if not is_stream(X):
-        return X, adapter.predict(X), validation
-
-    def stream() -> Any:
-        for x, _, *rest in X() if callable(X) else X:
-            yield x, adapter.predict(x), *rest
-
-    return stream, None, validation

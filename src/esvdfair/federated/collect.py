@@ -8,16 +8,14 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
-from esvdfair.batches import make_batches
 from esvdfair.core.moments import GroupMoments
 from esvdfair.distributed import together
-from esvdfair.estimator import last_layer_of
-from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.federated.sites import Site, SiteMoments, Source, content_of, loaded
+from esvdfair.exceptions import ESVDFairWarning, Given, InputError
+from esvdfair.federated.sites import MomentsFile, Site, SiteMoments, content_of, loaded
 from esvdfair.models import adapt
-from esvdfair.models.fingerprint import fingerprint
-from esvdfair.passes import collect_rows
-from esvdfair.shards import check_model, share_probe
+from esvdfair.models.base import fingerprint
+from esvdfair.sample import Effort, draw, prepare
+from esvdfair.threads import few_threads
 from esvdfair.versions import version_of
 
 T = TypeVar("T")
@@ -75,33 +73,38 @@ def collect_moments(
     >>> fair.summary_["mean_gap_before"] > 0.1, fair.summary_["mean_gap_after"] < 1e-9
     (True, True)
     """
-    adapter = adapt(model, output=output)
-    batches = make_batches(X, y, sensitive_features, sample_weight, missing=missing, batch_size=batch_size)
     with together():
-        probe, labelled = share_probe(next(iter(batches), None))
-        layers = adapter.layers(probe)
-        check_model(layers)
-        # Beside the moments the pass keeps a sample of rows; it is made as small as it can be, and dropped here.
-        seen = collect_rows(adapter, batches, layers[-1], split=None, seed=0, training_rows=1, heldout_rows=1)
-        moments = seen.moments
+        setting = prepare(
+            adapt(model, output=output),
+            X,
+            y,
+            sensitive_features=sensitive_features,
+            sample_weight=sample_weight,
+            missing=missing,
+            batch_size=batch_size,
+            validation_fraction=0.0,
+            effort=Effort(training_rows=1, judging_rows=1),  # rows are of no use here, and dropped at once
+        )
+        layer = setting.last
+        with few_threads(setting.width):
+            sample = draw(setting)
+        moments = sample.moments if setting.has_labels else sample.moments.columns(slice(0, layer.weight.shape[1]))
         _check_sizes(moments, min_rows)
+    version = version_of("esvdfair") or "unknown"
     return SiteMoments(
         moments=moments,
-        model=fingerprint(adapter.model),
-        layer=last_layer_of(adapter, layers, probe),
-        labelled=labelled,
-        sites=(
-            Site(
-                content_of(moments), moments.labels, tuple(moments.rows.tolist()), version_of("esvdfair") or "unknown"
-            ),
-        ),
+        model=fingerprint(setting.adapter.model),
+        layer=layer,
+        head=setting.head,
+        labelled=setting.has_labels,
+        sites=(Site(content_of(moments), moments.labels, tuple(moments.rows.tolist()), version),),
         sensitive=_names(sensitive_features),
-        features=_names(probe),
+        features=_names(setting.probe),
         target=(_names(y) or (None,))[0],
     )
 
 
-def merge_moments(parts: Sequence[Source]) -> SiteMoments:
+def merge_moments(parts: Sequence[SiteMoments | MomentsFile]) -> SiteMoments:
     """Add up the moments of several sites.
 
     Parameters
@@ -147,10 +150,12 @@ def _check_sizes(moments: GroupMoments, min_rows: int) -> None:
         f"{label!r} has {rows}" for label, rows in zip(moments.labels, moments.rows, strict=True) if rows < min_rows
     ]
     if small:
-        raise ValueError(
-            f"a group has fewer rows than min_rows={min_rows}: {', '.join(small)}. Moments of so few people tell much "
-            "about each of them, and those of a single person are that person's row. Leave these people out or join "
-            "groups, here and at the other sites."
+        raise InputError(
+            "a group has fewer rows than {min_rows}: {small}. Moments of so few people tell much about each of them, "
+            "and those of a single person are that person's row. Leave these people out or join groups, here and at "
+            "the other sites.",
+            min_rows=Given(min_rows),
+            small=", ".join(small),
         )
 
 
@@ -158,8 +163,8 @@ def _check_alike(name: str, one: SiteMoments, other_name: str, other: SiteMoment
     facts = {
         "model (SHA-256)": (one.model, other.model),
         "layer": (one.layer.name, other.layer.name),
-        "number of the layer's inputs": (len(one.layer.weight), len(other.layer.weight)),
-        "head": (one.layer.head.kind, other.layer.head.kind),
+        "number of the layer's inputs": (one.layer.weight.shape[1], other.layer.weight.shape[1]),
+        "head": (one.head.kind, other.head.kind),
         "label": ("labelled" if one.labelled else "no label", "labelled" if other.labelled else "no label"),
         "sensitive columns": _first_difference(one.sensitive, other.sensitive),
         "target column": (one.target, other.target),
@@ -228,7 +233,7 @@ def _first(values: Iterable[T | None]) -> T | None:
     return next((value for value in values if value is not None), None)
 
 
-def _name_of(source: Source, place: int) -> str:
+def _name_of(source: SiteMoments | MomentsFile, place: int) -> str:
     return f"part {place}" if isinstance(source, SiteMoments) else repr(os.fspath(source))
 
 

@@ -1,45 +1,38 @@
 """The owner of the model: moments of all sites -> a repaired model."""
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from esvdfair.candidates import Candidate, Refits
 from esvdfair.core.checks import Label
-from esvdfair.core.moments import GroupMoments
-from esvdfair.core.refit.parity import ParityProblem
-from esvdfair.distributed import broadcast, together
-from esvdfair.estimator import ESVDFair
-from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.federated.sites import SiteMoments, Source, loaded
-from esvdfair.models import ModelAdapter, adapt, find_layer
-from esvdfair.models.fingerprint import fingerprint
-from esvdfair.passes import Pass, Rows
-from esvdfair.repair import (
-    Gathered,
-    Repair,
-    Setting,
-    collect_judging,
-    last_edit,
-    last_weights,
-    refit_by_parity,
-)
-from esvdfair.shards import share_probe
+from esvdfair.core.refit.quadratic import Fit
+from esvdfair.curve import choose, judge
+from esvdfair.distributed import together
+from esvdfair.estimator import ESVDFair, check_options, take_model, take_point
+from esvdfair.exceptions import ESVDFairWarning, Given, InputError
+from esvdfair.federated.sites import MomentsFile, SiteMoments, loaded
+from esvdfair.methods import account_for, parity, predict, weights_of
+from esvdfair.models import ModelAdapter, adapt
+from esvdfair.models.base import fingerprint
+from esvdfair.sample import Effort, Rows, Sample, draw_judging, meet, validation_batches
+from esvdfair.threads import few_threads
 
 RIDGE = 1e-4
-"""Ridge of a repair that no rows judge; with validation rows, those choose among ``candidates.RIDGES``."""
+"""Ridge of a repair that no rows judge; with validation rows, those choose among those of ``Effort``."""
 
 
 def repair_from_moments(
     model: Any,
-    moments: Source,
+    moments: SiteMoments | MomentsFile,
     *,
     validation: tuple[Any, ...] | None = None,
     target_ks: float | None = None,
     output: Any = None,
     missing: str = "error",
     batch_size: int = 8192,
+    effort: Effort | None = None,
     random_state: Any = 0,
 ) -> ESVDFair:
     """Repair a model by ``parity`` from moments, without the rows that they are of.
@@ -51,10 +44,11 @@ def repair_from_moments(
     validation : (X, y, sensitive_features) or a fourth item with weights, optional
         Local rows on which candidates are judged and one is chosen, as by ``ESVDFair(method="parity")``. Without them
         group means and variances become equal over the rows of the moments, with the ridge ``RIDGE``, and no more can
-        be said of the result than moments tell: ``summary_["ks_after"]`` is None, and there is no ``curve_``.
+        be said of the result than moments tell: ``summary_["ks_after"]`` and ``point_`` are None, and there is no
+        ``curve_``.
     target_ks : float, optional
         As in ESVDFair; needs ``validation``, since no moments tell a KS distance.
-    output, missing, batch_size, random_state : as in ESVDFair
+    output, missing, batch_size, effort, random_state : as in ESVDFair
 
     Returns
     -------
@@ -76,23 +70,26 @@ def repair_from_moments(
         output=output,
         missing=missing,
         batch_size=batch_size,
+        effort=effort,
         random_state=random_state,
     )
-    fair._check_options()
+    check_options(fair)
     if target_ks is not None and validation is None:
-        raise ValueError(
-            f"target_ks={target_ks:g} needs validation rows: a KS distance cannot be known from moments. Pass "
-            "validation=, or leave the target out for equal means and variances."
+        raise InputError(
+            "{target_ks} needs validation rows: a KS distance cannot be known from moments. Pass {validation}, or "
+            "leave the target out for equal means and variances.",
+            target_ks=Given(target_ks),
+            validation=Given(),
         )
     adapter = adapt(model, output=output)
     _check_model(adapter, site)
     site.moments.require_groups(rows=2)
-    with together():
+    fair.model_ = adapter.model
+    with together(), few_threads(site.layer.weight.shape[1]):
         if validation is None:
-            _finish_blind(fair, adapter, site)
+            _repair_blindly(fair, adapter, site)
         else:
-            fair._finish(_judged_repair(fair, adapter, site, validation))
-    fair._predictor = adapt(fair.estimator_, output=output)
+            _repair_judged(fair, adapter, site, validation)
     width = adapter.n_features or (None if site.features is None else len(site.features))
     if width is not None:
         fair.n_features_in_ = width
@@ -102,52 +99,59 @@ def repair_from_moments(
 # --- the refit -----------------------------------------------------------------------------------------------------
 
 
-def _judged_repair(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments, validation: tuple[Any, ...]) -> Repair:
+def _repair_judged(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments, validation: tuple[Any, ...]) -> None:
     """All parity candidates of the moments, judged on validation rows."""
-    batches = fair._validation_batches(validation)
-    probe, _ = share_probe(next(iter(batches), None))
-    seed, labels = broadcast(fair._seed), site.moments.labels
-    layers = adapter.layers(probe)
-    judging = collect_judging(adapter, batches, find_layer(layers, site.layer.name), labels=labels, seed=seed)
-    none = _no_rows(site)
-    seen = Pass(labels, site.moments, none, none, GroupMoments())
-    setting = Setting(adapter, layers, site.layer, batches, None, None, seed, site.labelled)
+    batches = validation_batches(validation, missing=fair.missing, batch_size=fair.batch_size)
+    setting = meet(adapter, batches, seed=fair.seed(), effort=fair.effort)
+    sample = replace(
+        _without_rows(site),
+        judging=draw_judging(setting, site.moments.labels),
+        judged_on="validation",
+        error_against="labels" if setting.has_labels else "predictions",
+    )
     reduction = None if fair.target_ks is not None else np.inf
-    return refit_by_parity(
-        setting,
-        Gathered(seen, none, judging, "validation"),
+    fits = parity(
+        sample,
         targets=_targets(site),
         mean_reduction=reduction,
         covariance_reduction=reduction,
+        effort=setting.effort,
     )
+    predicted = predict(sample, fits)
+    curve, order = judge(sample, fits, adapter, predicted=predicted, effort=setting.effort, seed=setting.seed)
+    point = choose(curve, target_ks=fair.target_ks)
+    take_point(fair, sample, curve, point, fits[order[point]], predicted[0][:, order[point]])
 
 
-def _finish_blind(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments) -> None:
+def _repair_blindly(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments) -> None:
     """Equal means and variances over the rows of the moments, and what these tell about it."""
-    none = _no_rows(site)
-    refits = Refits(site.layer, site.moments, none, none, len(site.moments.labels))
-    name, quadratic = next(refits.quadratics(_targets(site)[0], [RIDGE]))
-    fit = ParityProblem(quadratic, np.inf).solve(0.0)
-    candidate = broadcast(lambda: Candidate(fit.weight, fit.bias, name, RIDGE, np.inf, fit.converged))
-    fair.estimator_ = adapter.replace(last_weights(site.layer, candidate)).model
-    fair.edits_ = [last_edit(site.layer, candidate, site.moments)]
-    fair.summary_ = _known(site, candidate)
+    sample = _without_rows(site)
+    effort = replace(fair.effort or Effort(), ridges=(RIDGE,))
+    (fit,) = parity(
+        sample, targets=_targets(site)[:1], mean_reduction=np.inf, covariance_reduction=np.inf, effort=effort
+    )
+    fair.point_ = None
+    take_model(fair, adapter.replace(weights_of(site.layer, fit)).model)
+    fair.edits_ = account_for(sample, fit)
+    fair.summary_ = _known(site, fit)
 
 
 def _targets(site: SiteMoments) -> tuple[str, ...]:
     """What a refit can aim at: labels before a curved head would need rows."""
-    return ("labels", "predictions") if site.labelled and site.layer.head.is_affine else ("predictions",)
+    return ("labels", "predictions") if site.labelled and site.head.is_affine else ("predictions",)
 
 
-def _no_rows(site: SiteMoments) -> Rows:
-    none = np.zeros(0)
-    return Rows(np.zeros((0, len(site.layer.weight))), none, none, np.zeros(0, dtype=np.intp), none)
+def _without_rows(site: SiteMoments) -> Sample:
+    """The moments as what a pass leaves, with no rows."""
+    none = Rows.none(site.layer.weight.shape[1])
+    against = "labels" if site.labelled else "predictions"
+    return Sample(site.moments.labels, site.moments, site.layer, site.head, none, none, "moments", against)
 
 
-def _known(site: SiteMoments, candidate: Candidate) -> dict[str, Any]:
+def _known(site: SiteMoments, fit: Fit) -> dict[str, Any]:
     """A summary with the keys of ESVDFair's; None for what moments do not tell."""
     labels = site.moments.labels
-    before, after = site.figures(), site.figures(candidate.weight, candidate.bias)
+    before, after = site.figures(), site.figures(fit.weight, fit.bias)
     _note_flat(before.variances, after.variances, labels)
 
     def by_group(values: Any) -> dict[Label, float] | None:
@@ -155,7 +159,7 @@ def _known(site: SiteMoments, candidate: Candidate) -> dict[str, Any]:
 
     mse = before.mse, after.mse
     group_mse = before.group_mse, after.group_mse
-    change = None if site.labelled else site.change(candidate.weight, candidate.bias)
+    change = None if site.labelled else site.change(fit.weight, fit.bias)
     if change is not None:
         mse, group_mse = (0.0, change[0]), (np.zeros(len(labels)), change[1])
     return {
@@ -179,8 +183,9 @@ def _known(site: SiteMoments, candidate: Candidate) -> dict[str, Any]:
         "mean_gap_after": after.mean_gap,
         "variance_gap_before": before.variance_gap,
         "variance_gap_after": after.variance_gap,
-        "before_head": not site.layer.head.is_affine,
+        "before_head": not site.head.is_affine,
         "evaluated_on": "moments",
+        "error_against": "labels" if site.labelled else "predictions",
         "rows": site.rows,
     }
 
@@ -188,10 +193,16 @@ def _known(site: SiteMoments, candidate: Candidate) -> dict[str, Any]:
 def _note_flat(before: Any, after: Any, labels: tuple[Label, ...]) -> None:
     if after.max() < 0.01 * before.max():
         warnings.warn(
-            f"with these {len(labels)} groups, equal means and variances leave nearly one prediction for everybody: "
-            f"its standard deviation is {np.sqrt(max(after.max(), 0.0)):.2g}, it was {np.sqrt(before.max()):.2g}. Pass "
-            "validation= and target_ks for a milder repair.",
-            ESVDFairWarning,
+            ESVDFairWarning(
+                "with these {groups} groups, equal means and variances leave nearly one prediction for everybody: its "
+                "standard deviation is {after:.2g}, it was {before:.2g}. Pass {validation} and {target_ks} for a "
+                "milder repair.",
+                groups=len(labels),
+                after=np.sqrt(max(after.max(), 0.0)),
+                before=np.sqrt(before.max()),
+                validation=Given(),
+                target_ks=Given(),
+            ),
             stacklevel=5,
         )
 

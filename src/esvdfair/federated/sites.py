@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.candidates import LastLayer
 from esvdfair.core.checks import Label
 from esvdfair.core.moments import GroupMoments
+from esvdfair.models.base import LinearLayer
 from esvdfair.models.heads import Head
 
 Array = NDArray[np.float64]
@@ -67,8 +67,8 @@ class SiteMoments:
     Attributes
     ----------
     moments : of ``[h, y]`` in every group, h the inputs of the model's last linear layer; of h alone without labels
-    model : SHA-256 of the model (:func:`esvdfair.models.fingerprint.fingerprint`)
-    layer : the last linear layer and the head after it, as they are in that model
+    model : SHA-256 of the model (:func:`esvdfair.models.base.fingerprint`)
+    layer, head : the last linear layer and what maps its output to the prediction, as they are in that model
     labelled : whether the last column is a label y
     sensitive, features, target : names of the columns; None where the data had no names
     sites : what the moments were merged from, one entry for each collection
@@ -76,7 +76,8 @@ class SiteMoments:
 
     moments: GroupMoments
     model: str
-    layer: LastLayer
+    layer: LinearLayer
+    head: Head
     labelled: bool
     sites: tuple[Site, ...]
     sensitive: tuple[str, ...] | None = None
@@ -105,11 +106,12 @@ class SiteMoments:
 
     def about(self) -> dict[str, Any]:
         """All but the moments, as JSON can hold it."""
-        layer = {"name": self.layer.name, "weight": self.layer.weight.tolist(), "bias": self.layer.bias}
+        weight, bias = self.original
+        layer = {"name": self.layer.name, "index": self.layer.index, "weight": weight.tolist()}
         return {
             "model": self.model,
-            "layer": layer | {"head": asdict(self.layer.head)},
-            "width": len(self.layer.weight),
+            "layer": layer | {"bias": None if self.layer.bias is None else bias, "head": asdict(self.head)},
+            "width": len(weight),
             "labelled": self.labelled,
             "sensitive": self.sensitive,
             "features": self.features,
@@ -130,13 +132,24 @@ class SiteMoments:
         return cls(
             moments=moments,
             model=str(about["model"]),
-            layer=LastLayer(str(layer["name"]), weight, None if bias is None else float(bias), Head(**layer["head"])),
+            layer=LinearLayer(
+                str(layer["name"]),
+                int(layer["index"]),
+                weight[None, :],
+                None if bias is None else np.array([float(bias)]),
+            ),
+            head=Head(**layer["head"]),
             labelled=labelled,
             sites=tuple(_site(item) for item in about["sites"]),
             sensitive=sensitive,
             features=features,
             target=None if about["target"] is None else str(about["target"]),
         )
+
+    @property
+    def original(self) -> tuple[Array, float]:
+        """Weight (p,) and bias of the layer; 0 where it has none."""
+        return self.layer.weight[0], 0.0 if self.layer.bias is None else float(self.layer.bias[0])
 
     @property
     def rows(self) -> int:
@@ -155,7 +168,7 @@ class SiteMoments:
         within = np.einsum("gij,i,j->g", self.moments.scatters[:, :p, :p], a, a)
         with np.errstate(divide="ignore", invalid="ignore"):  # one row has no variance
             variances = within / self.moments.divisors
-        if not self.labelled or not self.layer.head.is_affine:
+        if not self.labelled or not self.head.is_affine:
             return OutputFigures(means, variances)
         mse, group_mse = self._squares(np.append(a, -1.0), c)
         label = np.append(np.zeros(p), 1.0)
@@ -170,17 +183,17 @@ class SiteMoments:
 
         None where the head is curved.
         """
-        if not self.layer.head.is_affine:
+        if not self.head.is_affine:
             return None
         (a, c), (before, offset) = self._outputs(weight, bias), self._outputs(None, None)
         return self._squares(np.append(a - before, np.zeros(int(self.labelled))), c - offset)
 
     def _outputs(self, weight: Array | None, bias: float | None) -> tuple[Array, float]:
         """a (p,) and c of the predictions ``a·h + c``; of the outputs before the head where that is curved."""
-        w, b = (self.layer.weight, self.layer.bias or 0.0) if weight is None else (weight, bias or 0.0)
-        if not self.layer.head.is_affine:
+        w, b = self.original if weight is None else (weight, bias or 0.0)
+        if not self.head.is_affine:
             return w, b
-        slope, intercept = self.layer.head.line
+        slope, intercept = self.head.line
         return slope * w, intercept + slope * b
 
     def _squares(self, a: Array, c: float) -> tuple[float, Array]:
@@ -191,7 +204,7 @@ class SiteMoments:
         return float(moments.counts @ squares / moments.counts.sum()), squares
 
 
-Source = SiteMoments | str | os.PathLike[str]
+MomentsFile = str | os.PathLike[str]
 
 
 def content_of(moments: GroupMoments) -> str:
@@ -202,7 +215,7 @@ def content_of(moments: GroupMoments) -> str:
     return digest.hexdigest()
 
 
-def loaded(source: Source) -> SiteMoments:
+def loaded(source: SiteMoments | MomentsFile) -> SiteMoments:
     """Moments as they are, or read from a file."""
     return source if isinstance(source, SiteMoments) else SiteMoments.load(source)
 

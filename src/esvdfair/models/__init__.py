@@ -1,19 +1,13 @@
-"""Models of several frameworks behind one protocol; see `protocol.ModelAdapter`."""
+"""Models of several frameworks behind one protocol; see `base.ModelAdapter`."""
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from esvdfair.models.base import LinearLayer, ModelAdapter, find_layer, fingerprint
 from esvdfair.models.heads import Head
-from esvdfair.models.protocol import LinearLayer, ModelAdapter, find_layer
 
-if TYPE_CHECKING:
-    from esvdfair.models.sklearn import SklearnAdapter
-    from esvdfair.models.torch import TorchAdapter
-
-    _KEEP_THE_PROTOCOL: tuple[type[ModelAdapter], ...] = (SklearnAdapter, TorchAdapter)
-
-__all__ = ["Head", "LinearLayer", "ModelAdapter", "adapt", "find_layer"]
+__all__ = ["Head", "LinearLayer", "ModelAdapter", "adapt", "find_layer", "fingerprint"]
 
 
 def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
@@ -21,10 +15,11 @@ def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
 
     Parameters
     ----------
-    model : torch.nn.Module, fitted scikit-learn MLPRegressor, or path or bytes of an ONNX file
-        An MLPRegressor may be the last step of a Pipeline, inside a TransformedTargetRegressor or a FrozenEstimator.
-    output : str, int or callable, optional
-        Which of several outputs is the prediction; torch and ONNX only.
+    model : torch.nn.Module, fitted scikit-learn network or linear model, or path or bytes of an ONNX file
+        A scikit-learn model may be the last step of a Pipeline, inside a TransformedTargetRegressor, a FrozenEstimator
+        or a GridSearchCV. Of a classifier of two classes the score P(second class | x) is the prediction.
+    output : str, int, tuple or callable, optional
+        Which of several outputs, or columns of an output, is the prediction.
 
     Raises
     ------
@@ -39,12 +34,15 @@ def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
     origins = {(base.__module__.partition(".")[0], base.__name__) for base in type(model).__mro__}
     if ("torch", "Module") in origins:
         return _load("torch", "TorchAdapter", model, output)
-    if ("sklearn", "BaseEstimator") in origins:
+    if ("sklearn", "BaseEstimator") in origins and not hasattr(model, "module_"):  # skorch, too, is an estimator
         return _load("sklearn", "SklearnAdapter", model, output)
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    if hasattr(model, "module_"):
+        raise TypeError(f"cannot repair a {kind} itself; pass the network that it holds: its attribute module_.")
     raise TypeError(
-        f"cannot repair a {type(model).__module__}.{type(model).__qualname__}. Supported are a torch.nn.Module, a "
-        "scikit-learn MLPRegressor (also in a Pipeline, TransformedTargetRegressor or FrozenEstimator), and a path or "
-        "the bytes of an ONNX model."
+        f"cannot repair a {kind}. Supported are a torch.nn.Module, a scikit-learn MLPRegressor, MLPClassifier or "
+        "linear model (also in a Pipeline, TransformedTargetRegressor, FrozenEstimator or GridSearchCV), and a path or "
+        "the bytes of an ONNX model. The predictions of any other model can be moved by esvdfair.baselines."
     )
 
 

@@ -5,7 +5,7 @@ That covers a plain output, a standardised target, a sigmoid with temperature, `
 standardised as well. Refits work on z, before the head; scores are taken on p, after it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,6 +193,44 @@ def find_head(
                 _check_told_apart(close)
             return close[0]
     raise ValueError(unsupported_head(operation))
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a framework calls the operations that may stand in a head.
+
+    Whether together they make one of the known kinds is found numerically; anything else (clamp, relu, tanh, where) is
+    refused even if it is idle on every point that was tried.
+
+    Parameters
+    ----------
+    moves : operations that move numbers about and leave them as they are
+    lines : operations that can make an affine map
+    curves : operations that are a kind of head by themselves, and which
+    parts : operations of which a curve can be put together
+    """
+
+    moves: frozenset[str]
+    lines: frozenset[str]
+    curves: Mapping[str, str]
+    parts: frozenset[str]
+
+    def kinds(self, operations: Iterable[str]) -> tuple[str, ...]:
+        """Kinds of head that the operations can make; none if one of them cannot stand in a head."""
+        names = set(operations) - self.moves - self.lines
+        if not names:
+            return ("identity", "affine")
+        if not names <= self.parts | self.curves.keys():
+            return ()
+        if len(names) == 1 and (name := names.pop()) in self.curves:
+            return (self.curves[name],)
+        return ("sigmoid", "softplus", "exp", "identity", "affine")
+
+    def describe(self, operations: Iterable[str]) -> str:
+        """Name the operations that matter: those that cannot stand in a head if there are any, else all but moves."""
+        names = [name for name in dict.fromkeys(operations) if name not in self.moves]
+        foreign = [name for name in names if name not in self.lines | self.parts | self.curves.keys()]
+        return ", ".join(repr(name) for name in foreign or names) or "no operation that could be seen"
 
 
 def unsupported_head(operation: str) -> str:

@@ -1,17 +1,23 @@
 """An ONNX regressor, from a file or from bytes, as a `ModelAdapter`.
 
-Linear layers are Gemm nodes, and MatMul nodes by a constant, with or without an Add. The model runs in onnxruntime on
-the CPU. An edit puts other numbers into the constants of a copy: graph, names, opset and metadata are as they were.
+Linear layers are Gemm nodes, MatMul nodes by a constant, with or without an Add, and the linear models of ai.onnx.ml.
+Of a classifier of two classes, which gives a label and probabilities, the second probability is the prediction. The
+model runs in onnxruntime on the CPU. An edit puts other numbers into the constants of a copy: graph, names, opset and
+metadata are as they were.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+# Its telemetry keeps a device id and events in the user's cache; a switch after the import comes too late.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 try:
     import onnx
     import onnxruntime
@@ -21,33 +27,43 @@ except ImportError as error:
     ) from error
 
 from esvdfair.core.checks import row_count
-from esvdfair.models._onnx_file import all_tensors, read_model, write_model
-from esvdfair.models._onnx_graph import Graph
-from esvdfair.models._onnx_heads import FLOATS, describe, head_kinds
-from esvdfair.models._onnx_inputs import ModelInput, batch_size, make_feeds, model_inputs
-from esvdfair.models._onnx_run import expose, run, start_session, substitute
-from esvdfair.models.heads import Head, find_head, probe_points, unsupported_head
-from esvdfair.models.protocol import (
-    PREDICT_ROWS,
-    PROBE_ROWS,
-    LinearLayer,
-    check_replacement,
-    find_layer,
-    row_slice,
+from esvdfair.exceptions import Given, InputError
+from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, as_column, find_layer, first_rows
+from esvdfair.models.onnx_graph import FLOATS, VOCABULARY, Graph, check_inference, feeding, operation_name
+from esvdfair.models.onnx_io import (
+    Feeds,
+    ModelInput,
+    ModelSource,
+    batch_size,
+    blank_rows,
+    first_line,
+    make_feeds,
+    model_inputs,
+    read_model,
+    save_model,
+    write_model,
 )
 
-Source = str | os.PathLike[str] | bytes
+__all__ = ["OnnxAdapter", "save_model"]
+
+Selector = str | int | tuple[str | int, int]
+
+TIME_LIMIT = "ESVDFAIR_TIME_LIMIT"
+"""Environment variable: seconds that a model from a file may take for one batch; a file may hold an endless loop."""
+
+_FATAL = 4  # onnxruntime's log level: what goes wrong is raised, too
 
 
-class OnnxAdapter:
+class OnnxAdapter(ModelAdapter):
     """An ONNX regressor, seen through its Gemm and MatMul nodes.
 
     Parameters
     ----------
     model : path or bytes of an ONNX model
         External data is read from the model's folder alone; bytes must hold all tensors.
-    output : str or int, optional
-        Name or position of the output that is the prediction; needed when there are several.
+    output : str, int or (str or int, int), optional
+        Name or position of the output that is the prediction, needed when there are several; with a second number,
+        which column of it. Of a model with one output, a number is a column. As text: "scores:1", "1".
 
     Notes
     -----
@@ -61,15 +77,16 @@ class OnnxAdapter:
         The model cannot be read, or does not say which of its outputs is the prediction.
     """
 
-    def __init__(self, model: Source | bytearray, *, output: str | int | None = None) -> None:
+    def __init__(self, model: ModelSource | bytearray, *, output: Selector | None = None) -> None:
         if not isinstance(model, str | bytes | bytearray | os.PathLike):
             raise TypeError(f"model must be the path or the bytes of an ONNX model, got a {type(model).__name__}.")
-        self._given: Source | None = bytes(model) if isinstance(model, bytearray) else model
+        self._given: ModelSource | None = bytes(model) if isinstance(model, bytearray) else model
         self._proto, self._external = read_model(self._given)
-        self._output = _choose_output(self._proto, output)
+        self._output, self._place = _choose_output(self._proto, output)
+        check_inference(self._proto)
 
     @property
-    def model(self) -> Source:
+    def model(self) -> ModelSource:
         """The path or bytes that were given; of a model with replaced weights the bytes, all tensors inside."""
         return self._proto.SerializeToString() if self._given is None else self._given
 
@@ -80,8 +97,13 @@ class OnnxAdapter:
         return None if None in widths else sum(width or 0 for width in widths)
 
     def layers(self, x: Any = None) -> tuple[LinearLayer, ...]:
-        """List the linear layers that feed the output, in order of execution; read off the graph, not off `x`."""
-        return self._layers
+        """List the linear layers that feed the output, in order of execution; `x` helps where the last one is wide."""
+        if x is not None:
+            return self._narrowed(self._layers, first_rows(x))
+        try:
+            return self._narrowed(self._layers, None)
+        except ValueError:  # a model that does not run on nothing
+            return self._layers
 
     def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
         """Run one forward pass: the inputs of the named layers and the prediction."""
@@ -89,71 +111,31 @@ class OnnxAdapter:
         shown, prediction = self._run_open(x, tensors.values())
         return {name: shown[tensor] for name, tensor in tensors.items()}, prediction
 
-    def predict(self, x: Any) -> NDArray[Any]:
-        """Predict in batches."""
-        parts = []
-        for start in range(0, max(row_count(x), 1), PREDICT_ROWS):
-            feeds = make_feeds(row_slice(x, start, start + PREDICT_ROWS), self._inputs)
-            (value,) = run(self._session, feeds, [self._output], self._batch)
-            parts.append(_one_column(value, len(next(iter(feeds.values())))))
-        return np.concatenate(parts)
-
-    def replace(self, weights: Mapping[str, tuple[NDArray[Any], NDArray[Any] | None]]) -> "OnnxAdapter":
+    def replace(self, weights: Weights) -> "OnnxAdapter":
         """Put new weights into a copy of the model, in the dtype of the old ones; all else is as it was."""
-        for name, (weight, bias) in weights.items():
-            layer = self._graph.layers[self._index(name)]
-            check_replacement(
-                name, weight=weight, bias=bias, weight_shape=layer.weight.shape, has_bias=layer.bias is not None
-            )
+        new = {name: self._whole(self._layers[self._index(name)], *given) for name, given in weights.items()}
         adapter = OnnxAdapter.__new__(OnnxAdapter)
-        adapter._given, adapter._external, adapter._output = None, self._external, self._output
+        adapter.__setstate__(self.__getstate__() | {"_given": None})
         adapter._proto = onnx.ModelProto()
         adapter._proto.CopyFrom(self._proto)
-        for name, (weight, bias) in weights.items():
+        for name, (weight, bias) in new.items():
             layer = adapter._graph.layers[self._index(name)]
             layer.weight.write(weight, name)
             if layer.bias is not None and bias is not None:
                 layer.bias.write(bias, name)
         return adapter
 
-    def head(self, x: Any) -> Head:
-        """Find what maps the last linear layer's output to the prediction.
-
-        The graph from that output on is run on chosen values, within and beyond the range of `x`; its operations are
-        named when they make none of the known kinds.
-        """
-        rows = row_slice(x, 0, PROBE_ROWS)
-        if row_count(rows) == 0:
-            raise ValueError("got a batch of no rows; at least one is needed to see the head of the model.")
-        last = self._graph.layers[-1]
-        path = self._graph.path(last.output)
-        operation, kinds, joined = describe(path), head_kinds(path), self._graph.mixing(last.output)
-        values = self._run_open(rows, [last.output])[0][last.output]
-        if values.shape not in ((row_count(rows),), (row_count(rows), 1)):
-            raise ValueError(
-                f"the last linear layer {last.name!r} gives shape {values.shape} for {row_count(rows)} rows, and "
-                f"{operation} makes one prediction a row of them. Only a layer with one output can stand before a head."
-            )
-        if joined is not None:
-            raise ValueError(_bypassed(last.name, repr(joined)))
-        if not kinds:
-            raise ValueError(unsupported_head(operation))
-        z = probe_points(values).astype(values.dtype).reshape(-1, *values.shape[1:])
-        prediction = self._run_tail(rows, z)
-        # Half of the points with other rows and another batch: a head sees neither.
-        half = len(z) // 2
-        again = self._run_tail(rows, z[::-1][:half])
-        if not _close(prediction[::-1][:half], again, max(np.finfo(item.dtype).eps for item in (z, prediction))):
-            raise ValueError(_bypassed(last.name, operation))
-        return find_head(z, prediction, kinds=kinds, operation=operation)
-
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model as `save_model` does; tensors that were in external data are so again."""
+        """Write the model as `onnx_io.save_model` does; tensors that were in external data are so again."""
         write_model(self._proto, path, self._external)
 
     def __getstate__(self) -> dict[str, Any]:
         # A session cannot be pickled, and the graph refers to tensors inside the model: both are made anew when needed.
-        return {name: self.__dict__[name] for name in ("_given", "_proto", "_external", "_output")}
+        kept = ("_given", "_proto", "_external", "_output", "_place", "column")
+        return {name: getattr(self, name) for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
 
     @cached_property
     def _graph(self) -> Graph:
@@ -176,19 +158,20 @@ class OnnxAdapter:
 
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession:
-        return start_session(self._proto)
+        return _start_session(_expose(self._proto, {self._output}))
 
     @cached_property
     def _open_session(self) -> onnxruntime.InferenceSession:
         """A session that shows the inputs of all layers and the output of the last one."""
         layers = self._graph.layers
-        return start_session(expose(self._proto, {*(layer.input for layer in layers), layers[-1].output}))
+        tensors = {self._output, layers[-1].output, *(layer.input for layer in layers)}
+        return _start_session(_expose(self._proto, tensors))
 
     @cached_property
     def _tail_session(self) -> onnxruntime.InferenceSession:
         """A session that takes the output of the last layer as a further input."""
         last = self._graph.layers[-1]
-        return start_session(substitute(self._proto, last.output, last.weight.tensor.data_type, self._output))
+        return _start_session(_substitute(self._proto, last.output, last.weight.data_type, self._output))
 
     def _index(self, name: str) -> int:
         return find_layer(self._layers, name).index
@@ -197,80 +180,205 @@ class OnnxAdapter:
         """Tensors inside the model, and the prediction, for all rows of `x`."""
         feeds = make_feeds(x, self._inputs)
         inside = [self._output, *(set(tensors) - feeds.keys() - {self._output})]
-        values = dict(zip(inside, run(self._open_session, feeds, inside, self._batch), strict=True))
-        return feeds | values, _one_column(values[self._output], row_count(x))
+        values = dict(zip(inside, _run(self._open_session, feeds, inside, self._batch), strict=True))
+        return feeds | values, as_column(values[self._output], row_count(x), self._place)
 
-    def _run_tail(self, x: Any, z: NDArray[Any]) -> NDArray[Any]:
-        """Prediction if the last layer had given `z`, (n,) or (n, 1), for rows of `x`, repeated as needed."""
-        last = self._graph.layers[-1]
-        if last.output == self._output:
-            return z.reshape(-1)
+    def _predict(self, x: Any) -> NDArray[Any]:
         feeds = make_feeds(x, self._inputs)
-        index = np.arange(len(z)) % row_count(x)
-        feeds = {name: value[index] for name, value in feeds.items()} | {last.output: np.ascontiguousarray(z)}
-        (prediction,) = run(self._tail_session, feeds, [self._output], self._batch)
-        return _one_column(prediction, len(z))
+        (value,) = _run(self._session, feeds, [self._output], self._batch)
+        return np.asarray(as_column(value, len(next(iter(feeds.values()))), self._place))
+
+    def _tail(self, rows: Any) -> Tail:
+        last = self._graph.layers[-1]
+        rows = blank_rows(self._inputs) if rows is None else rows
+        shown, _ = self._run_open(rows, [last.input, last.output])
+        output = shown[last.output]
+        if last.transform is not None:
+            weight, bias = self._layers[-1].weight, self._layers[-1].bias
+            output = (shown[last.input] @ weight.T + (0 if bias is None else bias)).astype(output.dtype)
+
+        def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
+            values = z.astype(output.dtype)
+            finished = last.finish(values)
+            if last.output == self._output:
+                return values, as_column(finished, len(values), self._place)
+            index = np.arange(len(values)) % row_count(rows)
+            feeds = {name: value[index] for name, value in make_feeds(rows, self._inputs).items()}
+            feeds[last.output] = np.ascontiguousarray(finished)
+            (prediction,) = _run(self._tail_session, feeds, [self._output], self._batch)
+            return values, as_column(prediction, len(values), self._place)
+
+        operations = [*last.operations, *(operation_name(node) for node in self._graph.path(last.output))]
+        return Tail(
+            last.name,
+            rows,
+            output,
+            run,
+            operation=VOCABULARY.describe(operations),
+            kinds=VOCABULARY.kinds(operations),
+            joined=self._graph.mixing(last.output),
+        )
 
 
-def save_model(model: Source, path: str | os.PathLike[str], *, like: Source | None = None) -> None:
-    """Write an ONNX model to a file.
+@dataclass(frozen=True)
+class _Output:
+    """An output of a model: its name, the tensor that holds its numbers if they are such, and how many a row."""
 
-    Parameters
-    ----------
-    model : bytes or path
-        Such as `estimator_` of a repaired model.
-    path : where to write; what is there is replaced at the end, and left alone if writing fails
-    like : the model before its repair, optional
-        Tensors that it keeps in external data go to external data again, in a file named `path` + ".data".
-    """
-    proto, external = read_model(model)
-    if like is not None:
-        original, external = read_model(like)
-        count, other = (sum(1 for _ in all_tensors(item)) for item in (proto, original))
-        if count != other:
-            raise ValueError(f"the model has {count} tensors and the one it should be like {other}; pass its original.")
-    write_model(proto, path, external)
+    name: str
+    tensor: str | None
+    width: int | None
 
 
-def _choose_output(model: onnx.ModelProto, output: str | int | None) -> str:
-    """Name of the output that is the prediction."""
-    outputs = list(model.graph.output)
-    listing = ", ".join(repr(value.name) for value in outputs)
-    if output is None and len(outputs) > 1:
-        raise ValueError(f"the model has {len(outputs)} outputs: {listing}. Say which is the prediction: output=name.")
-    if isinstance(output, bool) or not isinstance(output, str | int | None):
+def _model_output(value: onnx.ValueInfoProto, model: onnx.ModelProto) -> _Output:
+    kind = value.type.tensor_type
+    if value.type.HasField("tensor_type") and kind.elem_type in FLOATS:
+        width = kind.shape.dim[1].dim_value if len(kind.shape.dim) == 2 else 0
+        return _Output(value.name, value.name, width or None)
+    for node in model.graph.node:  # probabilities by class, as scikit-learn's exporter writes them
+        if node.op_type == "ZipMap" and value.name in node.output:
+            return _Output(value.name, node.input[0], max(len(a.ints or a.strings) for a in node.attribute))
+    return _Output(value.name, None, None)
+
+
+def _choose_output(model: onnx.ModelProto, output: Selector | None) -> tuple[str, int | None]:
+    """Name of the tensor that is the prediction, and which of its columns."""
+    outputs = [_model_output(value, model) for value in model.graph.output]
+    names = [item.name for item in outputs]
+    listing = ", ".join(map(repr, names))
+    numbers = [item for item in outputs if item.tensor is not None]
+    if output is None and len(outputs) > 1 and len(numbers) != 1:
+        raise InputError(
+            "the model has {count} outputs: {listing}. Say which is the prediction: {output}.",
+            count=len(outputs),
+            listing=listing,
+            output=Given(),
+        )
+    which, place = _name_and_place(output, names)
+    if isinstance(which, bool) or not isinstance(which, str | int | None) or not isinstance(place, int | None):
         raise TypeError(f"output must be the name or the position of an output, got {output!r}.")
-    if isinstance(output, str):
-        chosen = [value for value in outputs if value.name == output]
+    if which is None:
+        chosen = numbers or outputs
+    elif isinstance(which, str):
+        chosen = [item for item in outputs if item.name == which]
     else:
-        chosen = [outputs[output or 0]] if -len(outputs) <= (output or 0) < len(outputs) else []
+        chosen = [outputs[which]] if -len(outputs) <= which < len(outputs) else []
     if not chosen:
-        raise ValueError(f"the model has no output {output!r}; it has {listing}.")
-    if chosen[0].type.tensor_type.elem_type not in FLOATS:
+        raise ValueError(f"the model has no output {which!r}; it has {listing}.")
+    if chosen[0].tensor is None:
         raise ValueError(f"output {chosen[0].name!r} is not a tensor of floating-point numbers, as predictions are.")
-    return str(chosen[0].name)
+    if place is None and chosen[0].width == 2 and len(outputs) == 2 and len(numbers) == 1:
+        place = 1  # beside a label, the probability of the second of two classes
+    return chosen[0].tensor, place
 
 
-def _one_column(prediction: NDArray[Any], rows: int) -> NDArray[Any]:
-    """Predictions as (rows,), from (rows,), (rows, 1) or, for a single row that was squeezed, ()."""
-    shape = prediction.shape
-    if prediction.size == rows and (shape[:1] == (rows,) or (shape == () and rows == 1)):
-        return prediction.reshape(rows)
-    raise ValueError(
-        f"the model returns shape {shape} for {rows} rows; one number a row is needed. Select another output with "
-        "output=, or export the model with one output column."
-    )
+def _name_and_place(output: Any, names: Sequence[str]) -> tuple[Any, Any]:
+    """Split what was given into an output, by name or position, and a column of it or None."""
+    if isinstance(output, tuple) and len(output) == 2:
+        return output
+    if isinstance(output, str) and output not in names:
+        name, _, column = output.rpartition(":")
+        if column.isdecimal() and (name in names or not name):  # as it is written on a command line
+            return (name, int(column)) if name else _name_and_place(int(column), names)
+    if len(names) == 1 and isinstance(output, int) and not isinstance(output, bool):
+        return None, output
+    return output, None
 
 
-def _bypassed(name: str, operation: str) -> str:
-    return (
-        f"the prediction of a row depends on more than its output of the last linear layer {name!r}: {operation} "
-        "brings in another branch of the model, or other rows, so it is no head that a refit could stand before."
-    )
+# --- running ----------------------------------------------------------------------------------------------------------
 
 
-def _close(a: NDArray[Any], b: NDArray[Any], eps: float) -> bool:
-    """Whether two computations of the same values differ by some roundings at most."""
-    finite = np.abs(a[np.isfinite(a)])
-    size = float(np.median(finite)) if finite.size else 0.0
-    return bool(np.allclose(a, b, rtol=8 * eps, atol=8 * eps * size, equal_nan=True))
+def _start_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """Load a model on the CPU; `OMP_NUM_THREADS` bounds its threads, as it does those of NumPy and torch."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _FATAL
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    options.intra_op_num_threads = int(threads) if threads.isdecimal() else 0
+    try:
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no common class of their own
+        raise ValueError(f"onnxruntime cannot load the model: {first_line(error)}") from error
+
+
+def _run(
+    session: onnxruntime.InferenceSession, feeds: Feeds, outputs: Sequence[str], batch: int | None
+) -> list[NDArray[Any]]:
+    """Outputs for all rows, in one call, or in calls of `batch` rows where the model takes no other number.
+
+    The last call is filled up with copies of the last row, whose results are dropped.
+    """
+    rows = len(next(iter(feeds.values())))
+    if batch is None or batch == rows:
+        return _call(session, feeds, outputs)
+    if rows == 0:
+        raise ValueError(f"got a batch of no rows; the model was exported for {batch} at a time.")
+    parts = []
+    for start in range(0, rows, batch):
+        index = np.minimum(np.arange(start, start + batch), rows - 1)
+        values = _call(session, {name: value[index] for name, value in feeds.items()}, outputs)
+        parts.append([_cut(value, min(batch, rows - start), batch) for value in values])
+    return [np.concatenate(part) for part in zip(*parts, strict=True)]
+
+
+def _expose(model: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:
+    """A copy of a model with more outputs: tensors inside it, under their own names."""
+    copy = _copy(model)
+    known = {value.name for value in (*copy.graph.input, *copy.graph.output)}
+    copy.graph.output.extend(onnx.ValueInfoProto(name=tensor) for tensor in tensors if tensor not in known)
+    return copy
+
+
+def _substitute(model: onnx.ModelProto, tensor: str, data_type: int, output: str) -> onnx.ModelProto:
+    """A copy of a model with one output, in which a tensor inside it is an input."""
+    copy = _copy(model)
+    (producer,) = (node for node in copy.graph.node if tensor in node.output)
+    copy.graph.node.remove(producer)
+    copy.graph.input.append(onnx.helper.make_tensor_value_info(tensor, data_type, None))
+    kept = feeding(copy.graph, output)
+    del copy.graph.output[:], copy.graph.node[:]
+    copy.graph.node.extend(kept)
+    copy.graph.output.append(onnx.ValueInfoProto(name=output))
+    return copy
+
+
+def _call(session: onnxruntime.InferenceSession, feeds: Feeds, outputs: Sequence[str]) -> list[NDArray[Any]]:
+    limit = float(os.environ.get(TIME_LIMIT) or 600)
+    options = onnxruntime.RunOptions()
+    options.log_severity_level = _FATAL
+    values: list[NDArray[Any]] = []
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            values.extend(np.asarray(value) for value in session.run(list(outputs), feeds, options))
+        except Exception as error:  # see _start_session
+            errors.append(error)
+
+    # In a thread of its own: a call into onnxruntime listens to nobody, neither a clock nor Ctrl-C.
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        thread.join(limit)
+        if thread.is_alive():
+            raise ValueError(
+                f"the model has not finished a batch of {len(next(iter(feeds.values())))} rows in {limit:g} seconds, "
+                f"maybe for an endless loop. {TIME_LIMIT} in the environment sets how many it may take."
+            )
+    finally:
+        options.terminate = True  # of no effect on a call that has ended
+    if errors:
+        raise ValueError(f"onnxruntime cannot run the model on this batch: {first_line(errors[0])}") from errors[0]
+    return values
+
+
+def _cut(value: NDArray[Any], rows: int, batch: int) -> NDArray[Any]:
+    """What a call gave for its first `rows` of `batch` rows, each of which may make several along the first axis."""
+    value = value[None] if value.ndim == 0 else value
+    if len(value) % batch:
+        raise ValueError(f"the model gives shape {value.shape} for {batch} rows; these do not come apart row by row.")
+    return value[: len(value) * rows // batch]
+
+
+def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy

@@ -1,29 +1,49 @@
-"""A fitted scikit-learn `MLPRegressor` as a `ModelAdapter`, also inside the estimators that usually wrap it."""
+"""A fitted scikit-learn network or linear model as a `ModelAdapter`, also inside the estimators that usually wrap it.
+
+A classifier of two classes is taken for the score P(second class | x) that it predicts.
+"""
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
+from sklearn.base import is_classifier
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.frozen import FrozenEstimator
-from sklearn.neural_network import MLPRegressor
+from sklearn.linear_model import (
+    BayesianRidge,
+    ElasticNet,
+    ElasticNetCV,
+    GammaRegressor,
+    HuberRegressor,
+    LassoCV,
+    LinearRegression,
+    LogisticRegression,
+    PoissonRegressor,
+    QuantileRegressor,
+    Ridge,
+    RidgeCV,
+    SGDRegressor,
+)
+from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
+from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from esvdfair.core.checks import row_count
-from esvdfair.models.heads import Head, find_head, probe_points
-from esvdfair.models.protocol import (
-    PREDICT_ROWS,
-    PROBE_ROWS,
-    LinearLayer,
-    check_replacement,
-    row_slice,
-)
+from esvdfair.exceptions import Given, InputError
+from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, rounded
 
+_NETWORKS = (MLPRegressor, MLPClassifier)
+_LINES: dict[type, str] = {  # estimators with one linear layer, and what follows it
+    **dict.fromkeys([LinearRegression, Ridge, RidgeCV, ElasticNet, ElasticNetCV, LassoCV, BayesianRidge], "identity"),
+    **dict.fromkeys([HuberRegressor, QuantileRegressor, SGDRegressor], "identity"),
+    **dict.fromkeys([PoissonRegressor, GammaRegressor], "exp"),
+    LogisticRegression: "logistic",
+}
 _ACTIVATIONS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
     "identity": lambda a: a,
     "logistic": expit,
@@ -33,30 +53,33 @@ _ACTIVATIONS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
 }
 
 
-class SklearnAdapter:
-    """An `MLPRegressor`, seen through its `coefs_`.
+class SklearnAdapter(ModelAdapter):
+    """A network or a linear model, seen through its `coefs_` or its `coef_`.
 
     Parameters
     ----------
-    model : MLPRegressor, or Pipeline, TransformedTargetRegressor, FrozenEstimator that end in one, in any nesting
-        Fitted; `NotFittedError` otherwise.
-    output : None
-        Only for the sake of one signature; a scikit-learn regressor has one output.
+    model : MLPRegressor, MLPClassifier, LinearRegression, Ridge, Lasso, ElasticNet, SGDRegressor, LogisticRegression, …
+        Or a Pipeline, TransformedTargetRegressor, FrozenEstimator, GridSearchCV that ends in one, in any nesting; a
+        classifier must tell two classes apart. Fitted; `NotFittedError` otherwise.
+    output : int, optional
+        Which column of several that the model predicts.
     """
 
     def __init__(self, model: Any, *, output: Any = None) -> None:
-        if output is not None:
-            raise ValueError(f"output={output!r} was given, but a scikit-learn regressor has one output: drop it.")
         self._model = model
         self._levels = tuple(_levels(model))
         for level in self._levels:
             check_is_fitted(level)
-        self._mlp: MLPRegressor = self._levels[-1]
-        if self._mlp.n_outputs_ != 1:
+        self._last = self._levels[-1]
+        self._network = isinstance(self._last, _NETWORKS)
+        self._scores = is_classifier(self._last)
+        if self._scores and (len(self._last.classes_) != 2 or len(self._arrays()[-1][0]) != 1):
             raise ValueError(
-                f"the MLPRegressor predicts {self._mlp.n_outputs_} columns; one is needed. Fit one model a column."
+                f"the {type(self._last).__name__} tells {len(self._last.classes_)} classes apart; the score of one "
+                "class against one other can be repaired. Fit one model for each question."
             )
-        self._names = tuple(f"coefs_[{index}]" for index in range(len(self._mlp.coefs_)))
+        self._place = _check_place(len(self._arrays()[-1][0]), output)
+        self._names = tuple(f"coefs_[{i}]" for i in range(len(self._arrays()))) if self._network else ("coef_",)
 
     @property
     def model(self) -> Any:
@@ -71,11 +94,21 @@ class SklearnAdapter:
 
     def layers(self, x: Any = None) -> tuple[LinearLayer, ...]:
         """List the layers; all of them always run, so `x` is not looked at."""
-        parts = zip(self._names, self._mlp.coefs_, self._mlp.intercepts_, strict=True)
+        return self._narrowed(self._all_layers(), None)
+
+    def _all_layers(self) -> tuple[LinearLayer, ...]:
         return tuple(
-            LinearLayer(name, index, np.array(coef.T, dtype=np.float64), np.array(intercept, dtype=np.float64))
-            for index, (name, coef, intercept) in enumerate(parts)
+            LinearLayer(name, index, *(None if part is None else np.array(part, dtype=np.float64) for part in arrays))  # type: ignore[arg-type]
+            for index, (name, arrays) in enumerate(zip(self._names, self._arrays(), strict=True))
         )
+
+    def _arrays(self) -> list[tuple[NDArray[Any], NDArray[Any] | None]]:
+        """Weight (m, n) and bias (m,) of every layer, as the estimator holds them."""
+        if self._network:
+            return [(c.T, b) for c, b in zip(self._last.coefs_, self._last.intercepts_, strict=True)]
+        weight = np.atleast_2d(self._last.coef_)
+        bias = np.broadcast_to(self._last.intercept_, len(weight)) if self._last.fit_intercept else None
+        return [(weight, bias)]
 
     def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
         """Run one forward pass: inputs of the named layers and the prediction."""
@@ -83,37 +116,42 @@ class SklearnAdapter:
         inputs, last = self._forward(x)
         return {self._names[index]: inputs[index] for index in wanted}, self._finish(last)
 
-    def predict(self, x: Any) -> NDArray[Any]:
-        """Predict in batches with the model's own `predict`."""
-        starts = range(0, max(row_count(x), 1), PREDICT_ROWS)
-        return np.concatenate(
-            [np.asarray(self._model.predict(row_slice(x, start, start + PREDICT_ROWS))).ravel() for start in starts]
-        )
-
-    def replace(self, weights: Mapping[str, tuple[NDArray[Any], NDArray[Any] | None]]) -> "SklearnAdapter":
+    def replace(self, weights: Weights) -> "SklearnAdapter":
         """Put new weights into a deep copy of the estimator, in the dtype of the old ones."""
-        for name, (weight, bias) in weights.items():
-            shape = self._mlp.coefs_[self._index(name)].T.shape
-            check_replacement(name, weight=weight, bias=bias, weight_shape=shape, has_bias=True)
-        adapter = SklearnAdapter(copy.deepcopy(self._model))
-        for name, (weight, bias) in weights.items():
-            index = self._index(name)
-            _assign(adapter._mlp.coefs_, index, np.asarray(weight).T)
-            if bias is not None:
-                _assign(adapter._mlp.intercepts_, index, np.asarray(bias))
+        whole = {layer.name: layer for layer in self._all_layers()}
+        new = {name: self._whole(whole[self._names[self._index(name)]], *given) for name, given in weights.items()}
+        adapter = SklearnAdapter(copy.deepcopy(self._model), output=self._place)
+        adapter.column = self.column
+        for name, (weight, bias) in new.items():
+            adapter._write(name, np.asarray(weight), bias)
         return adapter
 
-    def head(self, x: Any) -> Head:
-        """Find what the output activation and the target transformers make of the last layer's output.
+    def _write(self, name: str, weight: NDArray[Any], bias: NDArray[Any] | None) -> None:
+        last, index = self._last, self._index(name)
+        if self._network:
+            last.coefs_[index] = _like(last.coefs_[index], weight.T, name)
+            if bias is not None:
+                last.intercepts_[index] = _like(last.intercepts_[index], bias, name)
+            return
+        last.coef_ = _like(last.coef_, weight, name)
+        if bias is not None:
+            last.intercept_ = _like(last.intercept_, bias, name)
 
-        They are run on chosen values, within and beyond what the last layer gives on `x`.
-        """
-        _, last = self._forward(row_slice(x, 0, PROBE_ROWS))
-        z = probe_points(last).astype(last.dtype)
-        with np.errstate(all="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a transformer may complain of values beyond its domain
-            prediction = self._finish(z[:, None])
-        return find_head(z, prediction, operation=self._finishing())
+    def _predict(self, x: Any) -> NDArray[Any]:
+        """By the model's own `predict`, or `predict_proba`."""
+        return self._model.predict_proba(x)[:, 1] if self._scores else self._column_of(self._model.predict(x))
+
+    def _tail(self, rows: Any) -> Tail:
+        """The output activation and the target transformers."""
+        last = np.zeros((2, len(self._arrays()[-1][0]))) if rows is None else self._forward(rows)[1]
+
+        def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
+            values = z.astype(last.dtype)
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a transformer may complain of values beyond its domain
+                return values, self._finish(values)
+
+        return Tail(self._names[-1], rows, last, run, operation=self._finishing())
 
     def _index(self, name: str) -> int:
         if name not in self._names:
@@ -121,12 +159,12 @@ class SklearnAdapter:
         return self._names.index(name)
 
     def _forward(self, x: Any) -> tuple[list[NDArray[Any]], NDArray[Any]]:
-        """Input of every layer, and output of the last, (rows, 1)."""
+        """Input of every layer, and output of the last, (rows, outputs)."""
         value = self._transform(x)
         inputs: list[NDArray[Any]] = []
-        for coef, intercept in zip(self._mlp.coefs_, self._mlp.intercepts_, strict=True):
-            inputs.append(_ACTIVATIONS[self._mlp.activation](value) if inputs else value)
-            value = inputs[-1] @ coef + intercept
+        for weight, bias in self._arrays():
+            inputs.append(_ACTIVATIONS[self._last.activation](value) if inputs else value)
+            value = inputs[-1] @ weight.T + (0 if bias is None else bias)
         return inputs, value
 
     def _transform(self, x: Any) -> NDArray[Any]:
@@ -134,20 +172,31 @@ class SklearnAdapter:
         for level in self._levels:
             if isinstance(level, Pipeline) and len(level) > 1:
                 x = level[:-1].transform(x)
-        x = validate_data(self._mlp, x, accept_sparse=["csr", "csc"], reset=False)
+        x = validate_data(self._last, x, accept_sparse=["csr", "csc"], reset=False)
         return np.asarray(x.toarray() if hasattr(x, "toarray") else x)
 
+    @property
+    def _activation(self) -> str:
+        """What follows the last layer inside the estimator."""
+        if self._network:
+            return str(self._last.out_activation_)
+        return next(kind for line, kind in _LINES.items() if isinstance(self._last, line))
+
     def _finish(self, z: NDArray[Any]) -> NDArray[Any]:
-        """Prediction (rows,) of the last layer's output (rows, 1)."""
-        value = _ACTIVATIONS[self._mlp.out_activation_](z)
+        """Prediction (rows,) of the last layer's output (rows, outputs)."""
+        value = _ACTIVATIONS[self._activation](z)
         for level in reversed(self._levels):
             if isinstance(level, TransformedTargetRegressor):
-                value = level.transformer_.inverse_transform(value.reshape(-1, 1))
-        return np.asarray(value).ravel()
+                value = level.transformer_.inverse_transform(value.reshape(len(z), -1))
+        return self._column_of(value)
+
+    def _column_of(self, prediction: Any) -> NDArray[Any]:
+        value = np.asarray(prediction)
+        return value.ravel() if self._place is None else value[:, self._place]
 
     def _finishing(self) -> str:
         """Name what `_finish` does, for an error."""
-        parts = [] if self._mlp.out_activation_ == "identity" else [self._mlp.out_activation_]
+        parts = [] if self._activation == "identity" else [self._activation]
         for level in reversed(self._levels):
             if isinstance(level, TransformedTargetRegressor):
                 inverse = getattr(level.transformer_, "inverse_func", None)
@@ -156,10 +205,26 @@ class SklearnAdapter:
         return ", ".join(parts) or "nothing"
 
 
+def _check_place(columns: int, output: Any) -> int | None:
+    """Which of several columns is meant; None when there is one."""
+    if columns == 1 and output is not None:
+        raise InputError(
+            "{output} was given, but a scikit-learn regressor has one output: drop it.", output=Given(output)
+        )
+    if columns > 1 and not (isinstance(output, int) and -columns <= output < columns):
+        raise InputError(
+            "the model predicts {columns} columns; one is needed. Say which, from 0 to {last}: {output}.",
+            columns=columns,
+            last=columns - 1,
+            output=Given(output),
+        )
+    return None if columns == 1 else int(output)
+
+
 def _levels(model: Any) -> Iterator[Any]:
-    """Yield the model and what it wraps, down to the MLPRegressor; `TypeError` if there is none."""
+    """Yield the model and what it wraps, down to the one with the layers; `TypeError` if there is none."""
     level = model
-    while not isinstance(level, MLPRegressor):
+    while not isinstance(level, (*_NETWORKS, *_LINES)):
         yield level
         if isinstance(level, FrozenEstimator):
             level = level.estimator
@@ -167,17 +232,23 @@ def _levels(model: Any) -> Iterator[Any]:
             level = level.steps[-1][1]
         elif isinstance(level, TransformedTargetRegressor):
             level = getattr(level, "regressor_", level.regressor)
+        elif isinstance(level, GridSearchCV | RandomizedSearchCV):
+            level = getattr(level, "best_estimator_", level.estimator)
         else:
             inside = "" if level is model else f" (inside a {type(model).__name__})"
             raise TypeError(
-                f"cannot repair a {type(level).__name__}{inside}: of scikit-learn, an MLPRegressor is supported, "
-                "alone, as last step of a Pipeline, or inside a TransformedTargetRegressor or FrozenEstimator."
+                f"cannot repair a {type(level).__name__}{inside}, which has no linear layer that is known here: of "
+                "scikit-learn, an MLPRegressor, an MLPClassifier and linear models are supported, alone, as last step "
+                "of a Pipeline, or inside a TransformedTargetRegressor, FrozenEstimator or GridSearchCV. Scores of any "
+                "model, trees too, can be moved by esvdfair.baselines, such as WassersteinBarycenter."
             )
     yield level
 
 
-def _assign(arrays: list[NDArray[Any]], index: int, values: NDArray[Any]) -> None:
-    """Replace one array of a list, keeping dtype and memory layout, so that products round as before."""
-    new = np.empty_like(arrays[index])
-    new[...] = values
-    arrays[index] = new
+def _like(old: Any, values: NDArray[Any], name: str) -> Any:
+    """Values in the place of an array or number, in its dtype and memory layout, so that products round as before."""
+    if np.ndim(old) == 0:
+        return type(old)(rounded(name, values, np.asarray(old).dtype)[0])
+    new = np.empty_like(old)
+    new[...] = rounded(name, values, new.dtype).reshape(new.shape)
+    return new

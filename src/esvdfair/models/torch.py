@@ -4,7 +4,8 @@ A wrapper made by `torch.compile` or `nn.DataParallel` is looked through: the mo
 own device; a repaired copy wears the same wrapper. Layer names are those inside it.
 """
 
-import copy
+import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -16,28 +17,36 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from esvdfair.core.checks import row_count
-from esvdfair.models import _torch_trace as tracing
-from esvdfair.models._torch_modules import (
+from esvdfair.core.checks import row_count, to_numpy
+from esvdfair.exceptions import Given, InputError
+from esvdfair.models.base import (
+    LinearLayer,
+    ModelAdapter,
+    Tail,
+    Weights,
+    as_column,
+    each_input,
+    first_rows,
+    take,
+)
+from esvdfair.models.heads import KINDS
+from esvdfair.models.torch_modules import (
     assign,
     check_initialised,
     computes_linear_map,
+    copied,
     describe_layer,
-    eagerly,
-    evaluating,
     find_problem,
+    is_computed,
     is_linear,
+    private,
     unwrap,
 )
-from esvdfair.models._torch_values import Selector, one_column, select, to_numpy, to_tensor
-from esvdfair.models.heads import KINDS, Head, find_head, probe_points, unsupported_head
-from esvdfair.models.protocol import (
-    PREDICT_ROWS,
-    PROBE_ROWS,
-    LinearLayer,
-    check_replacement,
-    row_slice,
-)
+from esvdfair.models.torch_trace import INPUT, VOCABULARY, Operation, Trace, mixing, weight_of
+
+Selector = str | int | tuple[str | int, ...] | Callable[[Any], Any]
+Inputs = torch.Tensor | tuple[Any, ...] | dict[str, Any]
+"""What a module is called with: one tensor, tensors in order, or tensors by name."""
 
 Hook = Callable[..., Any]
 
@@ -47,35 +56,36 @@ class _Probe:
     """What one traced forward pass told: the layers, and how the last one reaches the prediction."""
 
     layers: tuple[LinearLayer, ...]
-    rows: torch.Tensor
+    rows: Inputs
     last_output: torch.Tensor
     prediction: torch.Tensor
-    path: tuple[tracing.Operation, ...] | None  # None: the way was lost outside torch
+    path: tuple[Operation, ...] | None  # None: the way was lost outside torch
 
 
-class TorchAdapter:
+class TorchAdapter(ModelAdapter):
     """A torch regressor, seen through its `nn.Linear` layers.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Runs in eval mode while it is used here; every submodule's own training flag is put back.
-    output : str, int or callable, optional
-        What to take as the prediction when the model returns a dict (key), a tuple (index) or anything else
-        (a callable of what the model returned).
+        Never touched: what runs, in eval mode, is a private copy that shares its parameters.
+    output : str, int, tuple of these, or callable, optional
+        What to take as the prediction when the model returns a dict (key), a tuple (index), several columns (index),
+        one inside the other (a tuple of these), or anything else (a callable of what the model returned).
 
     Notes
     -----
-    Inputs are converted to the model's dtype and device. Layers that the forward pass does not reach, or that do not
-    feed the prediction, are not listed.
+    Inputs are converted to the model's dtype and device. Several are given as a tuple (in order) or a mapping (by
+    name). Layers that the forward pass does not reach, or that do not feed the prediction, are not listed.
     """
 
     def __init__(self, model: nn.Module, *, output: Selector | None = None) -> None:
         self._model = model
-        self._core = unwrap(model)
-        check_initialised(self._core)
+        check_initialised(unwrap(model))
+        self._core = private(unwrap(model))
         self._output = output
         self._probed: _Probe | None = None
+        self._lock = threading.Lock()  # hooks of one call must not be seen by another
 
     @property
     def model(self) -> nn.Module:
@@ -92,14 +102,14 @@ class TorchAdapter:
 
     def layers(self, x: Any) -> tuple[LinearLayer, ...]:
         """List the linear layers that feed the prediction, in order of execution."""
-        return self._probe(x).layers
+        return self._narrowed(self._probe(x).layers, x)
 
     def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Run one forward pass: the inputs of the named layers and the prediction, on the model's device."""
         for copies in (False, True):
             captured = _Captured(copies=copies)
             hooks = {name: partial(captured.keep, name) for name in names}
-            prediction = self._run(to_tensor(x, self._core), hooks)
+            prediction = self._run(_to_inputs(x, self._core), hooks)
             if not captured.overwritten():
                 break  # else the model went on to write into what a layer had read: run again, with copies
         for name in names:
@@ -109,77 +119,63 @@ class TorchAdapter:
                 )
         return {name: captured.inputs[name] for name in names}, prediction
 
-    def predict(self, x: Any) -> NDArray[Any]:
-        """Predict in batches; bfloat16 comes back as float32."""
-        starts = range(0, max(row_count(x), 1), PREDICT_ROWS)
-        batches = (to_tensor(row_slice(x, start, start + PREDICT_ROWS), self._core) for start in starts)
-        return np.concatenate([to_numpy(self._run(batch, {})) for batch in batches])
-
-    def replace(self, weights: Mapping[str, tuple[NDArray[Any], NDArray[Any] | None]]) -> "TorchAdapter":
+    def replace(self, weights: Weights) -> "TorchAdapter":
         """Put new weights into a deep copy; dtype, device, requires_grad and training flags stay."""
+        new: dict[str, Any] = {}
         for name, (weight, bias) in weights.items():
             module = self._linear(name)
             problem = find_problem(name, module, self._core)
             if problem is not None:
                 raise ValueError(problem)
-            shape, has_bias = tuple(module.weight.shape), module.bias is not None
-            check_replacement(name, weight=weight, bias=bias, weight_shape=shape, has_bias=has_bias)
-        try:
-            adapter = TorchAdapter(copy.deepcopy(self._model), output=self._output)
-        except RuntimeError as error:
-            raise ValueError(
-                f"the model cannot be copied ({error}). An attribute that holds a tensor computed in a forward pass is "
-                "the usual cause: detach it, or do not keep it on the module."
-            ) from error
-        for name, (weight, bias) in weights.items():
+            new[name] = self._whole(describe_layer(name, 0, module), weight, bias)
+        adapter = TorchAdapter(copied(self._model), output=self._output)
+        adapter.column = self.column
+        for name, (weight, bias) in new.items():
             module = adapter._linear(name)
             assign(name, module.weight, weight)
             if bias is not None:
                 assign(name, module.bias, bias)
         return adapter
 
-    def head(self, x: Any) -> Head:
-        """Find what maps the last linear layer's output to the prediction.
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": self._model, "output": self._output}
 
-        Chosen values are put in place of the last layer's output, so that the head is seen beyond the range of `x`;
-        the operations on the way are named when they make none of the known kinds.
-        """
-        probe = self._probe(x)
-        name, path = probe.layers[-1].name, probe.path or ()
-        operation = tracing.describe(path)
-        if probe.last_output.shape[1:] != (1,):
-            raise ValueError(
-                f"the last linear layer {name!r} gives {tuple(probe.last_output.shape)[1:]} values a row, and "
-                f"{operation} makes one prediction of them. Only a layer with one output can stand before a head."
-            )
-        joined = tracing.mixing(path, name)
-        if joined is not None:
-            raise ValueError(_bypassed(name, repr(joined)))
-        kinds = KINDS if probe.path is None else tracing.head_kinds(path)
-        if not kinds:
-            raise ValueError(unsupported_head(operation))
-        z = torch.as_tensor(probe_points(to_numpy(probe.last_output))).to(probe.last_output.dtype)
-        rows = probe.rows[torch.arange(len(z)) % len(probe.rows)]
-        prediction = to_numpy(self._run_from(name, rows, z))
-        eps = max(torch.finfo(dtype).eps for dtype in (z.dtype, probe.prediction.dtype))
-        # Half of the points with other rows and another batch: a head sees neither.
-        half = len(z) // 2
-        again = to_numpy(self._run_from(name, rows[:half], z.flip(0)[:half]))
-        if not _close(prediction[::-1][:half], again, 8 * eps):
-            raise ValueError(_bypassed(name, operation))
-        return find_head(to_numpy(z), prediction, kinds=kinds, operation=operation, eps=eps)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["model"], output=state["output"])  # type: ignore[misc]  # all else is made of these
+
+    def _predict(self, x: Any) -> torch.Tensor:
+        return self._run(_to_inputs(x, self._core), {})
+
+    def _tail(self, rows: Any) -> Tail:
+        probe = self._probe(rows)
+        name, like, path = probe.layers[-1].name, probe.last_output, probe.path or ()
+
+        def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
+            values = torch.as_tensor(np.ascontiguousarray(z)).to(like.dtype)
+            x = take(probe.rows, np.arange(len(values)) % row_count(probe.rows))
+            return to_numpy(values), to_numpy(self._run_from(name, x, values))
+
+        operations = [operation.name for operation in path]
+        return Tail(
+            name,
+            probe.rows,
+            to_numpy(like),
+            run,
+            operation=VOCABULARY.describe(operations),
+            kinds=KINDS if probe.path is None else VOCABULARY.kinds(operations),
+            joined=mixing(path, name),
+            eps=max(torch.finfo(dtype).eps for dtype in (like.dtype, probe.prediction.dtype)),
+        )
 
     def _probe(self, x: Any) -> _Probe:
         """Trace the forward pass over the first rows of `x`, once."""
         if self._probed is None:
-            if row_count(x) == 0:
-                raise ValueError("got a batch of no rows; at least one is needed to see which layers run.")
-            self._probed = self._trace(to_tensor(row_slice(x, 0, PROBE_ROWS), self._core))
+            self._probed = self._trace(_to_inputs(first_rows(x), self._core))
         return self._probed
 
-    def _trace(self, x: torch.Tensor) -> _Probe:
+    def _trace(self, x: Inputs) -> _Probe:
         modules = {name: module for name, module in self._core.named_modules() if is_linear(module)}
-        trace = tracing.Trace({name: module._parameters.get("weight") for name, module in modules.items()})
+        trace = Trace({name: module._parameters.get("weight") for name, module in modules.items()})
         outputs: dict[str, torch.Tensor] = {}
         problems: dict[str, str | None] = {}
 
@@ -194,15 +190,17 @@ class TorchAdapter:
             trace.mark(output, name)
             trace.inside = None
 
-        rows = x.clone()
-        trace.mark(x, tracing.INPUT)
+        rows = _cloned(x)
+        for tensor in _tensors(x):
+            trace.mark(tensor, INPUT)
         after, before = ({name: partial(hook, name) for name in modules} for hook in (leave, enter))
         prediction = self._run(x, after, before=before, mode=trace)
         reached = trace.labels(prediction)
         names = [name for name in outputs if name in reached or self._moves(name, rows, outputs[name], prediction)]
         for name in names:
-            problem = problems[name] or (_TWICE.format(name) if tracing.weight_of(name) in reached else None)
-            if problem is not None:
+            problem = problems[name] or (_TWICE.format(name) if weight_of(name) in reached else None)
+            # A hidden layer that can be read, but not edited, is no obstacle to one who edits the last.
+            if problem is not None and (name == names[-1] or not is_computed(modules[name])):
                 raise ValueError(problem)
         if not names:
             raise ValueError("no nn.Linear layer feeds the prediction, so there is no weight to edit.")
@@ -210,31 +208,30 @@ class TorchAdapter:
         path = tuple(trace.path(names[-1], prediction)) if names[-1] in reached else None
         return _Probe(layers, rows, outputs[names[-1]], prediction, path)
 
-    def _moves(self, name: str, x: torch.Tensor, output: torch.Tensor, prediction: torch.Tensor) -> bool:
+    def _moves(self, name: str, x: Inputs, output: torch.Tensor, prediction: torch.Tensor) -> bool:
         """Whether the prediction follows a layer whose trace was lost (a detour through NumPy, a foreign kernel)."""
         return not torch.equal(self._run_from(name, x, output + 1 + output.abs().max()), prediction)
 
-    def _run_from(self, name: str, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    def _run_from(self, name: str, x: Inputs, z: torch.Tensor) -> torch.Tensor:
         """Prediction for rows `x` if the layer had given `z`."""
 
         def put(module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> torch.Tensor:
             return z.to(output, copy=True).reshape(output.shape)
 
-        return self._run(x.clone(), {name: put})
+        return self._run(_cloned(x), {name: put})
 
     def _run(
         self,
-        x: torch.Tensor,
+        x: Inputs,
         after: Mapping[str, Hook],
         *,
         before: Mapping[str, Hook] | None = None,
         mode: AbstractContextManager[Any] | None = None,
     ) -> torch.Tensor:
-        """Forward pass in eval mode, with hooks after and before the named layers: the prediction, (rows,)."""
+        """Forward pass with hooks after and before the named layers: the prediction, (rows,)."""
         with ExitStack() as stack:
+            stack.enter_context(self._lock)
             stack.enter_context(torch.no_grad())
-            stack.enter_context(evaluating(self._core))
-            stack.enter_context(eagerly(self._core))
             for name, hook in (before or {}).items():
                 stack.callback(self._linear(name).register_forward_pre_hook(hook).remove)
             for name, hook in after.items():
@@ -242,7 +239,24 @@ class TorchAdapter:
                 handle = self._linear(name).register_forward_hook(hook, prepend=True, with_kwargs=True)
                 stack.callback(handle.remove)
             stack.enter_context(mode or nullcontext())
-            return one_column(select(self._core(x), self._output), len(x))
+            prediction: torch.Tensor = as_column(_select(self._call(x), self._output), row_count(x))
+            return prediction
+
+    def _call(self, x: Inputs) -> Any:
+        """Run the module on its inputs, in order or by name, or as one collection where it takes one."""
+        if isinstance(x, torch.Tensor) or not self._spreads(x):
+            return self._core(x)
+        return self._core(**x) if isinstance(x, dict) else self._core(*x)
+
+    def _spreads(self, x: tuple[Any, ...] | dict[str, Any]) -> bool:
+        """Whether the inputs are arguments of `forward` rather than a collection that is its only one."""
+        try:
+            inspect.signature(self._core.forward).bind(
+                *(() if isinstance(x, dict) else x), **(x if isinstance(x, dict) else {})
+            )
+        except TypeError:
+            return False
+        return True
 
     def _linear(self, name: str) -> nn.Linear:
         try:
@@ -290,14 +304,110 @@ def _layer_input(args: Any, kwargs: Any) -> torch.Tensor:
     return value
 
 
-def _bypassed(name: str, operation: str) -> str:
-    return (
-        f"the prediction of a row depends on more than its output of the last linear layer {name!r}: {operation} "
-        "brings in another branch of the model, or other rows, so it is no head that a refit could stand before."
+# --- values that go into a model and come out of it -------------------------------------------------------------------
+
+
+def _to_inputs(x: Any, model: nn.Module) -> Inputs:
+    """Copies of one or several inputs, as `_to_tensor` makes them; of several, whole numbers and masks stay."""
+    if isinstance(x, torch.Tensor):
+        return _to_tensor(x, model)
+    several: Inputs | None = each_input(x, lambda value: _to_tensor(value, model, whole=True))
+    return _to_tensor(x, model) if several is None else several
+
+
+def _tensors(x: Inputs) -> list[torch.Tensor]:
+    if isinstance(x, torch.Tensor):
+        return [x]
+    return [value for value in (x.values() if isinstance(x, dict) else x) if isinstance(value, torch.Tensor)]
+
+
+def _cloned(x: Inputs) -> Inputs:
+    return x.clone() if isinstance(x, torch.Tensor) else each_input(x, torch.clone)
+
+
+def _to_tensor(x: Any, model: nn.Module, *, whole: bool = False) -> torch.Tensor:
+    """Copy `x` in the model's dtype, on its device: a forward pass that works in place must not write into `x`.
+
+    Integer tensors stay integers if the model has an embedding, or if they are `whole` numbers beside other inputs.
+    """
+    like = _reference(model)
+    if not isinstance(x, torch.Tensor):
+        values = _numeric(x)
+        keep = whole and values.dtype.kind in "iub"
+        return torch.tensor(values, dtype=None if keep else like.dtype).to(like.device)
+    embeds = whole or any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
+    keep = not x.is_floating_point() and embeds
+    # dtype first: a device may not know the dtype that comes in (float64 on Apple's)
+    moved = (x if keep else x.to(like.dtype)).to(like.device)
+    return (moved.clone() if moved is x else moved).detach()
+
+
+def _reference(model: nn.Module) -> torch.Tensor:
+    """A floating tensor of the model that shows its dtype and device."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            return tensor
+    return torch.empty(0)
+
+
+def _numeric(x: Any) -> NDArray[Any]:
+    if hasattr(x, "toarray"):
+        x = x.toarray()
+    if hasattr(x, "iloc") and hasattr(x, "columns"):
+        for column, dtype in zip(x.columns, x.dtypes, strict=True):
+            if not (hasattr(dtype, "kind") and dtype.kind in "fiub"):
+                raise ValueError(
+                    f"column {column!r} is not numeric ({dtype}), and a torch model takes numbers only. Encode it as "
+                    "it was encoded in training."
+                )
+        return np.asarray(x.to_numpy(dtype=np.float64, na_value=np.nan))
+    array = np.asarray(x)
+    return array if array.dtype.kind in "fiub" else array.astype(np.float64)
+
+
+def _select(result: Any, output: Selector | None) -> torch.Tensor:
+    """Take the prediction out of what a model returned."""
+    value = output(result) if callable(output) else result
+    for step in output if isinstance(output, tuple) else () if callable(output) or output is None else (output,):
+        value = _item(value, step, output)
+    if isinstance(value, torch.Tensor):
+        return value
+    if output is None:
+        raise InputError(
+            "the model returns {contents}. Say which is the prediction: {output}, a key or an index.",
+            contents=_contents(result),
+            output=Given(),
+        )
+    raise InputError(
+        "{output} gives a {kind}, not a tensor of predictions.", output=Given(output), kind=type(value).__name__
     )
 
 
-def _close(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> bool:
-    finite = np.abs(a[np.isfinite(a)])
-    size = float(np.median(finite)) if finite.size else 0.0
-    return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance * size, equal_nan=True))
+def _item(result: Any, step: str | int, output: Selector | None) -> Any:
+    try:
+        if isinstance(result, torch.Tensor):
+            if result.ndim == 2 and result.shape[1] > 1 and isinstance(step, int):
+                return result[:, step]
+            raise InputError(
+                "{output} selects from a dict, a tuple or several columns; the model returns one tensor: drop it.",
+                output=Given(output),
+            )
+        if isinstance(step, str) and not isinstance(result, Mapping):
+            return getattr(result, step)  # a named tuple or a dataclass
+        return result[step]
+    except (KeyError, IndexError, AttributeError, TypeError) as error:
+        raise InputError(
+            "the model returns {contents}, and nothing in it is {output}.",
+            contents=_contents(result),
+            output=Given(output),
+        ) from error
+
+
+def _contents(result: Any) -> str:
+    if isinstance(result, torch.Tensor):
+        return f"{result.shape[1]} columns"
+    if isinstance(result, Mapping):
+        return f"a {type(result).__name__} with keys {', '.join(map(repr, result))}"
+    if isinstance(result, list | tuple):
+        return f"a {type(result).__name__} of {len(result)}"
+    return f"a {type(result).__name__}"

@@ -11,12 +11,17 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from sklearn.utils.validation import check_is_fitted
+
 from esvdfair.estimator import ESVDFair
 from esvdfair.files import whole_file
-from esvdfair.report.content import gather
+from esvdfair.report.content import Content, attribute_name, collect, read_rows
 from esvdfair.report.page import render
+from esvdfair.text import label_text, some_names
 
 __all__ = ["render_report", "write_report"]
+
+UNNAMED_TARGET = "a number that nobody named"
 
 
 def render_report(
@@ -25,13 +30,19 @@ def render_report(
     y: Any = None,
     *,
     sensitive_features: Any,
+    sample_weight: Any = None,
+    test: tuple[Any, ...] | None = None,
+    model: str | None = None,
+    data: str | None = None,
+    predicts: str | None = None,
+    unit: str | None = None,
     command: Sequence[str] | str | None = None,
     title: str | None = None,
 ) -> str:
     """The report of a fitted ESVDFair as one HTML page.
 
-    The headline numbers are those of ``fair.summary_``, from the rows that judged the repair; the charts and tables
-    show the rows given here, at most 10,000 of each group.
+    All numbers of the page are about one set of rows, at most 10,000 of each group: ``test`` if it is given; else
+    those of the rows given that judged the repair, if they are among them; else all rows given. The page says which.
 
     Parameters
     ----------
@@ -39,6 +50,10 @@ def render_report(
     X : (rows, features) array, DataFrame, tensor or sparse matrix, in memory
     y : (rows,) labels, if there are any
     sensitive_features : (rows,) group of each person, or several columns
+    sample_weight : (rows,) how many people a row stands for
+    test : (X, y, sensitive_features) or a fourth item with weights, rows that neither fitted nor chose; y may be None
+    model, data : what to call them; default the kind of model, and the size of the data
+    predicts, unit : what is predicted, and in which unit; default the name of ``y`` if it has one
     command : words after ``esvdfair`` on the command line, or a line to show as it is; the page ends with it
     title : of the page
 
@@ -49,26 +64,48 @@ def render_report(
     sklearn.exceptions.NotFittedError
         ``fair`` is not fitted.
     """
-    return render(gather(fair, X, y, sensitive_features=sensitive_features), command=command, title=title)
+    check_is_fitted(fair, "estimator_")
+    rows = read_rows(X, y, sensitive_features, sample_weight, fair.missing)
+    apart = None
+    if test is not None:
+        x_test, y_test, groups_test, *weight_test = test
+        apart = read_rows(x_test, y_test, groups_test, weight_test[0] if weight_test else None, fair.missing)
+    named = predicts or getattr(y, "name", None)
+    predicted = f"{named or UNNAMED_TARGET}{f', in {unit}' if unit else ''}"
+    content = collect(fair, rows, apart, attribute=attribute_name(sensitive_features), predicted=predicted)
+    about = {
+        "Model": model or _kind(fair.model),
+        "Data": data or f"{len(rows.codes):,} rows of {rows.x.shape[1]} inputs",
+        "Predicts": predicted,
+        "Groups": _groups(content),
+    }
+    return render(content, about=about, command=command, title=title)
 
 
-def write_report(
-    path: str | os.PathLike[str],
-    fair: ESVDFair,
-    X: Any,
-    y: Any = None,
-    *,
-    sensitive_features: Any,
-    command: Sequence[str] | str | None = None,
-    title: str | None = None,
-) -> None:
-    """Write the page of :func:`render_report` to ``path``, complete or not at all.
+def write_report(path: str | os.PathLike[str], fair: ESVDFair, X: Any, y: Any = None, **options: Any) -> None:
+    """Write the page of :func:`render_report`, which takes the same options, to ``path``, complete or not at all.
 
     Raises
     ------
     OSError
         The file cannot be written; what was there before is still there.
     """
-    page = render_report(fair, X, y, sensitive_features=sensitive_features, command=command, title=title)
+    page = render_report(fair, X, y, **options)
     with whole_file(path) as file:
         file.write(page.encode("utf-8", "replace"))
+
+
+def _kind(model: Any) -> str:
+    """The name of a file, or the kind of a model."""
+    if isinstance(model, str | os.PathLike):
+        return os.path.basename(model)
+    if isinstance(model, bytes):
+        return "an ONNX model"
+    steps = getattr(model, "steps", None)
+    return type(steps[-1][1] if steps else model).__name__
+
+
+def _groups(content: Content) -> str:
+    sizes = [int((content.rows.codes == g).sum()) for g in range(len(content.rows.labels))]
+    names = [f"{label_text(label)} ({n:,} rows)" for label, n in zip(content.rows.labels, sizes, strict=True)]
+    return f"{content.attribute}: {some_names(names, 6)}"

@@ -17,12 +17,15 @@
   const spaced = ([low, high, count]) => Array.from({ length: count }, (_, i) => low + ((high - low) * i) / (count - 1));
 
   function ticks(low, high, about, least = 0) {
-    const rough = Math.max((high - low) / about, least);
-    const power = 10 ** Math.floor(Math.log10(rough));
-    const step = power * ([1, 2, 5, 10].find((s) => s * power >= rough) ?? 10);
-    const found = [];
-    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++)
-      found.push(Number((i * step).toPrecision(12)));
+    const power = 10 ** Math.ceil(Math.log10((high - low) / about));
+    let found = [];
+    for (const part of [1, 0.5, 0.2, 0.1]) {
+      const step = Math.max(part * power, least);
+      found = [];
+      for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++)
+        found.push(Number((i * step).toPrecision(12)));
+      if (found.length >= 3 || step === least) return found;
+    }
     return found;
   }
 
@@ -117,7 +120,7 @@
   function cumulative(host, d) {
     const f = frame(host, {
       x: [data.grid[0], data.grid[1]], y: [0, 1], yTicks: true, left: 34, top: 26 + listRoom, height: 230 + listRoom,
-      xName: "prediction", yName: "share of the group at or below",
+      xName: data.predicted, yName: "share of the group at or below",
     });
     d.shares.forEach((values, i) => add(f.svg, "path", { class: `curve ${groupClass(i)}`, d: line(d.x, values, f.x, f.y) }));
     const at = f.x(d.at), low = f.y(d.low), high = f.y(d.high);
@@ -151,7 +154,9 @@
     if (target !== null) add(f.svg, "line", { class: "dash", x1: f.x(target), x2: f.x(target), y1: f.top, y2: f.bottom });
     for (const [ks, mse] of others) add(f.svg, "circle", { class: "faint", cx: f.x(ks), cy: f.y(mse), r: 3 });
     const made = steps.slice(1);
-    add(f.svg, "path", { class: "path", d: line(made.map((s) => s.ks), made.map((s) => s.mse), f.x, f.y) });
+    // on rows that did not judge them the points do not lie in the order of their parity
+    if (data.joined)
+      add(f.svg, "path", { class: "path", d: line(made.map((s) => s.ks), made.map((s) => s.mse), f.x, f.y) });
     steps.forEach((s, i) => {
       const look = { class: i ? "dot pick" : "dot pick old", r: i === chosen || !i ? 6 : 4 };
       const dot = add(f.svg, "circle", { ...look, cx: f.x(s.ks), cy: f.y(s.mse) });
@@ -212,7 +217,7 @@
   const readout = document.getElementById("readout");
   const step = () => Number(slider.value);
   const predictions = (s) => ({ grid: data.grid, densities: s.densities, means: s.means });
-  const shape = { peak: data.peak, xName: "prediction" };
+  const shape = { peak: data.peak, xName: data.predicted };
   const charts = {
     "density-before": (host) => densities(host, predictions(data.steps[0]), shape),
     "density-after": (host) => densities(host, predictions(data.steps[data.chosen]), shape),
@@ -227,14 +232,19 @@
 
   function move() {
     const s = data.steps[step()];
-    readout.textContent = s.words;
-    slider.setAttribute("aria-valuetext", s.words);
-    document.getElementById("density-step").setAttribute("aria-label", `Densities of the predictions. ${s.words}`);
+    readout.textContent = s.sentence;
+    slider.setAttribute("aria-valuetext", s.sentence);
+    document.getElementById("density-step").setAttribute("aria-label", `Densities of the predictions. ${s.sentence}`);
+    document.querySelectorAll("#who-pays td.now").forEach((cell, i) => { cell.textContent = s.cells[i]; });
     draw("density-step");
     draw("tradeoff");
   }
 
   slider.addEventListener("input", move);
+  // what is folded away has no width until it is opened
+  document.querySelectorAll("details").forEach((fold) => fold.addEventListener("toggle", () => {
+    if (fold.open) fold.querySelectorAll(".chart").forEach((host) => draw(host.id));
+  }));
   let drawn = 0;
   new ResizeObserver(() => {
     if (drawn === document.body.clientWidth) return;

@@ -1,43 +1,53 @@
-"""What a report tells: predictions at every point of the curve, and the explanation of the repair."""
+"""What a report tells, as numbers: every model of the curve on one set of rows, and the explanation of the repair."""
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from esvdfair.batches import is_stream
-from esvdfair.core.checks import Label, check_column, check_groups
+from esvdfair.audit import Array, Codes
+from esvdfair.batches import Batch, held_out, is_stream, make_batches, take
+from esvdfair.core.metrics import Peak, group_mse, ks_distance_ci, ks_floor, ks_peak
+from esvdfair.curve import Curve, CurvePoint
 from esvdfair.estimator import ESVDFair
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.explain import Directions, LayerScan, People, explain_directions, explain_people, scan_layers
 from esvdfair.explain.features import correlate, name_features
 from esvdfair.models import adapt
-from esvdfair.tradeoff import Curve, CurvePoint
-
-Array = NDArray[np.float64]
-Codes = NDArray[np.intp]
 
 ROWS_OF_A_GROUP = 10_000
-"""Of a larger group, so many rows are shown."""
+"""Of a larger group, so many rows are looked at."""
 STEPS = 40
 """Positions of the slider, at most, besides the untouched model."""
 UNNAMED = "group"
 """Name of the attribute when its column has none."""
-FEATURES = 15
-MOVERS = 10
-DIRECTIONS = 3
+FEATURES, MOVERS, DIRECTIONS = 10, 10, 3
 
 
 @dataclass(frozen=True)
 class Step:
-    """A position of the slider: a point of the curve (None for the untouched model) and its predictions (rows,)."""
+    """A position of the slider: a model on the rows of the page.
+
+    Attributes
+    ----------
+    point : of the curve; None for the untouched model, and for a repair that has no curve
+    prediction : (rows,)
+    peak : where two groups' distributions are farthest apart, which is the KS distance
+    mse : mean squared error, or change where there are no labels
+    group_mse, means : (G,) of every group
+    """
 
     point: CurvePoint | None
     prediction: Array
+    peak: Peak
+    mse: float
+    group_mse: Array
+    means: Array
 
 
 @dataclass(frozen=True)
@@ -52,32 +62,36 @@ class Feature:
 
 @dataclass(frozen=True)
 class Content:
-    """Everything that the page shows, as numbers.
+    """Everything that the page shows, as numbers, all of them about one set of rows.
 
     Attributes
     ----------
-    summary : of the fitted ESVDFair, from the rows that judged it
-    curve : all of its points
-    labels, codes : the groups, and the group of each of the rows shown
+    summary : of the fitted ESVDFair
+    rows : the rows of the page
+    rows_are : "test", "validation", "heldout", "train", or "given" when nobody knows whether they fitted the repair
+    rows_given : how many there were; those looked at may be fewer
+    predicted : what is predicted, and in which unit
     attribute : name of the sensitive column or columns
-    rows_given : number of rows that the report was given; those shown may be fewer
-    has_labels : whether the rows shown have labels
+    ks_floor, ks_interval : of the repaired model on these rows
     steps : positions of the slider, the untouched model first
     chosen : position of the repaired model in ``steps``
+    others : (KS, error) of the points of the curve that the slider leaves out, when these rows judged them
     scan, directions : of the layers; a text that says why when there is none
     hidden_edit : whether the repair edited a layer before the last, the one that ``directions`` describe
     people, features : who is moved, and what the inputs tell of group and prediction
     """
 
     summary: dict[str, Any]
-    curve: Curve
-    labels: tuple[Label, ...]
-    codes: Codes
-    attribute: str
+    rows: Batch
+    rows_are: str
     rows_given: int
-    has_labels: bool
+    predicted: str
+    attribute: str
+    ks_floor: float
+    ks_interval: tuple[float, float]
     steps: tuple[Step, ...]
     chosen: int
+    others: tuple[tuple[float, float], ...]
     scan: LayerScan | str
     directions: Directions | str
     hidden_edit: bool
@@ -85,58 +99,87 @@ class Content:
     features: tuple[Feature, ...]
 
     @property
-    def before(self) -> Array:
-        return self.steps[0].prediction
+    def before(self) -> Step:
+        return self.steps[0]
 
     @property
-    def after(self) -> Array:
-        return self.steps[self.chosen].prediction
+    def after(self) -> Step:
+        return self.steps[self.chosen]
+
+    @property
+    def rows_judged(self) -> bool:
+        """Whether the rows of the page are those that judged the repair."""
+        return bool(self.rows_are == self.summary["evaluated_on"])
+
+    @property
+    def has_labels(self) -> bool:
+        return self.rows.y is not None
+
+    @cached_property
+    def spread(self) -> float:
+        """Standard deviation of the predictions before: what a difference is large or small against."""
+        return float(self.before.prediction.std())
 
 
-def gather(fair: ESVDFair, X: Any, y: Any, *, sensitive_features: Any) -> Content:
-    """Run the untouched model and those of the curve over the rows, and explain the repair on them."""
-    check_is_fitted(fair, "estimator_")
+def read_rows(X: Any, y: Any, sensitive_features: Any, sample_weight: Any, missing: str) -> Batch:
+    """All rows with weight, checked."""
     if is_stream(X):
         raise ValueError("X yields batches, but a report needs its rows in memory; pass a sample as an array.")
     X = X if hasattr(X, "shape") else np.asarray(X)
     X = X.tocsr() if hasattr(X, "tocsr") else X
-    rows_given = int(X.shape[0])
-    labels, codes = check_groups(sensitive_features, rows_given, fair.missing)
-    _check_sizes(labels, codes)
-    shown = spread_rows(codes, ROWS_OF_A_GROUP)
-    X, codes = _take(X, shown), codes[shown]
-    y = None if y is None else check_column(y, rows_given, "y")[shown]
-    groups = _as_column(labels, codes)
-    untouched = fair.curve_.build({})
-    chosen = chosen_point(fair)
-    points = slider_points(fair.curve_, chosen)
-    predictions = [_predict(fair, untouched, X), *(_predict(fair, fair.curve_.model(p.index), X) for p in points)]
-    steps = tuple(Step(point, found) for point, found in zip([None, *points], predictions, strict=True))
-    position = 1 + points.index(chosen)
-    before, after = predictions[0], predictions[position]
-    directions, hidden_edit = _directions(fair, untouched, X, groups)
+    if not X.shape[0]:
+        raise ValueError("X has no rows; there is nothing to report on.")
+    (rows,) = make_batches(X, y, sensitive_features, sample_weight, missing=missing, batch_size=int(X.shape[0]))
+    rows = rows if rows.weight is None else rows.take(np.flatnonzero(rows.weight > 0))
+    if len(rows.labels) < 2:
+        raise ValueError("sensitive_features holds fewer than two groups; a report compares them. Pass rows of each.")
+    sizes = np.bincount(rows.codes, minlength=len(rows.labels))
+    if sizes.min() < 2:
+        raise ValueError(
+            f"group {rows.labels[int(sizes.argmin())]!r} has {sizes.min()} row; its distribution needs at least 2. "
+            "Pass more rows, or leave the group out."
+        )
+    return rows
+
+
+def collect(fair: ESVDFair, rows: Batch, test: Batch | None, *, attribute: str, predicted: str) -> Content:
+    """Run the untouched model and those of the curve over the rows of the page, and explain the repair on them."""
+    check_is_fitted(fair, "estimator_")
+    fitting, shown, rows_are = _choose_rows(fair, rows, test)
+    given = len(shown.codes)
+    fitting, shown = (part.take(spread_rows(part.codes, ROWS_OF_A_GROUP)) for part in (fitting, shown))
+    curve = getattr(fair, "curve_", None)
+    models: list[tuple[CurvePoint | None, Any]] = [(None, fair.model_)]
+    if curve is None or fair.point_ is None:
+        models.append((None, fair.estimator_))
+        chosen = 1
+    else:
+        points = slider_points(curve, fair.point_)
+        models += [(point, curve.model(point.index)) for point in points]
+        chosen = 1 + points.index(fair.point_)
+    steps = _steps(fair, models, shown)
+    before, after = steps[0].prediction, steps[chosen].prediction
+    groups: dict[str, Any] = {"sensitive_features": shown.codes, "sample_weight": shown.weight}
+    floor = ks_floor(y_pred=after, **groups)
+    directions, hidden_edit = _directions(fair, fitting)
     return Content(
         summary=fair.summary_,
-        curve=fair.curve_,
-        labels=labels,
-        codes=codes,
-        attribute=_attribute(sensitive_features),
-        rows_given=rows_given,
-        has_labels=y is not None,
+        rows=shown,
+        rows_are=rows_are,
+        rows_given=given,
+        predicted=predicted,
+        attribute=attribute,
+        ks_floor=floor,
+        ks_interval=ks_distance_ci(after, floor=floor, **groups),
         steps=steps,
-        chosen=position,
-        scan=_scan(fair, untouched, X, y, groups),
+        chosen=chosen,
+        others=_others(curve, steps) if rows_are == fair.summary_["evaluated_on"] else (),
+        scan=_scan(fair, fitting, shown),
         directions=directions,
         hidden_edit=hidden_edit,
-        people=_people(before, after, groups, X, shown),
-        features=_features(X, codes, len(labels), before, after),
+        people=_people(before, after, shown),
+        features=_features(shown, before, after),
     )
-
-
-def chosen_point(fair: ESVDFair) -> CurvePoint:
-    """The point of the curve that became the repaired model."""
-    mse, ks = fair.summary_["mse_after"], fair.summary_["ks_after"]
-    return min(fair.curve_.points, key=lambda point: abs(point.ks - ks) + abs(point.mse - mse) / (mse or 1.0))
 
 
 def slider_points(curve: Curve, chosen: CurvePoint) -> list[CurvePoint]:
@@ -160,45 +203,83 @@ def spread_rows(codes: Codes, most: int) -> NDArray[np.intp]:
     return np.sort(np.concatenate(picked))
 
 
-def _check_sizes(labels: Sequence[Label], codes: Codes) -> None:
-    if len(labels) < 2:
-        raise ValueError("sensitive_features holds fewer than two groups; a report compares them. Pass rows of each.")
-    sizes = np.bincount(codes, minlength=len(labels))
-    if sizes.min() < 2:
-        raise ValueError(
-            f"group {labels[int(sizes.argmin())]!r} has {sizes.min()} row; its distribution needs at least 2. Pass "
-            "more rows, or leave the group out."
-        )
-
-
-def _take(X: Any, rows: NDArray[np.intp]) -> Any:
-    return X.iloc[rows] if hasattr(X, "iloc") else X[rows]
-
-
-def _as_column(labels: Sequence[Label], codes: Codes) -> NDArray[Any]:
-    """(rows,) or (rows, attributes) labels, such as every function of the package takes."""
-    if isinstance(labels[0], tuple):
-        return np.array([list(labels[code]) for code in codes], dtype=object)
-    return np.array([labels[code] for code in codes], dtype=object)
-
-
-def _attribute(sensitive_features: Any) -> str:
+def attribute_name(sensitive_features: Any) -> str:
+    """Name of the sensitive column or columns."""
     if hasattr(sensitive_features, "columns"):
         return ", ".join(map(str, sensitive_features.columns))
     name = getattr(sensitive_features, "name", None)
     return UNNAMED if name is None else str(name)
 
 
+def _choose_rows(fair: ESVDFair, rows: Batch, test: Batch | None) -> tuple[Batch, Batch, str]:
+    """Rows to explain the layers with, rows of the page, and what these are.
+
+    The rows that judged the repair are told by their number and by the untouched model's KS distance on them: all that
+    were given, or those that the split of the fit holds out.
+    """
+    if test is not None:
+        return rows, test, "test"
+    summary, n = fair.summary_, len(rows.codes)
+    splits = [np.ones(n, dtype=bool)]
+    if summary["evaluated_on"] == "heldout" and isinstance(fair.random_state, int | np.integer):
+        splits.append(held_out(fair.validation_fraction, int(fair.random_state))(rows.row_id))
+    for out in splits:
+        part = rows.take(np.flatnonzero(out))
+        if len(part.codes) == summary["rows"] and len(np.unique(part.codes)) == len(rows.labels):
+            ks = ks_peak(_predict(fair, fair.model_, part.x), part.codes, len(part.labels), part.weight).distance
+            if summary["ks_before"] is not None and abs(ks - summary["ks_before"]) < 1e-9:
+                return part if out.all() else rows.take(np.flatnonzero(~out)), part, summary["evaluated_on"]
+    return rows, rows, "given"
+
+
+def _named_groups(rows: Batch) -> dict[str, Any]:
+    """Labels and weights, as every function of the package takes them."""
+    labels = [tuple(label) if isinstance(label, tuple) else label for label in rows.labels]
+    column = np.empty(len(labels), dtype=object)
+    column[:] = labels
+    return {"sensitive_features": column[rows.codes], "sample_weight": rows.weight}
+
+
 def _predict(fair: ESVDFair, model: Any, X: Any) -> Array:
     return np.asarray(adapt(model, output=fair.output).predict(X), dtype=np.float64).reshape(-1)
 
 
-def _scan(fair: ESVDFair, untouched: Any, X: Any, y: Any, groups: Any) -> LayerScan | str:
-    options = {"output": fair.output, "missing": fair.missing, "batch_size": fair.batch_size}
+def _steps(fair: ESVDFair, models: Sequence[tuple[CurvePoint | None, Any]], rows: Batch) -> tuple[Step, ...]:
+    groups: dict[str, Any] = {"sensitive_features": rows.codes, "sample_weight": rows.weight}
+    truth, steps = rows.y, []
+    for point, model in models:
+        prediction = _predict(fair, model, rows.x)
+        truth = prediction if truth is None else truth  # without labels, errors are changes
+        errors = group_mse(truth, prediction, **groups)
+        weight = np.ones(len(rows.codes)) if rows.weight is None else rows.weight
+        share = np.bincount(rows.codes, weight)
+        steps.append(
+            Step(
+                point=point,
+                prediction=prediction,
+                peak=ks_peak(prediction, rows.codes, len(rows.labels), rows.weight),
+                mse=float(np.average((prediction - truth) ** 2, weights=weight)),
+                group_mse=np.array(list(errors.values())),
+                means=np.bincount(rows.codes, weight * prediction) / share,
+            )
+        )
+    return tuple(steps)
+
+
+def _others(curve: Curve | None, steps: Sequence[Step]) -> tuple[tuple[float, float], ...]:
+    drawn = {step.point.index for step in steps if step.point is not None}
+    return () if curve is None else tuple((p.ks, p.mse) for p in curve.points if p.index not in drawn)
+
+
+def _scan(fair: ESVDFair, fitting: Batch, shown: Batch) -> LayerScan | str:
+    """Of the layers, judged on the rows of the page."""
+    judges = (shown.x, shown.y, *_named_groups(shown).values())
+    y = fitting.y if shown.y is not None else None
+    options: dict[str, Any] = {"output": fair.output, "batch_size": fair.batch_size, "effort": fair.effort}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ESVDFairWarning)  # about single layers; the page shows a dash there
-            scan = scan_layers(untouched, X, y, sensitive_features=groups, **options)
+            scan = scan_layers(fair.model_, fitting.x, y, **_named_groups(fitting), validation=judges, **options)
     except ValueError as error:
         return str(error)
     if all(layer.ks is None for layer in scan.layers):
@@ -206,32 +287,35 @@ def _scan(fair: ESVDFair, untouched: Any, X: Any, y: Any, groups: Any) -> LayerS
     return scan
 
 
-def _directions(fair: ESVDFair, untouched: Any, X: Any, groups: Any) -> tuple[Directions | str, bool]:
+def _directions(fair: ESVDFair, rows: Batch) -> tuple[Directions | str, bool]:
     """Of the hidden layer that the repair edited; else of the last hidden one, with what an edit of it would do."""
-    layers = adapt(untouched, output=fair.output).layers(X[:1] if not hasattr(X, "iloc") else X.iloc[:1])
+    layers = adapt(fair.model_, output=fair.output).layers(take(rows.x, np.arange(1)))
     if len(layers) == 1:
         return "the model has no layer before its last one, which the repair refitted.", False
     edited = [edit.layer for edit in fair.edits_ if edit.layer != layers[-1].name]
-    options: dict[str, Any] = {"sensitive_features": groups, "top": DIRECTIONS, "batch_size": fair.batch_size}
+    options: dict[str, Any] = {**_named_groups(rows), "top": DIRECTIONS, "batch_size": fair.batch_size}
     try:
         if edited:
-            return explain_directions(fair, X, layer=edited[0], **options), True
-        return explain_directions(untouched, X, layer=-2, output=fair.output, **options), False
+            return explain_directions(fair, rows.x, layer=edited[0], **options), True
+        return explain_directions(fair.model_, rows.x, layer=-2, output=fair.output, **options), False
     except ValueError as error:
         return str(error), bool(edited)
 
 
-def _people(before: Array, after: Array, groups: Any, X: Any, shown: NDArray[np.intp]) -> People:
-    people = explain_people(before, after, sensitive_features=groups, top=MOVERS)
-    places = X.index if hasattr(X, "iloc") else shown
+def _people(before: Array, after: Array, rows: Batch) -> People:
+    people = explain_people(before, after, **_named_groups(rows), top=MOVERS)
+    places = rows.x.index if hasattr(rows.x, "iloc") else rows.row_id  # what the user calls a row
     return replace(people, movers=tuple(replace(m, row=places[m.row]) for m in people.movers))
 
 
-def _features(X: Any, codes: Codes, groups: int, before: Array, after: Array) -> tuple[Feature, ...]:
+def _features(rows: Batch, before: Array, after: Array) -> tuple[Feature, ...]:
     """The input columns that tell most of both group and prediction."""
-    members = (codes[:, None] == np.arange(groups)).astype(np.float64)
-    values = np.column_stack([before, after, members])
-    names, correlations = correlate(values, np.ones(len(codes)), X, name_features(X, None))
+    groups = len(rows.labels)
+    members = (rows.codes[:, None] == np.arange(groups)).astype(np.float64)
+    weight = np.ones(len(rows.codes)) if rows.weight is None else rows.weight
+    names, correlations = correlate(
+        np.column_stack([before, after, members]), weight, rows.x, name_features(rows.x, None)
+    )
     found = []
     for name, (old, new, *of_groups) in zip(names, correlations.T, strict=True):
         strongest = max(of_groups, key=abs) if groups > 2 else of_groups[1]

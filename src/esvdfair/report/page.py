@@ -1,139 +1,217 @@
-"""The page, part by part. Whatever is text goes through `markup`, which escapes it: names come from the user's file."""
+"""The page, part by part. Whatever is text goes through `escape`: names come from the user's file."""
 
+import base64
+import hashlib
+import html
+import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
 
-from esvdfair.report.chartdata import GROUPS_DRAWN, chart_data, shown_distributions
+from esvdfair.audit import make_grid
+from esvdfair.report.charts import GROUPS_DRAWN, chart_data, distribution, group_cells
 from esvdfair.report.content import Content
-from esvdfair.report.figures import Distributions
-from esvdfair.report.markup import chart, paragraph, script_json, section, source_hash, table, text
-from esvdfair.report.tables import direction_rows, feature_rows, layer_rows, mover_rows, people_rows
-from esvdfair.report.words import (
+from esvdfair.report.sentences import (
     caveats,
-    cdf_words,
-    density_words,
+    density_sentence,
     error_name,
+    follows,
     group_names,
     groups_of,
     headline,
-    label_text,
+    how_chosen,
     layer_name,
-    number,
-    percent,
-    rows_shown,
-    share,
-    step_words,
+    peak_sentence,
+    signed,
+    step_sentence,
     what_apart_means,
 )
+from esvdfair.text import label_text, number, percent, share
 from esvdfair.versions import version_of
 
 
-def render(content: Content, *, command: Sequence[str] | str | None, title: str | None) -> str:
-    """The whole page."""
+def render(
+    content: Content, *, about: Mapping[str, str], command: Sequence[str] | str | None, title: str | None
+) -> str:
+    """The whole page; ``about`` says which model and data it is about, and what is predicted."""
     script, style = (files("esvdfair.report").joinpath(name).read_text("utf-8") for name in ("charts.js", "page.css"))
-    before, after = shown_distributions(content)
     name = title or f"Repair report: parity between {groups_of(content)}"
     parts = [
-        _summary(content, name),
-        _densities(content, before, after),
-        _distributions(content, before, after),
+        _opening(content, name, about),
+        _densities(content),
+        _distributions(content),
         _tradeoff(content),
-        _spectrum(content),
-        _layers(content),
-        _features(content),
         _people(content),
+        _features(content),
         _caveats(content),
+        _engineers(content),
         _origin(command),
     ]
     # Nothing is loaded, and no script but ours runs, even if something were left unescaped.
-    policy = f"default-src 'none'; script-src '{source_hash(script)}'; style-src '{source_hash(style)}'"
+    policy = f"default-src 'none'; script-src '{_hash_of(script)}'; style-src '{_hash_of(style)}'"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(name)}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(name)}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(parts)
         + '\n</main>\n<script type="application/json" id="data">'
-        + script_json(chart_data(content, before, after))
+        + script_json(chart_data(content))
         + f"</script>\n<script>{script}</script>\n</body>\n</html>\n"
     )
 
 
-def _summary(content: Content, title: str) -> str:
-    s = content.summary
-    low, high = s["ks_interval"]
-    tiles = [
-        ("KS distance", f"{share(s['ks_before'])} → {share(s['ks_after'])}", f"95 % interval {low:.3f} to {high:.3f}"),
-        (error_name(s), f"{number(s['mse_before'])} → {number(s['mse_after'])}", f"method: {s['method']}"),
-        ("difference of group means", f"{s['mean_gap_before']:.3g} → {s['mean_gap_after']:.3g}", "of the farthest two"),
-        ("sampling floor of KS", share(s["ks_floor"]), "what equal groups would show"),
+# --- pieces of HTML ------------------------------------------------------------------------------------------------
+
+
+def escape(value: object) -> str:
+    """Escaped for HTML, quotes included."""
+    return html.escape(str(value))
+
+
+def script_json(value: Any) -> str:
+    """JSON that cannot end or comment out the script element that holds it; everything beyond ASCII is escaped."""
+    plain = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    caption: str,
+    texts: Sequence[int] = (),
+    moving: Sequence[int] = (),
+) -> str:
+    """A table, on a narrow screen a block for each row; ``texts`` stand left, ``moving`` columns follow the slider."""
+    kinds = [
+        f' class="{k}"' if (k := "text" * (i in texts) or "now" * (i in moving)) else "" for i in range(len(header))
     ]
-    shown = "".join(f"<div><dt>{text(a)}</dt><dd>{text(b)}<small>{text(c)}</small></dd></div>" for a, b, c in tiles)
-    rows = [
-        [label_text(g), f"{n:,}", number(s["group_mse_before"][g]), number(s["group_mse_after"][g])]
-        for g, n in s["group_sizes"].items()
-    ]
-    name = error_name(s)
-    paid = table([content.attribute, "rows", "before", "after"], rows, caption=f"Who pays: {name} in every group")
+    head = "".join(f'<th scope="col"{k}>{escape(cell)}</th>' for cell, k in zip(header, kinds, strict=True))
+    body = []
+    for first, *rest in rows:
+        cells = zip(rest, header[1:], kinds[1:], strict=True)
+        body.append(
+            f'<tr><th scope="row">{escape(first)}</th>'
+            + "".join(f'<td{k} data-name="{escape(name)}">{escape(cell)}</td>' for cell, name, k in cells)
+            + "</tr>"
+        )
     return (
-        f"<header><h1>{text(title)}</h1>{paragraph(headline(content), 'lead')}"
-        f"{paragraph(what_apart_means(content), 'soft')}</header>\n"
-        f'<dl class="tiles">{shown}</dl>\n{paid}'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table><caption>'
+        f"{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
-def _densities(content: Content, before: Distributions, after: Distributions) -> str:
+def chart(name: str, label: str, *, heading: str = "", caption: str = "", numbers: str = "") -> str:
+    """A place for a chart, what it shows in words, and its numbers behind a fold."""
+    return (
+        f"<figure>{f'<h3>{escape(heading)}</h3>' if heading else ''}"
+        f'<div class="chart" id="{name}" role="img" aria-label="{escape(label)}"></div>'
+        f"{f'<figcaption>{escape(caption)}</figcaption>' if caption else ''}{fold('Numbers', numbers)}</figure>"
+    )
+
+
+def fold(summary: str, content: str) -> str:
+    """HTML behind a line that opens it; nothing for nothing."""
+    return f"<details><summary>{escape(summary)}</summary>{content}</details>" if content else ""
+
+
+def section(name: str, heading: str, *parts: str) -> str:
+    """A part of the page; ``parts`` are HTML already."""
+    return f'<section id="{name}">\n<h2>{escape(heading)}</h2>\n' + "\n".join(parts) + "\n</section>"
+
+
+def paragraph(sentences: str, kind: str = "") -> str:
+    """Escaped sentences; ``kind`` is a class of the style sheet."""
+    kind = f' class="{kind}"' if kind else ""
+    return f"<p{kind}>{escape(sentences)}</p>" if sentences else ""
+
+
+def _hash_of(source: str) -> str:
+    """How a content security policy names an inline script or style."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(source.encode("utf-8")).digest()).decode("ascii")
+
+
+# --- the parts -----------------------------------------------------------------------------------------------------
+
+
+def _opening(content: Content, title: str, about: Mapping[str, str]) -> str:
+    before, after, floor = content.before, content.after, share(content.ks_floor)
+    low, high = map(share, content.ks_interval)
+    gaps = (number(float(np.ptp(step.means)), beside=content.spread) for step in (before, after))
+    errors = (number(step.mse, beside=content.spread**2) for step in (before, after))
+    distances = (share(step.peak.distance) for step in (before, after))
+    tiles = [
+        (
+            "KS distance",
+            " → ".join(distances),
+            f"after, 95 % interval {low} to {high}; equal groups show about {floor}",
+        ),
+        (error_name(content), " → ".join(errors), f"method: {content.summary['method']}"),
+        ("difference of group means", " → ".join(gaps), "of the farthest two"),
+    ]
+    shown = "".join(
+        f"<div><dt>{escape(a)}</dt><dd>{escape(b)}<small>{escape(c)}</small></dd></div>" for a, b, c in tiles
+    )
+    subject = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in about.items())
+    return (
+        f"<header><h1>{escape(title)}</h1>"
+        f'<dl class="about">{subject}</dl>{paragraph(headline(content), "lead")}</header>\n'
+        f'<dl class="tiles">{shown}</dl>\n{paragraph(what_apart_means(content), "soft")}'
+        f"{paragraph(how_chosen(content), 'soft')}"
+    )
+
+
+def _densities(content: Content) -> str:
     charts = [
         chart(
             name,
-            density_words(content, position),
+            density_sentence(content, position),
             heading=heading,
             numbers=_quantiles(content, position, f"Quantiles of the predictions, {heading.lower()}"),
         )
         for name, position, heading in (("density-before", 0, "Before"), ("density-after", content.chosen, "After"))
     ]
-    few = []
-    if len(content.labels) > GROUPS_DRAWN:
-        few = [
-            paragraph(
-                f"Drawn are the {GROUPS_DRAWN} largest groups; the tables hold all {len(content.labels)}.", "soft"
-            )
-        ]
+    note = "The higher the line, the more people of the group have such a prediction. Ticks mark the means."
+    if len(content.rows.labels) > GROUPS_DRAWN:
+        note += f" Drawn are the {GROUPS_DRAWN} largest groups; the tables hold all {len(content.rows.labels)}."
     return section(
         "densities",
         "How predictions are distributed",
-        paragraph(rows_shown(content, before, after)),
-        *few,
         f'<div class="pair">{"".join(charts)}</div>',
-        paragraph(
-            "The higher the line, the more people of the group have such a prediction. Ticks mark the means.", "soft"
-        ),
+        paragraph(note, "soft"),
     )
 
 
 def _quantiles(content: Content, position: int, caption: str) -> str:
-    levels = (0.05, 0.25, 0.5, 0.75, 0.95)
-    rows = []
+    levels = (0.1, 0.5, 0.9)
+    rows, step = content.rows, content.steps[position]
+    lines = []
     for g, name in enumerate(group_names(content)):
-        mine = content.steps[position].prediction[content.codes == g]
-        rows.append([name, f"{len(mine):,}", number(float(mine.mean())), *map(number, np.quantile(mine, levels))])
-    header = [content.attribute, "rows", "mean", *(f"{level:.0%}" for level in levels)]
-    return table(header, rows, caption=caption)
+        mine = rows.codes == g
+        weight = np.ones(int(mine.sum())) if rows.weight is None else rows.weight[mine]
+        found = np.quantile(step.prediction[mine], levels, weights=weight, method="inverted_cdf")
+        lines.append([name, f"{len(weight):,}", number(float(step.means[g])), *map(number, found)])
+    return table([content.attribute, "rows", "mean", *map(percent, levels)], lines, caption=caption)
 
 
-def _distributions(content: Content, before: Distributions, after: Distributions) -> str:
-    names = group_names(content)
+def _distributions(content: Content) -> str:
+    grid = make_grid([content.before.prediction, content.after.prediction], 11)
     charts = []
-    for when, found in (("Before", before), ("After", after)):
-        words = cdf_words(content, found, when)
-        picked = np.linspace(0, len(found.thresholds) - 1, 11).round().astype(int)
-        rows = [[number(found.thresholds[k]), *map(percent, found.shares[:, k])] for k in picked]
-        numbers = table(["prediction", *names], rows, caption="Share of each group at or below a prediction")
-        charts.append(chart(f"cdf-{when.lower()}", words, heading=when, caption=words, numbers=numbers))
+    for when, step in (("Before", content.before), ("After", content.after)):
+        rows = [
+            [number(t), *map(percent, shares)]
+            for t, shares in zip(grid, distribution(content.rows, step, grid).T, strict=True)
+        ]
+        numbers = table(
+            ["prediction", *group_names(content)], rows, caption="Share of each group at or below a prediction"
+        )
+        said = peak_sentence(content, step, when)
+        charts.append(chart(f"cdf-{when.lower()}", said, heading=when, caption=said, numbers=numbers))
     intro = "Each line climbs from 0 to 1; where two lines are farthest apart vertically, that distance is KS."
     return section(
         "distributions", "Where the groups differ most", paragraph(intro), f'<div class="pair">{"".join(charts)}</div>'
@@ -141,148 +219,219 @@ def _distributions(content: Content, before: Distributions, after: Distributions
 
 
 def _tradeoff(content: Content) -> str:
-    last, name = len(content.steps) - 1, error_name(content.summary)
-    rows = [
-        [str(i), share(p.ks), f"{share(p.ks_low)} to {share(p.ks_high)}", number(p.mse), p.target]
-        if (p := step.point)
-        else ["untouched", share(content.summary["ks_before"]), "", number(content.summary["mse_before"]), ""]
-        for i, step in enumerate(content.steps)
-    ]
-    numbers = table(
-        ["point", "KS", "95 % interval", name, "refitted towards"], rows, caption="Points of the curve", words=(4,)
-    )
-    here = step_words(content, content.chosen)
+    last, name = len(content.steps) - 1, error_name(content)
+    here = step_sentence(content, content.chosen)
     control = (
         '<div class="control"><p>Move the slider, use the arrow keys, or choose a dot.</p>'
         f'<label for="slider">Fairness</label><input id="slider" type="range" min="0" '
-        f'max="{last}" step="1" value="{content.chosen}" aria-valuetext="{text(here)}">'
-        f'<output id="readout" for="slider">{text(here)}</output></div>'
+        f'max="{last}" step="1" value="{content.chosen}" aria-valuetext="{escape(here)}">'
+        f'<output id="readout" for="slider">{escape(here)}</output></div>'
     )
-    label = f"Trade-off between KS distance and {name} over {last} repaired models; the numbers are in the table below."
-    charts = chart("tradeoff", label, numbers=numbers) + chart(
+    label = (
+        f"Trade-off between KS distance and {name} over {last} repaired models; the numbers are for engineers below."
+    )
+    charts = chart("tradeoff", label) + chart(
         "density-step", f"Densities of the predictions. {here}", caption="Densities at this point of the curve."
     )
     intro = (
         "Every dot is the same network with other weights, from the untouched model to the fairest one. Dots in the "
-        "grey zone cannot be told from perfect parity on the rows that judged them."
+        "grey zone cannot be told from perfect parity on these rows."
+        if last > 1
+        else "The untouched model and the repaired one; no rows chose among several."
     )
     return section(
-        "tradeoff-section", "What fairness costs", paragraph(intro), control, f'<div class="pair">{charts}</div>'
-    )
-
-
-def _spectrum(content: Content) -> str:
-    heading = "Directions in the network that carry the gap"
-    found = content.directions
-    if isinstance(found, str):
-        return section("spectrum-section", heading, paragraph(f"Not available: {found}"))
-    what = (
-        f"Layer {layer_name(found)}: singular values of its weight seen through the groups’ difference in covariance. "
-    )
-    if content.hidden_edit:
-        what += "The repair edited this layer: “after” is the repaired model."
-        after = "after"
-    else:
-        what += (
-            "The repair refitted the last layer only and left this one as it was; the second line shows what the "
-            "closed-form edit of this layer itself would leave."
-        )
-        after = "if edited"
-    pairs = zip(found.spectrum_before[:10], found.spectrum_after[:10], strict=False)
-    rows = [[str(i + 1), number(old), number(new)] for i, (old, new) in enumerate(pairs)]
-    label = f"Singular values before and {after}; the largest is {number(found.spectrum_before[0])} before and "
-    return section(
-        "spectrum-section",
-        heading,
-        paragraph(what),
-        chart(
-            "spectrum",
-            label + f"{number(found.spectrum_after[0])} {after}.",
-            numbers=table(["direction", "before", after], rows, caption="The ten largest singular values"),
-        ),
-        table(
-            ["direction", "share of its gap", "σ before", f"σ {after}", "follows (correlation)"],
-            direction_rows(found),
-            caption="The main directions, and the inputs they go with",
-            words=(4,),
-        ),
-    )
-
-
-def _layers(content: Content) -> str:
-    heading = "Layer by layer"
-    scan = content.scan
-    if isinstance(scan, str):
-        return section("layers-section", heading, paragraph(f"Not available: {scan}"))
-    intro = (
-        "How far the groups are apart after every linear layer, and what the closed-form edit of that layer, followed "
-        f"by a refit of the last one, would reach on rows that did not fit it. → marks {layer_name(scan.best)}: of the "
-        "edits that reach the lowest KS distance, give or take the sampling floor, it is the most accurate."
-    )
-    if not content.hidden_edit:
-        intro += f" The repair itself, a {content.summary['method']} refit of the last layer, is none of these edits."
-    header = ["layer", "size", "mean gap", "covariance gap", "KS if edited", "MSE if edited"]
-    rows = layer_rows(scan)
-    return section(
-        "layers-section",
-        heading,
+        "tradeoff-section",
+        "What fairness costs, and who pays",
         paragraph(intro),
-        chart("layers", f"KS distance if a layer is edited: {'; '.join(f'{r[0]} {r[4]}' for r in rows)}."),
-        table(header, rows, caption="Gaps are relative to the spread of the layer’s output"),
+        control,
+        f'<div class="pair">{charts}</div>',
+        _who_pays(content),
     )
 
 
-def _features(content: Content) -> str:
-    header = ["input", f"with {content.attribute}", "with prediction, before", "with prediction, after"]
-    intro = (
-        "Inputs that go with the group as well as with the prediction are how a model that is never told the group "
-        "comes to differ between groups. Correlations, the strongest link first."
-    )
-    caption = f"Correlation of each input with {_indicator(content)} and with the prediction"
-    return section(
-        "features", "Inputs that carry the gap", paragraph(intro), table(header, feature_rows(content), caption=caption)
-    )
-
-
-def _indicator(content: Content) -> str:
-    names = group_names(content)
-    return f"being {names[1]}" if len(names) == 2 else "being in the group it follows most"
+def _who_pays(content: Content) -> str:
+    """Mean prediction and error of every group, before and at the slider's position."""
+    error = "error" if content.has_labels else "change"
+    sizes = np.bincount(content.rows.codes, minlength=len(content.rows.labels))
+    pairs = zip(group_cells(content, content.before), group_cells(content, content.after), strict=True)
+    rows = [
+        [label_text(label), f"{size:,}", old[0], new[0], old[1], new[1]]
+        for label, size, (old, new) in zip(content.rows.labels, sizes, pairs, strict=True)
+    ]
+    header = [content.attribute, "rows", "mean before", "mean here", f"{error} before", f"{error} here"]
+    caption = f"Mean prediction and {error_name(content)} in every group; “here” is where the slider stands"
+    return f'<div id="who-pays">{table(header, rows, caption=caption, moving=(3, 5))}</div>'
 
 
 def _people(content: Content) -> str:
-    people, header = content.people, [content.attribute, "rows", "mean before", "mean after", "up", "down"]
-    header += [f"moved > {number(people.threshold)}", "rank kept"]
+    people, threshold = content.people, number(content.people.threshold)
     moved = "; ".join(f"{label_text(g.group)} {g.mean_change:+.3g} on average" for g in people.groups)
     intro = (
-        f"{percent(people.share_moved)} of all people are moved by more than {number(people.threshold)}, a quarter of "
-        "the standard deviation of the predictions before. A person moves by "
-        f"{100 * people.mean_absolute_rank_change:.1f} "
-        "percentile ranks on average."
+        f"{percent(people.share_moved)} of all people are moved by more than {threshold}, a quarter of the standard "
+        f"deviation of the predictions before. On average a person moves by "
+        f"{100 * people.mean_absolute_rank_change:.1f} percentile ranks."
     )
+    rows = [
+        [
+            label_text(g.group),
+            percent(g.share_up),
+            percent(g.share_down),
+            percent(g.share_moved),
+            share(g.rank_correlation),
+        ]
+        for g in people.groups
+    ]
+    movers = [
+        [
+            str(m.row),
+            label_text(m.group),
+            number(m.before),
+            number(m.after),
+            f"{100 * m.rank_before:.0f}",
+            f"{100 * m.rank_after:.0f}",
+        ]
+        for m in people.movers
+    ]
     return section(
         "people",
         "Who is affected",
         paragraph(intro),
         chart("changes", f"Densities of the change of a prediction by group: {moved}."),
         table(
-            header,
-            people_rows(people),
+            [content.attribute, "up", "down", f"moved > {threshold}", "rank kept"],
+            rows,
             caption="By group. Rank kept: rank correlation within the group, 1 if nobody overtakes anybody",
         ),
-        "<details><summary>The people who move most</summary>"
-        + table(
-            ["row", content.attribute, "before", "after", "percentile before", "percentile after"],
-            mover_rows(people),
-            caption="Rows by their index in the data; percentiles among all people",
-            words=(1,),
-        )
-        + "</details>",
+        fold(
+            "The people who move most",
+            table(
+                ["row", content.attribute, "before", "after", "percentile before", "percentile after"],
+                movers,
+                caption="Rows are numbered as in their file; percentiles among all people",
+                texts=(1,),
+            ),
+        ),
+    )
+
+
+def _features(content: Content) -> str:
+    names = group_names(content)
+    indicator = f"being {names[1]}" if len(names) == 2 else "being in the group it follows most"
+    intro = (
+        "Inputs that go with the group as well as with the prediction are how a model that is never told the group "
+        "comes to differ between groups. Correlations, the strongest link first."
+    )
+    return section(
+        "features",
+        "Inputs that carry the gap",
+        paragraph(intro),
+        table(
+            ["input", f"with {content.attribute}", "with prediction, before", "with prediction, after"],
+            [[f.name, *map(signed, (f.group, f.before, f.after))] for f in content.features],
+            caption=f"Correlation of each input with {indicator} and with the prediction",
+        ),
     )
 
 
 def _caveats(content: Content) -> str:
-    items = "".join(f"<li>{text(item)}</li>" for item in caveats(content))
+    items = "".join(f"<li>{escape(item)}</li>" for item in caveats(content))
     return section("caveats", "Before you rely on this", f"<ul>{items}</ul>")
+
+
+def _engineers(content: Content) -> str:
+    """Inner parts, which say little to anyone who does not build networks."""
+    parts = [_points(content), _layers(content), _spectrum(content)]
+    return section("engineers", "For engineers", fold("Points of the curve, layers and directions", "\n".join(parts)))
+
+
+def _points(content: Content) -> str:
+    rows = [
+        [
+            str(i) if i else "untouched",
+            share(step.peak.distance),
+            number(step.mse, beside=content.spread**2),
+            "" if step.point is None else step.point.target,
+        ]
+        for i, step in enumerate(content.steps)
+    ]
+    return table(
+        ["point", "KS", error_name(content), "refitted towards"], rows, caption="Points of the curve", texts=(3,)
+    )
+
+
+def _layers(content: Content) -> str:
+    heading, scan = "<h3>Layer by layer</h3>", content.scan
+    if isinstance(scan, str):
+        return heading + paragraph(f"Not available: {scan}")
+    intro = (
+        "How far the groups are apart after every linear layer, and what the closed-form edit of that layer, followed "
+        f"by a refit of the last one, would reach. → marks {layer_name(scan.best)}: of the edits that reach the lowest "
+        "KS distance, give or take the sampling floor, it is the most accurate."
+    )
+    if not content.hidden_edit:
+        intro += f" The repair itself, a {content.summary['method']} refit of the last layer, is none of these edits."
+    rows = [
+        [
+            ("→ " if f.index == scan.best.index else "") + layer_name(f),
+            f"{f.inputs} → {f.outputs}",
+            number(f.relative_mean_gap),
+            number(f.relative_covariance_gap),
+            share(f.ks),
+            number(f.mse),
+        ]
+        for f in scan.layers
+    ]
+    return (
+        heading
+        + paragraph(intro)
+        + chart("layers", f"KS distance if a layer is edited: {'; '.join(f'{r[0]} {r[4]}' for r in rows)}.")
+        + table(
+            ["layer", "size", "mean gap", "covariance gap", "KS if edited", "MSE if edited"],
+            rows,
+            caption="Gaps are relative to the spread of the layer’s output",
+        )
+    )
+
+
+def _spectrum(content: Content) -> str:
+    heading, found = "<h3>Directions in the network that carry the gap</h3>", content.directions
+    if isinstance(found, str):
+        return heading + paragraph(f"Not available: {found}")
+    intro = (
+        f"Layer {layer_name(found)}: singular values of its weight seen through the groups’ difference in covariance. "
+    )
+    if content.hidden_edit:
+        intro += "The repair edited this layer: “after” is the repaired model."
+        after = "after"
+    else:
+        intro += (
+            "The repair refitted the last layer only and left this one as it was; the second line shows what the "
+            "closed-form edit of this layer itself would leave."
+        )
+        after = "if edited"
+    label = f"Singular values before and {after}; the largest is {number(found.spectrum_before[0])} before and "
+    whole = "part of the bound" if any(d.share_of == "bound" for d in found.covariance) else "part of the gap"
+    rows = [
+        [
+            f"{'means' if d.kind == 'mean' else 'spreads'} {d.rank}",
+            percent(d.share),
+            number(d.sigma_before),
+            number(d.sigma_after, beside=d.sigma_before),
+            follows(d),
+        ]
+        for d in (*found.mean, *found.covariance)
+    ]
+    return (
+        heading
+        + paragraph(intro)
+        + chart("spectrum", label + f"{number(found.spectrum_after[0])} {after}.")
+        + table(
+            ["direction", whole, "σ before", f"σ {after}", "follows (correlation)"],
+            rows,
+            caption="The main directions, and the inputs they go with",
+            texts=(4,),
+        )
+    )
 
 
 def _origin(command: Sequence[str] | str | None) -> str:
@@ -295,6 +444,6 @@ def _origin(command: Sequence[str] | str | None) -> str:
     return section(
         "origin",
         "How this page was made",
-        f"<pre><code>{text(line)}</code></pre>",
+        f"<pre><code>{escape(line)}</code></pre>",
         paragraph(f"{made_by}, {when}.", "soft"),
     )

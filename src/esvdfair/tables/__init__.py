@@ -3,10 +3,8 @@
 ``TableBatches`` streams a file; ``read_rows`` reads a small one.
 """
 
-from esvdfair.tables.batches import TableBatches, read_rows
-from esvdfair.tables.opening import open_table
-from esvdfair.tables.roles import Roles
-from esvdfair.tables.rows import Rows
-from esvdfair.tables.scan import Progress, Scan
+from esvdfair.tables.files import open_table
+from esvdfair.tables.scan import Progress, Roles, Scan
+from esvdfair.tables.table import TableBatches, TableRows, read_rows
 
-__all__ = ["Progress", "Roles", "Rows", "Scan", "TableBatches", "open_table", "read_rows"]
+__all__ = ["Progress", "Roles", "Scan", "TableBatches", "TableRows", "open_table", "read_rows"]

@@ -1,19 +1,22 @@
-"""One pass over a table that says whether it can be used: its rows, types, missing values and groups."""
+"""What a table holds: the roles of its columns, and one pass that says whether its rows can be used."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from esvdfair.core.checks import Label, check_groups
+from esvdfair.core.checks import MAX_INTEGER_GROUPS, MISSING, Label, encode_groups
 from esvdfair.distributed import all_gather, rank, reading, together, world_size
-from esvdfair.tables.columns import OTHER, Types, Usage, as_float, count_infinite, not_numeric, numbers, text_in
-from esvdfair.tables.sources import Chunk, Source
-from esvdfair.tables.words import SHOWN, one_group, short
+from esvdfair.exceptions import Given, InputError
+from esvdfair.tables.files import SHOWN, Chunk, TableFile, listing
+from esvdfair.text import quoted, some_names
 
 Codes = NDArray[np.intp]
 
@@ -22,6 +25,191 @@ MAX_GROUPS = 10_000
 
 Progress = Callable[[int, int], None]
 """Told how many bytes of how many are read, after every chunk; starts anew with every pass."""
+
+
+# --- roles ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What the columns of a table are.
+
+    Attributes
+    ----------
+    sensitive : the groups; several columns mean their combinations
+    target : the label, if there is one
+    predictions : predictions of a model that is not at hand; then no column is an input
+    features : the model's inputs, in its order; None takes the remaining columns in file order
+    """
+
+    sensitive: tuple[str, ...]
+    target: str | None = None
+    predictions: str | None = None
+    features: tuple[str, ...] | None = None
+
+    @property
+    def numeric(self) -> dict[str, str]:
+        """Columns that must hold numbers -> what they are."""
+        singles = {"target": self.target, "predictions": self.predictions}
+        return {name: role for role, name in singles.items() if name is not None}
+
+    def named(self) -> dict[str, str]:
+        """Column -> what it is, of those that are no inputs."""
+        return dict.fromkeys(self.sensitive, "sensitive") | self.numeric
+
+    def inputs(self, columns: Sequence[str]) -> list[str]:
+        """Columns that the model takes."""
+        if self.features is not None:
+            return list(self.features)
+        return [] if self.predictions is not None else [name for name in columns if name not in self.named()]
+
+
+def check_roles(roles: Roles, table: TableFile) -> tuple[str, ...]:
+    """The model's inputs; every column that has a role is there and has one role only."""
+    if not roles.sensitive:
+        raise ValueError("no sensitive column was named; parity is between the groups that it makes.")
+    for name in (*roles.named(), *(roles.features or ())):
+        if name not in table.columns:
+            raise ValueError(_not_there(name, table.columns, table.path))
+    others = {*roles.sensitive, *(roles.features or ())}
+    for single, what in ((roles.target, "target"), (roles.predictions, "predictions")):
+        if single is not None and single in others:
+            raise ValueError(f"column {quoted(single)} is the {what} and something else besides; give it one role.")
+        others.add(single or "")
+    inputs = roles.inputs(table.columns)
+    repeated = [name for name in dict.fromkeys(inputs) if inputs.count(name) > 1] if roles.features else []
+    if repeated or len(set(roles.sensitive)) < len(roles.sensitive):
+        raise ValueError(f"a column is named twice: {listing(repeated or roles.sensitive)}.")
+    if not inputs and roles.predictions is None:
+        beside = listing(list(roles.named()))
+        raise ValueError(f"{str(table.path)!r} has no column left for the model's inputs beside {beside}.")
+    return tuple(inputs)
+
+
+def _not_there(name: str, columns: Sequence[str], path: Path) -> str:
+    """That a column is not there, which one may be meant, and which there are."""
+    lower = {column.lower(): column for column in columns}
+    near = get_close_matches(name.lower()[:60], list(lower), n=1, cutoff=0.6)
+    hint = f" Did you mean {quoted(lower[near[0]])}?" if near else ""
+    if len(columns) == 1 and any(mark in columns[0] for mark in ";\t|"):
+        hint = " Its fields seem to be separated by something else than commas."
+    return f"{str(path)!r} has no column {quoted(name)}.{hint} It has {listing(columns)}."
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Which columns are used, and what happens to missing values.
+
+    Attributes
+    ----------
+    roles : which column is what
+    inputs : columns that the model takes, in its order
+    missing_group : people without a value of a sensitive column become the group "missing"
+    min_groups : with fewer groups the table is refused
+    """
+
+    path: Path
+    roles: Roles
+    inputs: tuple[str, ...]
+    drop_missing: bool
+    missing_group: bool
+    min_groups: int = 2
+
+    @property
+    def columns(self) -> list[str]:
+        """All that is used, each once."""
+        return list(dict.fromkeys([*self.inputs, *self.roles.numeric, *self.roles.sensitive]))
+
+    def groups(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The sensitive columns, with a label for people who have none if they are to be a group."""
+        groups = frame[list(self.roles.sensitive)]
+        return groups.astype(object).where(groups.notna(), MISSING) if self.missing_group else groups
+
+    def absent(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Which of the values that are needed are missing: (rows, used columns) booleans."""
+        absent = frame[self.columns].isna()
+        if self.missing_group:
+            for name in set(self.roles.sensitive) - set(self.inputs):
+                absent[name] = False
+        return absent
+
+
+# --- what a column holds -------------------------------------------------------------------------------------------
+
+EMPTY, NUMBER, BOOLEAN, OTHER = "empty", "number", "boolean", "other"
+Types = set[tuple[str, Any]]
+"""Kinds and dtypes that a column was read in, chunk by chunk: CSV does not say what a column holds, all chunks decide.
+"""
+
+
+def _is_mixed(types: Types) -> bool:
+    """Whether chunks disagree, so that all of them have to be read as text."""
+    return len({kind for kind, _ in types} - {EMPTY}) > 1
+
+
+def _is_float(types: Types) -> bool:
+    """Whether whole numbers in one chunk are fractions, or missing, in another."""
+    kinds, dtypes = ({pair[i] for pair in types} for i in (0, 1))
+    return len(dtypes) > 1 and NUMBER in kinds and kinds <= {EMPTY, NUMBER}
+
+
+def _kind(column: "pd.Series[Any]") -> str:
+    if pd.api.types.is_bool_dtype(column.dtype):
+        return BOOLEAN
+    if not column.notna().any():
+        return EMPTY
+    if pd.api.types.is_numeric_dtype(column.dtype):
+        return NUMBER
+    is_boolean = column.dtype == object and pd.api.types.infer_dtype(column, skipna=True) == "boolean"
+    return BOOLEAN if is_boolean else OTHER
+
+
+def as_float(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
+    """The frame with float64 in some columns."""
+    dtypes = {name: np.float64 for name in names if frame[name].dtype != np.float64}
+    return frame.astype(dtypes) if dtypes else frame
+
+
+def numbers(column: "pd.Series[Any]", role: str, path: Path) -> "pd.Series[float]":
+    """A column as float64, with NaN for what is missing.
+
+    Raises
+    ------
+    ValueError
+        It is not numeric; the error shows a value.
+    """
+    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_complex_dtype(column):
+        return pd.Series(column.to_numpy(np.float64, na_value=np.nan), index=column.index, name=column.name)
+    if not column.notna().any():
+        return pd.Series(np.nan, index=column.index, name=column.name)
+    raise ValueError(_not_numeric(str(column.name), role, path, _text_in(column)))
+
+
+def _text_in(column: "pd.Series[Any]") -> str | None:
+    """A value of a column that is no number, if there is one."""
+    if pd.api.types.is_numeric_dtype(column):
+        return None
+    text = column.notna() & pd.to_numeric(column.astype(str), errors="coerce").isna()
+    return str(column[text].iloc[0]) if text.any() else None
+
+
+def _not_numeric(name: str, role: str, path: Path, example: str | None) -> str:
+    """That a column is not numeric, with a value that shows it."""
+    shown = "" if example is None else f", for example {quoted(example)}"
+    return (
+        f"column {quoted(name)} of {str(path)!r}, the {role}, is not numeric{shown}; esvdfair repairs regression, "
+        "which predicts numbers."
+    )
+
+
+def _count_infinite(column: "pd.Series[Any]") -> int:
+    """How many values are infinite; 0 where there can be none."""
+    if not pd.api.types.is_float_dtype(column.dtype):
+        return 0
+    return int(np.isinf(column.to_numpy(np.float64, na_value=np.nan)).sum())
+
+
+# --- the scan ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -66,9 +254,9 @@ class _Seen:
     types: dict[str, Types]
     rows: dict[int, int] = field(default_factory=dict)
     incomplete: int = 0
-    missing: dict[str, int] = field(default_factory=dict)
-    infinite: dict[str, int] = field(default_factory=dict)
-    groups: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    missing: Counter[str] = field(default_factory=Counter)
+    infinite: Counter[str] = field(default_factory=Counter)
+    groups: Counter[tuple[Any, ...]] = field(default_factory=Counter)
     heads: dict[int, pd.DataFrame] = field(default_factory=dict)
 
     def add(self, chunk: Chunk, frame: pd.DataFrame, usage: Usage) -> None:
@@ -76,15 +264,15 @@ class _Seen:
         incomplete = absent.any(axis=1)
         self.rows[chunk.index] = len(frame)
         self.incomplete += int(incomplete.sum())
-        _count(self.missing, absent.sum().items())
+        self.missing.update({str(name): int(count) for name, count in absent.sum().items()})
         for name, column in frame.items():
-            self.types[str(name)].add(column)
-        for name, role in usage.numeric.items():
-            if text_in(frame[name]) is not None:
+            self.types[str(name)].add((_kind(column), column.dtype))
+        for name, role in usage.roles.numeric.items():
+            if _text_in(frame[name]) is not None:
                 numbers(frame[name], role, usage.path)  # fails at once: other chunks cannot make numbers of text
         kept = frame if not incomplete.any() else frame[~incomplete]
         if len(kept):
-            _count(self.infinite, ((str(name), count_infinite(column)) for name, column in kept.items()))
+            self.infinite.update({str(name): _count_infinite(column) for name, column in kept.items()})
             self._add_groups(usage.groups(kept).astype(object))
             if not self.heads:
                 self.heads[chunk.index] = kept[list(usage.inputs)].iloc[:1]
@@ -92,30 +280,22 @@ class _Seen:
     def _add_groups(self, groups: pd.DataFrame) -> None:
         if len(self.groups) <= MAX_GROUPS:
             sizes = groups.groupby(list(groups.columns), sort=False).size()
-            several = groups.shape[1] > 1
-            _count(self.groups, ((key if several else (key,), count) for key, count in sizes.items()))
+            keys = sizes.index if groups.shape[1] > 1 else ((key,) for key in sizes.index)
+            self.groups.update(dict(zip(keys, sizes.tolist(), strict=True)))
 
     def merge(self, other: "_Seen") -> None:
         self.rows |= other.rows
         self.heads |= other.heads
         self.incomplete += other.incomplete
-        for mine, theirs in (
-            (self.missing, other.missing),
-            (self.infinite, other.infinite),
-            (self.groups, other.groups),
-        ):
-            _count(mine, theirs.items())
+        self.missing.update(other.missing)
+        self.infinite.update(other.infinite)
+        self.groups.update(other.groups)
         for name, types in other.types.items():
-            self.types[name].merge(types)
+            self.types[name] |= types
 
 
-def _count(counts: dict[Any, int], more: Any) -> None:
-    for key, count in more:
-        counts[key] = counts.get(key, 0) + int(count)
-
-
-def scan_source(
-    source: Source, usage: Usage, *, progress: Progress | None = None, keep: bool = False
+def scan_table(
+    table: TableFile, usage: Usage, *, progress: Progress | None = None, keep: bool = False
 ) -> tuple[Scan, list[tuple[Chunk, pd.DataFrame]] | None]:
     """Read a table once, in bounded memory, and see whether it can be used.
 
@@ -132,17 +312,17 @@ def scan_source(
         dropped, infinite values, too few groups.
     """
     with together():
-        chunks, sha256 = source.plan(world_size())
+        chunks, sha256 = table.plan(world_size())
         if len(set(all_gather(sha256))) > 1:
-            raise ValueError(f"the ranks read different files under the name {str(source.path)!r}.")
+            raise ValueError(f"the ranks read different files under the name {str(table.path)!r}.")
         texts: tuple[str, ...] = ()
         while True:
-            seen, kept = _observe(source, usage, own(chunks), texts, progress, keep)
-            mixed = tuple(name for name, types in seen.types.items() if types.is_mixed and name not in texts)
+            seen, kept = _observe(table, usage, own(chunks), texts, progress, keep)
+            mixed = tuple(name for name, types in seen.types.items() if _is_mixed(types) and name not in texts)
             if not mixed:
                 break
             texts += mixed  # a chunk alone looked like numbers: read all of them again, as what they are
-        return _settle(source, usage, seen, chunks, sha256, texts), kept
+        return _settle(table, usage, seen, chunks, sha256, texts), kept
 
 
 def own(chunks: Sequence[Chunk]) -> list[Chunk]:
@@ -151,7 +331,7 @@ def own(chunks: Sequence[Chunk]) -> list[Chunk]:
 
 
 def read_chunks(
-    source: Source,
+    table: TableFile,
     chunks: Sequence[Chunk],
     columns: Sequence[str],
     texts: Sequence[str],
@@ -161,25 +341,25 @@ def read_chunks(
 ) -> Iterator[tuple[Chunk, pd.DataFrame]]:
     """Chunks and their rows, saying how far it is."""
     if progress is not None:
-        progress(0, source.size)
-    for chunk, frame in source.frames(chunks, columns, dict.fromkeys(texts, str), strict=strict):
+        progress(0, table.size)
+    for chunk, frame in table.frames(chunks, columns, dict.fromkeys(texts, str), strict=strict):
         yield chunk, frame
         if progress is not None:
-            progress(chunk.end_byte, source.size)
+            progress(chunk.end_byte, table.size)
 
 
 def _observe(
-    source: Source,
+    table: TableFile,
     usage: Usage,
     chunks: Sequence[Chunk],
     texts: Sequence[str],
     progress: Progress | None,
     keep: bool,
 ) -> tuple[_Seen, list[tuple[Chunk, pd.DataFrame]] | None]:
-    seen = _Seen({name: Types() for name in usage.columns})
+    seen = _Seen({name: set() for name in usage.columns})
     kept = []
     with reading() as listen:
-        for chunk, frame in read_chunks(source, chunks, usage.columns, texts, progress, strict=True):
+        for chunk, frame in read_chunks(table, chunks, usage.columns, texts, progress, strict=True):
             seen.add(chunk, frame, usage)
             if keep:
                 kept.append((chunk, frame))
@@ -191,20 +371,20 @@ def _observe(
 
 
 def _settle(
-    source: Source, usage: Usage, seen: _Seen, chunks: Sequence[Chunk], sha256: str, texts: tuple[str, ...]
+    table: TableFile, usage: Usage, seen: _Seen, chunks: Sequence[Chunk], sha256: str, texts: tuple[str, ...]
 ) -> Scan:
     """What all chunks say together, or why the table cannot be used."""
     sizes = [seen.rows[chunk.index] for chunk in chunks]
     total = sum(sizes)
     if not total:
-        raise ValueError(f"{str(source.path)!r} has {len(source.columns)} columns and no rows.")
-    for name, role in usage.numeric.items():
-        if OTHER in seen.types[name].kinds:
-            raise ValueError(not_numeric(name, role, usage.path, None))
+        raise ValueError(f"{str(table.path)!r} has {len(table.columns)} columns and no rows.")
+    for name, role in usage.roles.numeric.items():
+        if OTHER in {kind for kind, _ in seen.types[name]}:
+            raise ValueError(_not_numeric(name, role, usage.path, None))
     _check_complete(usage, seen, total)
     _check_finite(usage, seen)
     labels, counts = _labels(usage, seen)
-    floats = tuple(name for name, types in seen.types.items() if types.is_float)
+    floats = tuple(name for name, types in seen.types.items() if _is_float(types))
     return Scan(
         sha256=sha256,
         total=total,
@@ -224,51 +404,59 @@ def _check_complete(usage: Usage, seen: _Seen, total: int) -> None:
     if seen.incomplete and not usage.drop_missing:
         found = {name: count for name, count in seen.missing.items() if count}
         counts = sorted(found.items(), key=lambda item: -item[1])
-        listed = ", ".join(f"{short(name)} {count}" for name, count in counts[:SHOWN])
-        more = f" and {len(counts) - SHOWN} more columns" if len(counts) > SHOWN else ""
+        listed = some_names([f"{quoted(name)} {count}" for name, count in counts], SHOWN)
         own = any(name in found for name in usage.roles.sensitive) and not usage.missing_group
-        raise ValueError(
-            f"{str(usage.path)!r} has missing values in {seen.incomplete:,} of {total:,} rows ({listed}{more}). "
-            "--drop-missing leaves those rows out"
-            + ("; --missing-group makes people without a group a group of their own." if own else ".")
-        )
+        raise InputError(
+            "{path!r} has missing values in {rows:,} of {total:,} rows ({listed}). {drop_missing} leaves those rows out"
+            + ("; {missing_group} makes people without a group a group of their own." if own else "."),
+            path=str(usage.path), rows=seen.incomplete, total=total, listed=listed, drop_missing=Given(),
+            missing_group=Given(),
+        )  # fmt: skip
     if seen.incomplete == total:
         raise ValueError(f"all {total:,} rows of {str(usage.path)!r} have a missing value; none is left.")
 
 
 def _check_finite(usage: Usage, seen: _Seen) -> None:
-    for name in (*usage.inputs, *usage.numeric):
+    for name in (*usage.inputs, *usage.roles.numeric):
         if seen.infinite[name]:
             raise ValueError(
-                f"column {short(name)} of {str(usage.path)!r} holds {seen.infinite[name]} infinite values; correct or "
+                f"column {quoted(name)} of {str(usage.path)!r} holds {seen.infinite[name]} infinite values; correct or "
                 "remove those rows."
             )
 
 
 def _labels(usage: Usage, seen: _Seen) -> tuple[tuple[Label, ...], tuple[int, ...]]:
     """The groups and their sizes; fails on too few, and on a column that looks continuous."""
-    combinations = pd.DataFrame(list(seen.groups), columns=list(usage.roles.sensitive), dtype=object)
-    labels, codes = check_labels(combinations, usage.roles.sensitive)
+    names = usage.roles.sensitive
+    labels, codes = encode(pd.DataFrame(list(seen.groups), columns=list(names), dtype=object))
     if len(seen.groups) > MAX_GROUPS:
         raise ValueError(
-            f"{_sensitive(usage.roles.sensitive)} makes more than {MAX_GROUPS:,} groups; parity is between groups of "
-            "many people. Join them into fewer."
+            f"{_sensitive(names)} makes more than {MAX_GROUPS:,} groups; parity is between groups of many people. Join "
+            "them into fewer."
+        )
+    if len(labels) > MAX_INTEGER_GROUPS and all(type(label) is int for label in labels):
+        raise ValueError(
+            f"{_sensitive(names)} takes {len(labels)} different whole numbers, so it looks continuous; bin it first, "
+            "or write words for the numbers if these really are groups."
         )
     sizes = [0] * len(labels)
     for code, count in zip(codes, seen.groups.values(), strict=True):
         sizes[code] += count
     if len(labels) < usage.min_groups:
-        raise ValueError(one_group(labels[0], sizes[0], usage.roles.sensitive, usage.path))
+        raise ValueError(
+            f"all {sizes[0]:,} rows of {str(usage.path)!r} are of one group, {labels[0]!r} in {listing(names)}; parity "
+            "needs two."
+        )
     return labels, tuple(sizes)
 
 
-def check_labels(groups: pd.DataFrame, names: Sequence[str]) -> tuple[tuple[Label, ...], Codes]:
+def encode(groups: pd.DataFrame) -> tuple[tuple[Label, ...], Codes]:
     """Labels and codes of sensitive columns; errors name the columns."""
     try:
-        return check_groups(groups, len(groups), "error")
+        return encode_groups(groups)
     except ValueError as error:
-        raise ValueError(str(error).replace("sensitive_features", _sensitive(names))) from None
+        raise ValueError(str(error).replace("sensitive_features", _sensitive([str(name) for name in groups]))) from None
 
 
 def _sensitive(names: Sequence[str]) -> str:
-    return f"the sensitive column {', '.join(map(short, names))}"
+    return f"the sensitive column {', '.join(map(quoted, names))}"

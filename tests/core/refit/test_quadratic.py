@@ -176,6 +176,6 @@ def test_errors_say_what_is_wrong():
     with pytest.raises(ValueError, match="has 1 row"):
         make_quadratic(h, t, np.arange(len(t)) == 3, original, ridge=0.0)
     space = FeatureSpace.from_moments(GroupMoments().update(h, groups))
-    for target, message in ((t[:-1], "one value for each feature row"), (np.full(len(t), np.nan), "NaN or infinite")):
+    for target, message in ((t[:-1], "must match row by row"), (np.full(len(t), np.nan), "NaN or infinite")):
         with pytest.raises(ValueError, match=message):
             Quadratic.from_target(space.rotate(h), target, space=space, original=original, ridge=0.0)

@@ -1,37 +1,15 @@
-"""Least-squares refit of the last layer, and the result that every refit returns."""
-
-from dataclasses import dataclass
+"""Least-squares refit of the last layer."""
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from esvdfair.core.moments import GroupMoments
-from esvdfair.core.refit.quadratic import Array, FeatureSpace, Quadratic
-
-
-@dataclass(frozen=True)
-class LinearFit:
-    """A refitted last layer ``h·w + b``.
-
-    Attributes
-    ----------
-    weight : (p,) w
-    bias : b
-    mse : ``E(t − h·w − b)²`` over the rows of the fit
-    objective : what was minimised: the mse plus the penalties of the method
-    converged : whether the method reached its own stopping rule
-    """
-
-    weight: Array
-    bias: float
-    mse: float
-    objective: float
-    converged: bool
+from esvdfair.core.refit.quadratic import FeatureSpace, Fit, Quadratic
 
 
 def fit_ols(
     moments: GroupMoments, *, target: int, original: ArrayLike, ridge: float = 0.0, intercept: bool = True
-) -> LinearFit:
+) -> Fit:
     """Least squares with an intercept: ``min over w, b of E(t − h·w − b)² + ρ‖w − w₀‖²``.
 
     Parameters
@@ -58,9 +36,7 @@ def fit_ols(
     ([2.0, 0.5], 1.0)
     """
     quadratic = quadratic_of(moments, target=target, original=original, ridge=ridge, intercept=intercept)
-    u = quadratic.minimiser
-    weight, bias = quadratic.layer(u)
-    return LinearFit(weight, bias, mse=quadratic.mse(u), objective=quadratic.objective(u), converged=True)
+    return quadratic.fit(quadratic.minimiser)
 
 
 def quadratic_of(

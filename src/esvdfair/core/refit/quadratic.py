@@ -11,19 +11,54 @@ r is often far below p. Directions outside Q never move the outputs; there w kee
 is a plain distance.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from math import nan
+from typing import Any
 
 import numpy as np
 import scipy.linalg
 from numpy.typing import ArrayLike, NDArray
 
+from esvdfair.core.checks import check_column, check_weight
+from esvdfair.core.edits import LayerEdit
 from esvdfair.core.moments import GroupMoments
 
 Array = NDArray[np.float64]
 
 # Below this part of the largest variance a direction is rounding: of eigh in float64, and of float32 activations.
 _DEAD = 1e-13
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A last layer ``h·w + b`` and how it was made: what every refit returns.
+
+    Attributes
+    ----------
+    weight : (p,) w
+    bias : b; 0.0 for a layer without bias
+    target : what it aimed at: "labels", "predictions", "optimum 0.05"
+    ridge : ρ, relative to the mean variance of the features
+    strength : how hard parity was pressed for: λ_w of transport, λ_e of parity, 0 without
+    converged : whether the method reached its own stopping rule
+    mse : ``E(t − h·w − b)²`` over the rows or moments of the fit
+    objective : what was minimised: the mse plus the penalties of the method
+    diagnostics : what else the method knows, by name; see there
+    edits : edits of hidden layers that go with this layer
+    """
+
+    weight: Array
+    bias: float
+    target: str = "labels"
+    ridge: float = 0.0
+    strength: float = 0.0
+    converged: bool = True
+    mse: float = nan
+    objective: float = nan
+    diagnostics: Mapping[str, Any] = field(default_factory=dict)
+    edits: tuple[LayerEdit, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,6 +137,7 @@ class Quadratic:
     target_mean, target_variance : of the target (divisor Σw)
     original : (p,) w₀
     ridge : ρ relative to the mean variance of the features, ``tr(C)/p``
+    name : what the target is called
     """
 
     space: FeatureSpace
@@ -110,6 +146,7 @@ class Quadratic:
     target_variance: float
     original: Array
     ridge: float
+    name: str = "labels"
 
     @classmethod
     def from_moments(
@@ -141,14 +178,11 @@ class Quadratic:
         original: ArrayLike,
         ridge: float,
         sample_weight: ArrayLike | None = None,
+        name: str = "labels",
     ) -> "Quadratic":
         """From a vector of targets beside the rotated features of the same rows."""
-        t = np.asarray(target, dtype=np.float64)
-        if t.shape != (len(rotated),):
-            raise ValueError(f"target has shape {t.shape}, expected ({len(rotated)},): one value for each feature row.")
-        if not np.isfinite(t).all():
-            raise ValueError(f"target holds {int((~np.isfinite(t)).sum())} NaN or infinite values; drop those rows.")
-        w = np.ones_like(t) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+        t = check_column(target, len(rotated), "target")
+        w = np.ones_like(t) if sample_weight is None else check_weight(sample_weight, len(t))
         share = w / w.sum()
         mean = float(share @ t) if space.intercept else 0.0
         return cls(
@@ -158,6 +192,7 @@ class Quadratic:
             target_variance=float(share @ (t - mean) ** 2),
             original=_checked_original(original, space.axes.shape[0]),
             ridge=_checked_ridge(ridge),
+            name=name,
         )
 
     @classmethod
@@ -172,6 +207,7 @@ class Quadratic:
             target_variance=float(space.variances @ along**2),
             original=original,
             ridge=_checked_ridge(ridge),
+            name="predictions",
         )
 
     @cached_property
@@ -188,13 +224,19 @@ class Quadratic:
     @cached_property
     def minimiser(self) -> Array:
         """(r,) whitened coordinates of the ridge solution, the minimum of the quadratic."""
-        minimiser: Array = self.scale * (self.cross + self.penalty * (self.original @ self.space.axes))
+        minimiser: Array = self.scale * (self.cross + self.penalty * self._along)
         return minimiser
+
+    @cached_property
+    def _along(self) -> Array:
+        """(r,) w₀ along the axes."""
+        along: Array = self.original @ self.space.axes
+        return along
 
     def objective(self, u: Array) -> float:
         """``E(t − h·w − b)² + ρ‖w − w₀‖²`` at whitened coordinates u."""
         w = self.scale * u
-        change = w - self.original @ self.space.axes
+        change = w - self._along
         return self.mse(u) + self.penalty * float(change @ change)
 
     def mse(self, u: Array) -> float:
@@ -209,11 +251,15 @@ class Quadratic:
 
     def layer(self, u: Array) -> tuple[Array, float]:
         """Weight (p,) and bias of the layer at whitened coordinates u."""
-        axes = self.space.axes
-        change = self.scale * u - self.original @ axes
-        weight: Array = self.original + axes @ change
+        weight: Array = self.original + self.space.axes @ (self.scale * u - self._along)
         bias = float(self.target_mean - self.space.mean @ weight) if self.space.intercept else 0.0
         return weight, bias
+
+    def fit(self, u: Array, *, penalty: float = 0.0, **known: Any) -> Fit:
+        """The layer at whitened coordinates u; ``penalty`` is what the method adds to the objective."""
+        weight, bias = self.layer(u)
+        objective = self.objective(u) + penalty
+        return Fit(weight, bias, self.name, self.ridge, mse=self.mse(u), objective=objective, **known)
 
 
 def _checked_original(original: ArrayLike, p: int) -> Array:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from esvdfair.core.refit.ols import LinearFit
-from esvdfair.core.refit.quadratic import Array
+from esvdfair.core.checks import check_column, check_weight
+from esvdfair.core.refit.quadratic import Array, Fit
 
 # The defaults of torch.optim.Adam, which the paper used.
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
@@ -28,7 +28,7 @@ def finetune(
     decay: float = 0.8,
     batch_size: int = 128,
     random_state: int | np.random.Generator | None = None,
-) -> LinearFit:
+) -> Fit:
     """Minimise ``E(t − h·w − b)²`` for a few epochs of Adam, starting from the given layer.
 
     The steps are those of ``torch.optim.Adam`` with its default momenta; the learning rate is multiplied by ``decay``
@@ -46,7 +46,7 @@ def finetune(
 
     Returns
     -------
-    LinearFit
+    Fit
         ``converged`` says whether the error ended no higher than it started; a learning rate that is too large
         makes it grow.
 
@@ -62,7 +62,7 @@ def finetune(
     rates = [learning_rate * decay**epoch for epoch in range(epochs)]
     end = _adam(h, t, start, w, rates=rates, batch_size=batch_size, rng=np.random.default_rng(random_state))
     mse = _mse(h, t, end, w)
-    return LinearFit(
+    return Fit(
         weight=end if bias is None else end[:-1],
         bias=0.0 if bias is None else float(end[-1]),
         mse=mse,
@@ -117,31 +117,22 @@ def _checked(
     dtype = np.float32 if h.dtype == np.float32 else np.float64
     if h.ndim != 2 or len(h) == 0:
         raise ValueError(f"features have shape {h.shape}; expected (rows, p) with at least one row.")
-    t = np.asarray(target, dtype=dtype)
-    if t.shape != (len(h),):
-        raise ValueError(f"target has shape {t.shape}, expected ({len(h)},): one value for each feature row.")
+    t = check_column(target, len(h), "target").astype(dtype)
     start = np.array(weight, dtype=np.float64).ravel()
     if len(start) != h.shape[1]:
         raise ValueError(f"the weight has {len(start)} values, the features have {h.shape[1]} columns.")
     if bias is not None:
         h, start = np.column_stack([h, np.ones(len(h), dtype)]), np.append(start, float(bias))
     h = h.astype(dtype, copy=False)
-    for name, values in (("features", h), ("target", t), ("weight and bias", start)):
+    for name, values in (("features", h), ("weight and bias", start)):
         if not np.isfinite(values).all():
             raise ValueError(
                 f"{name}: {int((~np.isfinite(values)).sum())} values are NaN or infinite; drop those rows."
             )
-    return h, t, start, None if sample_weight is None else _mean_one(sample_weight, len(h)).astype(dtype)
-
-
-def _mean_one(sample_weight: ArrayLike, rows: int) -> Array:
-    w = np.asarray(sample_weight, dtype=np.float64)
-    if w.shape != (rows,):
-        raise ValueError(f"sample_weight has shape {w.shape}, expected ({rows},): one weight for each row.")
-    if not np.isfinite(w).all() or (w < 0).any() or not w.any():
-        raise ValueError("sample_weight must be finite, not negative, and not zero in every row.")
-    scaled: Array = w / w.mean()
-    return scaled
+    if sample_weight is None:
+        return h, t, start, None
+    w = check_weight(sample_weight, len(h))
+    return h, t, start, (w / w.mean()).astype(dtype)
 
 
 def _check_schedule(epochs: int, learning_rate: float, decay: float, batch_size: int) -> None:

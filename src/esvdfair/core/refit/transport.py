@@ -1,300 +1,271 @@
-"""Transport refit of the last layer: the least-squares refit plus λ_w · W₂² between the groups' outputs (DESIGN 2.4).
+"""Transport refit of the last layer: least squares plus λ_w · W₂² between the groups' outputs (docs/method.md 2.4).
 
     min over u of   E(t − h·w − b)² + ρ‖w − w₀‖² + λ_w T(scale∘u),
 
-u the whitened coordinates of ``Quadratic``, in which the first two terms are ``‖u − u_ridge‖² + constant``, and T the
-mean pairwise W₂² of ``transport_bins``. One path over λ_w is the whole trade-off curve between error and parity.
+u the whitened coordinates of ``Quadratic``, in which the first two terms are ``‖u − u_ridge‖² + constant``. Row i has
+centred features z_i along the principal axes (r of them) and the output ``f_i = z_i·v``. With Q_g the quantile function
+of group g's outputs, p_g its share and ``m = Σ p_g Q_g`` the quantile function of the barycentre,
 
-The solver is L-BFGS whose metric is the Gauss-Newton curvature of the binned problem, ``I + λ_w BᵀB``: a step without
-memory is DESIGN's *solve with fixed bins*, the memory learns what bins do not see. Value and gradient are exact (sorted
-outputs), so every step lowers the exact objective and the number of bins changes only the speed. T is a minimum of
-quadratics, one for each order of the rows, so it has many valleys where λ_w is strong and rows are few; a warm-started
-path whose points help each other ends in good ones, on average below those of a plain L-BFGS.
+    T(v) = ∫ Σ_g p_g (Q_g − m)² dt / Σ_{g<h} p_g p_h = Σ_{g<h} p_g p_h W₂²(g, h) / Σ_{g<h} p_g p_h,
+
+the mean of the pairwise W₂² weighted by p_g p_h; for two groups it is W₂² itself. In a matrix A (G−1 × G) with
+``AᵀA = (diag(p) − ppᵀ) / Σ_{g<h} p_g p_h`` the integrand is ``‖A Q(t)‖²``: rows of A are *contrasts* between groups.
+
+The derivative of Q_g(t) is the feature row at level t. Averaged over quantile bins, made at some point, it gives a
+matrix B with ``T ≈ ‖Bv‖²``; with B fixed the problem is a small linear system. One such solve for each strength on an
+ascending path, with the bins of the point before, is the whole trade-off curve. T itself has many valleys; descending
+into them buys nothing on new people, and lets the last bits of the rows decide which.
+
+Bins are cut by rank, so between two rows that change places at an edge the solution does not depend on the order at
+all. Smoothing them makes the path depend on every output a little, and that grows about threefold with each strength
+(docs/method.md 2.4).
 """
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, log
 
 import numpy as np
-from numpy.typing import ArrayLike
+import scipy.linalg
+import scipy.sparse
+from numpy.typing import ArrayLike, NDArray
 
-from esvdfair.core.refit.quadratic import Quadratic
-from esvdfair.core.refit.transport_bins import Array, Coupling, TransportProblem
+from esvdfair.core.checks import check_weight
+from esvdfair.core.refit.quadratic import Array, Fit, Quadratic
 
-__all__ = ["DEFAULT_STRENGTHS", "TransportFit", "TransportProblem", "transport_path"]
+Index = NDArray[np.intp]
 
-# A mean gap of length δ in the whitened features is divided by 1 + λ_w δ². So these serve any data, from groups far
-# apart (δ² = 10, half the gap gone at λ_w = 0.1) to a gap barely seen (δ² = 0.06, KS of 0.10, a tenth left at 150).
-DEFAULT_STRENGTHS: tuple[float, ...] = (0.0, *np.geomspace(0.02, 200.0, 24).tolist())
-
-_MAX_STEPS = 100
-_PATIENCE = 3  # so many negligible decreases in a row end the descent
-_MEMORY = 10
-_REBIN_EVERY = 10
-_ARMIJO = 1e-4
-_MAX_TRIALS = 12
-_WEAK, _RUNG = 0.03, 3.0  # up to λ_w = 0.03 a cold start is safe; beyond, no step of the path multiplies λ_w by more
-_SMALL = 100_000  # up to so many numbers in the rows, further sweeps cost little, and there they gain most
+_ROWS_PER_BIN = 8  # fewer, and a bin mean says more about its rows than about its quantile
+_TIE = 1e-9  # outputs closer than this part of their first spread are one: only rounding would tell them apart
+_WEAK, _RUNG = 0.1, 6.0  # the first step from the ridge solution, and the factor between two steps, at most
 
 
-@dataclass(frozen=True)
-class TransportFit:
-    """The refitted layer at one strength.
-
-    Attributes
-    ----------
-    weight, bias : (p,) and float
-    strength : λ_w
-    mse : E(t − h·w − b)² over the rows of the moments
-    objective : mse + ridge term + λ_w · wasserstein2_squared
-    wasserstein2_squared : exact mean pairwise W₂² between the groups' outputs, over the rows of the problem
-    iterations : descent steps taken at this strength
-    converged : the descent ended because the objective no longer fell, not because the steps ran out
-    coordinates : (r,) u
-    """
-
-    weight: Array
-    bias: float
-    strength: float
-    mse: float
-    objective: float
-    wasserstein2_squared: float
-    iterations: int
-    converged: bool
-    coordinates: Array
-
-
-def transport_path(
-    problem: TransportProblem,
-    quadratic: Quadratic,
-    *,
-    strengths: Sequence[float] = DEFAULT_STRENGTHS,
-    start: ArrayLike | None = None,
-    tolerance: float = 1e-4,
-    sweeps: int | None = None,
-) -> tuple[TransportFit, ...]:
-    """Refits at every strength λ_w, each warm-started from the others.
-
-    Strengths are solved in ascending order (with more in between where they lie far apart), and every point found is
-    a candidate at all of them. So at each strength the objective is at most that of the ridge solution, of a constant
-    predictor and of ``start``; and along ascending strengths W₂² never rises and the quadratic never falls.
+def transport_path(problem: "TransportProblem", quadratic: Quadratic, *, strengths: Sequence[float]) -> list[Fit]:
+    """Refits at every strength λ_w, in the order given; each one's bins are made at the next smaller strength.
 
     Parameters
     ----------
     problem : rows, groups and weights; its columns are the axes of ``quadratic.space``, its rows may be a sample
     quadratic : target and ridge
     strengths : λ_w ≥ 0, a pure number (error and W₂² have the same unit); 0 gives the ridge solution
-    start : (r,) whitened coordinates of a further candidate
-    tolerance : a relative decrease of the objective below this no longer counts
-    sweeps : further passes, down and up the path in turn, each strength from its neighbour's solution; they find better
-        valleys. Default: 4 when the rows hold at most 100,000 numbers, else none
 
     Returns
     -------
-    One fit for each strength, in the order given.
+    One fit for each strength. ``objective`` is ``E(t − h·w − b)² + ρ‖w − w₀‖² + λ_w T``; ``diagnostics`` holds
+    ``wasserstein2_squared``, the exact T over the rows of the problem, and ``coordinates``, (r,) u.
 
     Raises
     ------
     ValueError
         For strengths that are negative or not finite, and for shapes that do not fit each other.
     """
-    if not tolerance > 0:
-        raise ValueError(f"tolerance={tolerance!r}; expected a positive number.")
-    if sweeps is None:
-        sweeps = 4 if problem.rows * problem.rank <= _SMALL else 0
-    if sweeps < 0:
-        raise ValueError(f"sweeps={sweeps!r}; expected 0 or more further passes.")
-    return _Path(problem, quadratic, start, tolerance).fits(_checked_strengths(strengths), sweeps)
+    wanted = _checked_strengths(strengths)
+    if problem.rank != len(quadratic.scale):
+        raise ValueError(
+            f"the rows have {problem.rank} columns, the quadratic has {len(quadratic.scale)} axes; rotate the rows "
+            "with the FeatureSpace of the quadratic."
+        )
+    u = quadratic.minimiser
+    outputs = problem.outputs(quadratic.scale * u)
+    tie = _TIE * float(np.std(outputs))
+    fits: dict[float, Fit] = {}
+    for strength in _ladder({0.0, *wanted}):
+        if strength > 0:
+            u = _solve(quadratic.minimiser, problem.bin_contrasts(outputs, tie=tie) * quadratic.scale, strength)
+            outputs = problem.outputs(quadratic.scale * u)
+        if strength in wanted:
+            distance = problem.distance(outputs)
+            fits[strength] = quadratic.fit(
+                u,
+                penalty=strength * distance,
+                strength=strength,
+                diagnostics={"wasserstein2_squared": distance, "coordinates": u},
+            )
+    return [fits[strength] for strength in wanted]
 
 
-@dataclass(frozen=True)
-class _Point:
-    """Coordinates with what is known there; ``distance`` is ‖u − u_ridge‖²."""
-
-    u: Array
-    outputs: Array
-    coupling: Coupling
-    distance: float
-
-    def loss(self, strength: float) -> float:
-        """The objective without the constant of the quadratic."""
-        return self.distance + strength * self.coupling.value
+def _ladder(strengths: set[float]) -> list[float]:
+    """The strengths in ascending order, with rungs in between where they lie far apart."""
+    ladder = sorted(strengths)
+    for low, high in pairwise(ladder):
+        low = max(low, _WEAK / _RUNG)
+        steps = ceil(log(high / low) / log(_RUNG)) if high > low else 1
+        ladder += [low * (high / low) ** (k / steps) for k in range(1, steps)]
+    return sorted(ladder)
 
 
-@dataclass
-class _Outcome:
-    """The best point that a descent at one strength has ended in."""
+def _solve(z: Array, b: Array, strength: float) -> Array:
+    """``(I + λBᵀB)⁻¹ z``, by Woodbury when there are fewer bins than coordinates."""
+    solution: Array
+    if len(b) < b.shape[1]:
+        small = b @ b.T + np.eye(len(b)) / strength
+        solution = z - b.T @ scipy.linalg.solve(small, b @ z, assume_a="pos", check_finite=False)
+    else:
+        full = strength * (b.T @ b) + np.eye(len(z))
+        solution = scipy.linalg.solve(full, z, assume_a="pos", check_finite=False)
+    return solution
 
-    point: _Point
-    steps: int
-    converged: bool
 
+class TransportProblem:
+    """W₂² between groups as a function of a linear layer on given rows; serves every target, ridge and strength.
 
-class _Path:
-    """The points found so far, and the curvature learned on the way, for one quadratic."""
+    Parameters
+    ----------
+    rotated : (rows, r) features along the principal axes, ``FeatureSpace.rotate``
+    codes : (rows,) group of each row, 0 .. n_groups − 1
+    n_groups : G
+    sample_weight : (rows,) non-negative; a row of weight 0 is left out
+    share : (G,) weight of each group in the barycentre; default: its part of the sample weight. Give it when the rows
+        are a sample that does not keep the groups' proportions. Without effect for two groups.
+    n_bins : quantile bins; fewer are used when the smallest group has under 8 rows a bin
+
+    Raises
+    ------
+    ValueError
+        For lengths that differ, fewer than two groups, a group without rows, values that are not finite.
+    """
 
     def __init__(
-        self, problem: TransportProblem, quadratic: Quadratic, start: ArrayLike | None, tolerance: float
+        self,
+        rotated: ArrayLike,
+        codes: ArrayLike,
+        n_groups: int,
+        *,
+        sample_weight: ArrayLike | None = None,
+        share: ArrayLike | None = None,
+        n_bins: int = 32,
     ) -> None:
-        if problem.rank != len(quadratic.minimiser):
+        if n_bins < 1:
+            raise ValueError(f"n_bins={n_bins!r}; expected a positive number of quantile bins.")
+        rows, groups = _checked_rows(rotated, codes, n_groups)
+        weight = np.ones(len(rows)) if sample_weight is None else check_weight(sample_weight, len(rows))
+        order = np.argsort(groups, kind="stable")
+        order = order[weight[order] > 0]
+        bounds = np.searchsorted(groups[order], np.arange(n_groups + 1))
+        sizes = np.diff(bounds)
+        if n_groups < 2 or not sizes.all():
             raise ValueError(
-                f"the problem's rows have {problem.rank} columns, the quadratic has {len(quadratic.minimiser)} axes; "
-                "rotate the features with the space of the same quadratic."
+                f"group sizes are {sizes.tolist()}; parity compares two groups or more, each with rows of positive "
+                "weight. Take a sample of rows that holds every group, or merge small groups."
             )
-        self.problem, self.quadratic, self.tolerance = problem, quadratic, tolerance
-        self.floor = quadratic.objective(quadratic.minimiser)
-        self.memory: deque[tuple[Array, Array]] = deque(maxlen=_MEMORY)  # (s, change of ½∇T along s)
-        candidates = [quadratic.minimiser, np.zeros(problem.rank)]
-        if start is not None:
-            candidates.append(_checked_start(start, problem.rank))
-        self.points = [self._exact(u) for u in candidates]
-        self.outcomes: dict[float, _Outcome] = {}
+        self._rows = rows[order]
+        self._parts = [slice(a, b) for a, b in pairwise(bounds)]
+        weights = [weight[order[part]] for part in self._parts]
+        self.contrasts = _contrasts(_checked_share(share, np.array([w.sum() for w in weights])))
+        self.n_bins = int(max(1, min(n_bins, sizes.min() // _ROWS_PER_BIN)))
+        self._weights = [w / w.sum() for w in weights]
+        self._equal = all(np.ptp(w) == 0 for w in weights)
+        if self._equal:  # then the pieces do not depend on the order, and are made once
+            self._pieces = _merge([np.arange(1, size + 1) / size for size in sizes])
 
-    def fits(self, strengths: Array, sweeps: int) -> tuple[TransportFit, ...]:
-        asked = sorted(set(strengths.tolist()))
-        rungs = _rungs(max(asked, default=0.0), beyond=2 if sweeps else 0)
-        if sweeps:
-            self._explore(rungs, sweeps)
-        else:  # only where the strengths asked for lie too far apart to be followed
-            asked = sorted({*asked, *(r for r in rungs if not any(r / _RUNG < s <= r for s in asked))})
-        for strength in asked:
-            self._descend(strength, self._best(strength))
-        for strength in reversed(asked):  # another strength may have found a better valley
-            best = self._best(strength)
-            if best.loss(strength) < self.outcomes[strength].point.loss(strength):
-                self._descend(strength, best)
-        return tuple(self._fit(strength) for strength in strengths.tolist())
+    @property
+    def rank(self) -> int:
+        """r, the number of feature columns."""
+        return int(self._rows.shape[1])
 
-    def _explore(self, rungs: list[float], sweeps: int) -> None:
-        """Up the rungs, then down and up in turn, each from its neighbour's solution: every pass tries new valleys."""
-        for strength in rungs:
-            self._descend(strength, self._best(strength))
-        for sweep in range(sweeps):
-            for neighbour, strength in pairwise(rungs if sweep % 2 else rungs[::-1]):
-                self._descend(strength, self._best(neighbour))
+    def outputs(self, v: Array) -> Array:
+        """(rows,) ``z_i·v``, in the order of the groups."""
+        outputs: Array = self._rows @ v
+        return outputs
 
-    def _fit(self, strength: float) -> TransportFit:
-        point, outcome = self._best(strength), self.outcomes[strength]
-        weight, bias = self.quadratic.layer(point.u)
-        return TransportFit(
-            weight=weight,
-            bias=bias,
-            strength=strength,
-            mse=self.quadratic.mse(point.u),
-            objective=self.quadratic.objective(point.u) + strength * point.coupling.value,
-            wasserstein2_squared=point.coupling.value,
-            iterations=outcome.steps,
-            converged=outcome.converged,
-            coordinates=point.u,
-        )
+    def distance(self, outputs: Array) -> float:
+        """T, the exact mean pairwise W₂² of the outputs."""
+        parts = [outputs[part] for part in self._parts]
+        if self._equal:
+            ordered, (lengths, steps) = [np.sort(f) for f in parts], self._pieces
+        else:
+            orders = [np.argsort(f) for f in parts]
+            ordered = [f[order] for f, order in zip(parts, orders, strict=True)]
+            levels = [np.cumsum(w[order]) for w, order in zip(self._weights, orders, strict=True)]
+            lengths, steps = _merge([np.append(level[:-1], 1.0) for level in levels])
+        quantiles = np.stack([f[step] for f, step in zip(ordered, steps, strict=True)])
+        gaps = self.contrasts @ quantiles  # A Q(t), constant on each piece
+        return float(np.einsum("kt,kt,t->", gaps, gaps, lengths))
 
-    def _best(self, strength: float) -> _Point:
-        return min(self.points, key=lambda point: point.loss(strength))
+    def bin_contrasts(self, outputs: Array, *, tie: float = 0.0) -> Array:
+        """((G−1)·bins, r) B with ``T ≈ ‖Bv‖²``: contrasts between the groups' mean rows in each quantile bin.
 
-    def _exact(self, u: Array) -> _Point:
-        return self._point(u, self.problem.outputs(self.quadratic.scale * u))
-
-    def _point(self, u: Array, outputs: Array) -> _Point:
-        change = u - self.quadratic.minimiser
-        return _Point(u, outputs, self.problem.couple(outputs), float(change @ change))
-
-    # --- one strength ------------------------------------------------------------------------------------------
-
-    def _descend(self, strength: float, point: _Point) -> None:
-        """L-BFGS in the metric of the bins from the given point; the one it ends in joins the others."""
-        steps, small, t = 0, 0, 1.0
-        pull = self._pull(point)
-        while steps < _MAX_STEPS and small < _PATIENCE:
-            if steps % _REBIN_EVERY == 0:
-                metric = self._bin_metric(point.coupling, strength)
-            gradient = point.u - self.quadratic.minimiser + strength * pull
-            step = -self._inverse_hessian(gradient, strength, metric)
-            fall = -float(gradient @ step)  # the decrease that the quadratic model expects
-            negligible = self.tolerance * (self.floor + point.loss(strength))
-            if fall <= 0.1 * negligible:
-                break
-            trial, t = self._line_search(point, step, fall, strength, min(1.0, 2 * t))
-            if trial is None:
-                break
-            before, pull = pull, self._pull(trial)
-            self.memory.append((trial.u - point.u, pull - before))
-            small = small + 1 if point.loss(strength) - trial.loss(strength) < negligible else 0
-            point, steps = trial, steps + 1
-        self._record(strength, self._exact(point.u), steps)  # the descent ran on float32 products
-
-    def _record(self, strength: float, point: _Point, steps: int) -> None:
-        self.points.append(point)
-        outcome = self.outcomes.setdefault(strength, _Outcome(point, 0, False))
-        outcome.steps += steps
-        if point.loss(strength) <= outcome.point.loss(strength):
-            outcome.point, outcome.converged = point, steps < _MAX_STEPS
-
-    def _pull(self, point: _Point) -> Array:
-        """½ ∇T in whitened coordinates."""
-        pull: Array = self.quadratic.scale * self.problem.half_gradient(point.coupling)
-        return pull
-
-    def _line_search(
-        self, point: _Point, step: Array, fall: float, strength: float, t: float
-    ) -> tuple[_Point | None, float]:
-        """Shorten t by quadratic interpolation until Armijo holds. Outputs are linear in the step: one product.
-
-        A short enough t exists: with the order of the rows kept, the objective is a quadratic of slope −2·fall, and
-        the true one lies below it.
+        Rows whose outputs lie within ``tie`` of their neighbours share their levels, so that their order is of no
+        effect; a row that an edge cuts belongs to both bins in parts.
         """
-        before, moved = point.loss(strength), self.problem.fast_outputs(self.quadratic.scale * step)
-        for _ in range(_MAX_TRIALS):
-            trial = self._point(point.u + t * step, point.outputs + t * moved)
-            rise = trial.loss(strength) - before
-            if rise <= -2 * _ARMIJO * t * fall:
-                return trial, t
-            t *= float(np.clip(t * fall / (rise + 2 * t * fall), 0.1, 0.5))
-        return None, t
-
-    def _bin_metric(self, coupling: Coupling, strength: float) -> Callable[[Array], Array]:
-        """x ↦ (I + λ_w BᵀB)⁻¹ x, by Woodbury when there are fewer bins than coordinates."""
-        b = np.sqrt(strength) * self.problem.bin_contrasts(coupling) * self.quadratic.scale
-        if len(b) < b.shape[1]:
-            small = np.linalg.inv(b @ b.T + np.eye(len(b)))
-            return lambda x: x - (small @ (b @ x)) @ b
-        inverse = np.linalg.inv(b.T @ b + np.eye(b.shape[1]))
-        return lambda x: inverse @ x
-
-    def _inverse_hessian(self, x: Array, strength: float, metric: Callable[[Array], Array]) -> Array:
-        """The two-loop recursion. The memory holds T's curvature alone, ``y = s + λ_w·bend``: it outlives λ_w."""
-        pairs = [
-            (s, y, sy) for s, bend in self.memory if (sy := float(s @ (y := s + strength * bend))) > 0.01 * (s @ s)
-        ]
-        x, parts = x.copy(), []
-        for s, y, sy in reversed(pairs):
-            parts.append(float(s @ x) / sy)
-            x -= parts[-1] * y
-        x = metric(x)
-        for (s, y, sy), part in zip(pairs, reversed(parts), strict=True):
-            x += (part - float(y @ x) / sy) * s
-        return x
+        lower, upper, size = np.empty((3, len(outputs)))
+        for part, weight in zip(self._parts, self._weights, strict=True):
+            lower[part], upper[part] = _levels(outputs[part], weight, tie)
+            size[part] = weight
+        first = np.minimum(lower * self.n_bins, self.n_bins - 1).astype(np.int32)
+        last = np.maximum(np.ceil(upper * self.n_bins).astype(np.int32) - 1, first).clip(max=self.n_bins - 1)
+        spans = last - first + 1  # 1 but for the few rows that an edge cuts
+        starts = np.concatenate([[0], np.cumsum(spans)]).astype(np.int32)
+        row = np.repeat(np.arange(len(outputs)), spans)
+        inside: NDArray[np.int32] = first[row] + (np.arange(len(row), dtype=np.int32) - starts[row])
+        overlap = np.minimum(upper[row], (inside + 1) / self.n_bins) - np.maximum(lower[row], inside / self.n_bins)
+        mass = size[row] * overlap / (upper - lower)[row]
+        for g, part in enumerate(self._parts):
+            inside[starts[part.start] : starts[part.stop]] += g * self.n_bins
+        shape = (len(self._parts) * self.n_bins, len(outputs))
+        # By columns, so that the product reads the rows in the order in which they lie in memory.
+        sums = scipy.sparse.csc_array((mass, inside, starts), shape=shape) @ self._rows
+        means = np.sqrt(self.n_bins) * np.asarray(sums).reshape(len(self._parts), self.n_bins, self.rank)
+        contrasts: Array = np.tensordot(self.contrasts, means, 1).reshape(-1, self.rank)
+        return contrasts
 
 
-def _rungs(strongest: float, *, beyond: int) -> list[float]:
-    """Strengths in steps short enough to follow, below the strongest asked for and some past it."""
-    if strongest <= _WEAK:
-        return []
-    count = ceil(log(strongest / _WEAK) / log(_RUNG)) + beyond
-    return [_WEAK * _RUNG**k for k in range(1, count)]
+def _levels(outputs: Array, weight: Array, tie: float) -> tuple[Array, Array]:
+    """Lower and upper end (rows,) of the levels in (0, 1) that every row occupies; rows that tie occupy the same."""
+    order = np.argsort(outputs)
+    ends = np.concatenate([[0.0], np.cumsum(weight[order])])
+    new = np.concatenate([[True], np.diff(outputs[order]) > tie])
+    starts = np.flatnonzero(new)
+    atom = np.cumsum(new) - 1
+    lower, upper = np.empty((2, len(outputs)))
+    lower[order] = ends[starts][atom]
+    upper[order] = ends[np.append(starts[1:], len(order))][atom]
+    return lower, upper
 
 
-def _checked_strengths(strengths: Sequence[float]) -> Array:
+def _merge(levels: list[Array]) -> tuple[Array, list[Index]]:
+    """The pieces of (0, 1) on which several step functions are all constant.
+
+    From the upper ends of each function's steps, (n_g,) ascending with 1 as the last: lengths (pieces,) that sum to 1,
+    and for each function the step that the piece lies on.
+    """
+    lower = np.concatenate([[0.0], *(level[:-1] for level in levels)])
+    lower.sort()
+    return np.diff(lower, append=1.0), [level.searchsorted(lower, side="right") for level in levels]
+
+
+def _contrasts(share: Array) -> Array:
+    """(G−1, G) A with ``AᵀA = (diag(p) − ppᵀ) / Σ_{g<h} p_g p_h``; (1, −1) up to sign for two groups."""
+    form = np.diag(share) - np.outer(share, share)
+    values, vectors = np.linalg.eigh(form / (0.5 * np.trace(form)))  # Σ_{g<h} p_g p_h = ½ Σ p_g (1 − p_g)
+    contrasts: Array = (vectors[:, 1:] * np.sqrt(values[1:])).T  # the smallest eigenvalue is 0: equal quantiles
+    return contrasts
+
+
+def _checked_rows(rotated: ArrayLike, codes: ArrayLike, n_groups: int) -> tuple[Array, Index]:
+    rows, groups = np.asarray(rotated, dtype=np.float64), np.asarray(codes)
+    if rows.ndim != 2 or groups.shape != rows.shape[:1]:
+        raise ValueError(
+            f"rotated features have shape {rows.shape} and codes {groups.shape}; expected (rows, r), (rows,)."
+        )
+    if groups.size and (groups.min() < 0 or groups.max() >= n_groups):
+        raise ValueError(f"codes run from {groups.min()} to {groups.max()}; expected 0 to {n_groups - 1}.")
+    if not np.isfinite(rows).all():
+        bad = int((~np.isfinite(rows).all(axis=1)).sum())
+        raise ValueError(f"{bad} of {len(rows)} feature rows hold NaN or infinite values; drop those rows.")
+    return rows, groups.astype(np.intp)
+
+
+def _checked_share(share: ArrayLike | None, totals: Array) -> Array:
+    p = totals if share is None else np.asarray(share, dtype=np.float64)
+    if p.shape != totals.shape or not np.isfinite(p).all() or (p <= 0).any():
+        raise ValueError(f"share={share!r}; expected {len(totals)} positive numbers, one for each group.")
+    normalised: Array = p / p.sum()
+    return normalised
+
+
+def _checked_strengths(strengths: Sequence[float]) -> list[float]:
     values = np.asarray(strengths, dtype=np.float64)
     if values.ndim != 1 or not np.isfinite(values).all() or (values < 0).any():
         raise ValueError(f"strengths={strengths!r}; expected a sequence of finite numbers that are not negative.")
-    return values
-
-
-def _checked_start(start: ArrayLike, rank: int) -> Array:
-    u = np.asarray(start, dtype=np.float64)
-    if u.shape != (rank,) or not np.isfinite(u).all():
-        raise ValueError(f"start has shape {u.shape}; expected ({rank},) finite whitened coordinates.")
-    return u
+    return [float(value) for value in values]

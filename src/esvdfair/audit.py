@@ -1,0 +1,240 @@
+"""What can be said of predictions, their groups and, if there are any, labels: figures, a verdict, densities."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import t as student
+
+from esvdfair.core.checks import check_column, check_groups, check_weight
+from esvdfair.core.ks import Peak, ks_null, ks_peak, ks_to_rest
+from esvdfair.core.metrics import ks_distance, ks_distance_ci, mean_gap, variance_gap, wasserstein_distance
+from esvdfair.text import label_text, number, share
+
+Array = NDArray[np.float64]
+Codes = NDArray[np.intp]
+
+CELLS = 81
+"""Values of a density."""
+REPRESENTATIVES = 512
+"""A larger sample is replaced by so many of its quantiles, which a smooth density cannot tell from it."""
+TAIL = 0.002
+"""Part of the people at either end for whom no room is kept in a chart."""
+
+
+@dataclass(frozen=True)
+class GroupFigures:
+    """One group: rows, mean and spread of its predictions, its error, its distance to everybody else.
+
+    Every pair is a 95 % interval; errors are None without labels.
+    """
+
+    group: str
+    rows: int
+    mean: float
+    mean_interval: tuple[float, float]
+    std: float
+    ks_to_rest: float
+    ks_to_rest_interval: tuple[float, float]
+    mse: float | None
+    mse_interval: tuple[float, float] | None
+    mean_error: float | None
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All figures of an audit, of the rows that carry weight; ``widest`` numbers the groups as ``groups`` does."""
+
+    rows: int
+    ks: float
+    ks_interval: tuple[float, float]
+    ks_floor: float
+    mean_gap: float
+    variance_gap: float
+    wasserstein: float
+    mse: float | None
+    widest: Peak
+    groups: tuple[GroupFigures, ...]
+    ks_chance: float
+    """What parity would stay below in 95 % of cases on so many rows."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, such as JSON takes."""
+        peak, (more, fewer) = self.widest, self._farthest()
+        widest = {
+            "threshold": peak.threshold,
+            "more": more,
+            "more_share": peak.high_share,
+            "fewer": fewer,
+            "fewer_share": peak.low_share,
+        }
+        return {**asdict(self), "widest": widest}
+
+    def verdict(self) -> str:
+        """What the figures say, in plain words."""
+        parts = [self._difference()]
+        if self.ks > self.ks_chance:
+            peak, (more, fewer) = self.widest, self._farthest()
+            parts.append(
+                f"Where they differ most, {peak.high_share:.0%} of {more} but {peak.low_share:.0%} of {fewer} are "
+                f"predicted {number(peak.threshold)} or less."
+            )
+            low, high = (end(self.groups, key=lambda g: g.mean) for end in (min, max))
+            parts.append(f"The mean of {high.group} is {number(high.mean - low.mean)} above that of {low.group}.")
+        parts.extend(self._who_pays())
+        return " ".join(parts)
+
+    def _farthest(self) -> tuple[str, str]:
+        """The two groups that differ most: the one with more of its people at or below the threshold first."""
+        return self.groups[self.widest.high_group].group, self.groups[self.widest.low_group].group
+
+    def _difference(self) -> str:
+        ks, floor = share(self.ks), share(self.ks_floor)
+        if self.ks <= self.ks_chance:
+            return f"No difference beyond chance: KS {ks}, and parity itself would show about {floor} on so many rows."
+        times = f"KS {ks}, {self.ks / self.ks_floor:.1f} times what parity would show on so many rows"
+        if self.ks_interval[0] == 0:
+            return f"The groups are predicted differently, but how much is uncertain: {times}."
+        return f"The groups are predicted differently: {times}."
+
+    def _who_pays(self) -> list[str]:
+        errors = [(g.mse, g.mse_interval, g.group) for g in self.groups if g.mse is not None and g.mse_interval]
+        if not errors:
+            return []
+        best, worst = min(errors), max(errors)
+        if best[1][1] >= worst[1][0]:
+            return ["The model errs about as much in every group."]
+        return [
+            f"The model errs most on {worst[2]}: mean squared error {number(worst[0])}, {number(best[0])} on {best[2]}."
+        ]
+
+
+def audit_predictions(
+    predictions: Any, groups: Any, y: Any = None, *, sample_weight: Any = None, seed: int = 0
+) -> Audit:
+    """Figures of predictions by group, with errors when there are labels.
+
+    Parameters
+    ----------
+    predictions : (rows,)
+    groups : (rows,) labels or (rows, attributes), whose combinations are the groups
+    y : (rows,) labels, if there are any
+    sample_weight : (rows,) how many people a row stands for; rows of weight 0 are left out
+    seed : of the resamples behind the intervals
+
+    Raises
+    ------
+    ValueError
+        Fewer than two groups, a group of one row, lengths that differ, missing or infinite values.
+
+    Examples
+    --------
+    >>> found = audit_predictions([1, 2, 3, 4], ["a", "a", "b", "b"])
+    >>> found.ks, found.mean_gap, [group.rows for group in found.groups]
+    (1.0, 2.0, [2, 2])
+    """
+    scores = check_column(predictions, len(predictions), "predictions")
+    truth = None if y is None else check_column(y, len(scores), "y")
+    labels, codes = check_groups(groups, len(scores), "error")
+    weight = None if sample_weight is None else check_weight(sample_weight, len(scores))
+    if weight is not None:
+        live = weight > 0
+        scores, codes, weight, truth = scores[live], codes[live], weight[live], None if truth is None else truth[live]
+    names = [label_text(label) for label in labels]
+    null = ks_null(codes, len(names), scores, weight, seed)
+    both: dict[str, Any] = {"sensitive_features": codes, "sample_weight": weight}
+    return Audit(
+        rows=len(scores),
+        ks=ks_distance(scores, **both),
+        ks_interval=ks_distance_ci(scores, **both, floor=null.floor, random_state=seed),
+        ks_floor=null.floor,
+        ks_chance=null.quantile(0.95),
+        mean_gap=mean_gap(scores, **both),
+        variance_gap=variance_gap(scores, **both),
+        wasserstein=wasserstein_distance(scores, **both),
+        mse=None if truth is None else float(np.average((scores - truth) ** 2, weights=weight)),
+        widest=ks_peak(scores, codes, len(names), weight),
+        groups=_groups(names, codes, scores, truth, weight),
+    )
+
+
+def _groups(
+    names: Sequence[str], codes: Codes, scores: Array, truth: Array | None, weight: Array | None
+) -> tuple[GroupFigures, ...]:
+    """The figures of every group; the rows are put in order of their groups once, however many there are."""
+    to_rest = ks_to_rest(scores, codes, len(names), weight)
+    order = np.argsort(codes, kind="stable")
+    ends = np.cumsum(np.bincount(codes, minlength=len(names)))[:-1]
+    own = [None] * len(names) if weight is None else np.split(weight[order], ends)
+    errors = [None] * len(names) if truth is None else np.split((scores - truth)[order], ends)
+    found = []
+    for g, (name, mine, w, error) in enumerate(zip(names, np.split(scores[order], ends), own, errors, strict=True)):
+        found.append(
+            GroupFigures(
+                group=name,
+                rows=len(mine),
+                mean=float(np.average(mine, weights=w)),
+                mean_interval=mean_interval(mine, w),
+                std=_spread(mine, w),
+                ks_to_rest=float(to_rest.distance[g]),
+                ks_to_rest_interval=(float(to_rest.low[g]), float(to_rest.high[g])),
+                mse=None if error is None else float(np.average(error**2, weights=w)),
+                mse_interval=None if error is None else mean_interval(error**2, w),
+                mean_error=None if error is None else float(np.average(error, weights=w)),
+            )
+        )
+    return tuple(found)
+
+
+def mean_interval(values: Array, weight: Array | None = None, *, confidence: float = 0.95) -> tuple[float, float]:
+    """Student's interval of a (weighted) mean; of values that are never negative it starts at 0 at the least.
+
+    With Σw = 1 the variance is Σ w²(x−x̄)²/(1−w), s²/n without weights, on 1/Σw² − 1 degrees of freedom.
+    """
+    w = np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
+    mean = float(w @ values)
+    variance = float((w**2 / (1 - w)) @ (values - mean) ** 2)
+    half = float(student.ppf((1 + confidence) / 2, 1 / (w @ w) - 1)) * variance**0.5
+    low = max(0.0, mean - half) if values.min() >= 0 else mean - half
+    return low, mean + half
+
+
+def _spread(values: Array, weight: Array | None) -> float:
+    """Standard deviation with the unbiased divisor, n − 1 without weights."""
+    w = np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
+    return float(np.sqrt(w @ (values - w @ values) ** 2 / (1 - w @ w)))
+
+
+# --- densities, for plots and the report ---------------------------------------------------------------------------
+
+
+def make_grid(samples: Iterable[Array], cells: int = CELLS) -> Array:
+    """(cells,) evenly spaced values that cover the samples but for their outermost tails."""
+    ends = np.array([np.quantile(values, [TAIL, 1 - TAIL]) for values in samples])
+    low, high = ends[:, 0].min(), ends[:, 1].max()
+    # all values equal: any room will do, as long as it shows at the size of these values
+    room = 0.06 * (high - low) or max(0.5, abs(high) * 0.01)
+    return np.linspace(low - room, high + room, cells)
+
+
+def density(values: Array, grid: Array, weight: Array | None = None) -> Array:
+    """(cells,) Gaussian kernel density with Silverman's bandwidth, never narrower than a cell of the grid."""
+    w = np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
+    low, high = _quantiles(values, weight, np.array([0.25, 0.75]))
+    sd = float(np.sqrt(w @ (values - w @ values) ** 2))
+    spreads = [s for s in (sd, (high - low) / 1.349) if s > 0]
+    bandwidth = max(0.9 * min(spreads, default=0.0) * float(w @ w) ** 0.2, grid[1] - grid[0])
+    if len(values) > REPRESENTATIVES:
+        values = _quantiles(values, weight, (np.arange(REPRESENTATIVES) + 0.5) / REPRESENTATIVES)
+        w = np.full(REPRESENTATIVES, 1 / REPRESENTATIVES)
+    z = (grid[:, None] - values) / bandwidth
+    found: Array = np.exp(-0.5 * z**2) @ w / (bandwidth * np.sqrt(2 * np.pi))
+    return found
+
+
+def _quantiles(values: Array, weight: Array | None, levels: Array) -> Array:
+    if weight is None:
+        return np.quantile(values, levels)
+    return np.quantile(values, levels, weights=weight, method="inverted_cdf")

@@ -1,0 +1,305 @@
+"""The point nearest to z at which group variances agree: the problem behind the moment-parity refit.
+
+With covariances C_g of G groups, ``v_g = vᵀ C_g v`` the variance of group g's outputs and a budget c,
+
+    min ‖v − z‖²   s.t.  |v_g − v_h| ≤ c  for all pairs of groups.
+
+Not convex. *Two groups*: one form ``M = C₁ − C₂``, a trust-region subproblem; along the eigenvectors of M its global
+minimum is ``z_i/(1+γλ_i)`` at the root γ of one monotone equation. *More*: the Lagrange dual,
+
+    max over μ ∈ R^G, Σμ = 0, A = I + Σ μ_g C_g ≻ 0,   of   zᵀz − zᵀA⁻¹z − c/2 Σ|μ_g|,
+
+is concave with as many unknowns as groups. Where A stays positive definite at its maximum, ``v = A⁻¹z`` meets the
+constraints and its distance equals the bound: a certified global minimum. Elsewhere the dual is a lower bound, and the
+point comes from a local solver; the difference between the two says how much better another point could be.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import scipy.linalg
+from numpy.typing import NDArray
+from scipy.linalg.lapack import dpotrf, dpotrs
+from scipy.optimize import NonlinearConstraint, minimize
+
+from esvdfair.core.solvers import log_root
+
+Array = NDArray[np.float64]
+Branch = Literal["inactive", "interior", "semidefinite", "zero", "hard", "dual", "local"]
+
+_EPS = float(np.finfo(np.float64).eps)
+# What is below this part of its like counts as zero when the hard case is told from the interior.
+_HARD = 1e-12
+# A budget below this part of the gap is zero: the numbers that would meet it underflow.
+_NO_BUDGET = 1e-200
+# In units of ‖z‖² and of the largest difference of covariances: what counts as certified, and as met.
+_CERTIFIED, _MET = 1e-7, 1e-9
+_MAX_STEPS = 100
+
+
+# --- two groups: min ‖v − z‖²  s.t.  |Σ λ_i v_i²| ≤ c ---------------------------------------------------------------
+
+
+def nearest_within(eigenvalues: Array, z: Array, budget: float) -> tuple[Array, float, Branch]:
+    """Global minimum v, its multiplier γ (``v_i = z_i/(1+γλ_i)`` but for the hard case) and the branch taken."""
+    gap = float(eigenvalues @ z**2)
+    if abs(gap) <= budget:
+        return z, 0.0, "inactive"
+    # In units of the largest |λ| and of ‖z‖, and with the sign for which the gap is positive.
+    unit = float(np.copysign(np.abs(eigenvalues).max(), gap))
+    size = float(np.linalg.norm(z))
+    lam = eigenvalues / unit
+    lam[np.abs(lam) <= len(lam) * _EPS] = 0.0
+    v, gamma, branch = _solve_scaled(lam, z / size, budget / abs(unit) / size**2)
+    return size * v, gamma / unit, branch
+
+
+def _solve_scaled(lam: Array, z: Array, c: float) -> tuple[Array, float, Branch]:
+    """As :func:`nearest_within` with max λ = O(1), ‖z‖ = 1 and h(0) > c, where h(γ) = Σ λ_i z_i²/(1+γλ_i)²."""
+
+    def excess(gamma: float) -> float:
+        return float(lam @ (z / (1.0 + gamma * lam)) ** 2) - c
+
+    # h falls, and no faster than 16 Σλ²z² as long as every 1 + γλ_i ≥ 1/2: a bound on γ from below.
+    lower = excess(0.0) / (16.0 * float(lam**2 @ z**2))
+    if lower <= 0.0:  # over the budget by rounding alone
+        return z, 0.0, "inactive"
+    lowest = float(lam.min())
+    if lowest >= 0:
+        positive = lam > 0
+        if c <= _NO_BUDGET:
+            return np.where(positive, 0.0, z), np.inf, "zero"
+        # (1+γλ)² > γ²λ², hence h(γ) < Σ z²/λ / γ²: a bound from above.
+        upper = float(np.sqrt(np.sum(z[positive] ** 2 / lam[positive]) / c))
+        gamma = log_root(excess, lower, upper)
+        return z / (1.0 + gamma * lam), gamma, "semidefinite"
+    upper = -0.5 / lowest
+    if excess(upper) <= 0:
+        gamma = log_root(excess, lower, upper)
+        return z / (1.0 + gamma * lam), gamma, "interior"
+    return _solve_near_pole(lam, z, c)
+
+
+def _solve_near_pole(lam: Array, z: Array, c: float) -> tuple[Array, float, Branch]:
+    """The root next to the pole γ = −1/λ_min, in s = 1 + γλ_min ∈ (0, ½], or the hard case.
+
+    ``1 + γλ_i = (1 − q_i) + s q_i`` with ``q_i = λ_i/λ_min``: no digit is lost however small s is.
+    """
+    extreme = int(np.argmin(lam))
+    lowest = float(lam[extreme])
+    q, rest = lam / lowest, (lowest - lam) / lowest
+
+    def excess(s: float) -> float:
+        return float(lam @ (z / (rest + s * q)) ** 2) - c
+
+    near = rest <= _HARD
+    if np.linalg.norm(z[near]) <= _HARD:
+        v = np.divide(z, rest, out=np.zeros_like(z), where=~near)
+        left = float(lam @ v**2) - c
+        if left > 0:
+            v[extreme] = np.copysign(np.sqrt(left / -lowest), z[extreme])
+            return v, -1.0 / lowest, "hard"
+    # At this s the extreme term alone, λ_min z²/s², outweighs all positive ones.
+    outweighs = abs(z[extreme]) * np.sqrt(-lowest / (lam[lam > 0] @ z[lam > 0] ** 2 - c))
+    s = log_root(excess, max(0.5 * outweighs, 1e-100), 0.5)
+    return z / (rest + s * q), (s - 1.0) / lowest, "interior"
+
+
+# --- more groups ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """A point and what is known of it.
+
+    Attributes
+    ----------
+    point : (r,) v
+    multipliers : (G,) μ, sum 0; positive for groups whose variance is held down
+    gap : ‖v − z‖² minus the lower bound of the dual: 0 to rounding when the point is certified
+    certified : whether the point is a global minimum to rounding
+    branch : "inactive" (z itself), "dual" (``A⁻¹z``), or "local"
+    """
+
+    point: Array
+    multipliers: Array
+    gap: float
+    certified: bool
+    branch: Branch
+
+
+def nearest_within_all(covariances: Array, z: Array, budget: float) -> Nearest:
+    """The point nearest to z whose group variances differ by at most ``budget``; covariances (G, r, r)."""
+    if _spread(covariances, z) <= budget * (1 + 16 * _EPS):
+        return Nearest(z, np.zeros(len(covariances)), 0.0, True, "inactive")
+    # In units of ‖z‖ and of the largest difference of covariances, only differences from their mean matter.
+    size, differences = float(np.linalg.norm(z)), covariances - covariances.mean(axis=0)
+    unit = float(np.abs(differences).max())
+    dual = _Dual(z / size, differences / unit, budget / unit / size**2)
+    for barrier in (False, True):
+        y = dual.minimise(barrier=barrier)
+        v, bound = dual.solution(y), dual.bound(y)
+        if dual.is_met(v) and dual.distance(v) - bound <= _CERTIFIED:
+            return Nearest(size * v, dual.basis @ y / unit, size**2 * max(dual.distance(v) - bound, 0.0), True, "dual")
+    v = dual.polish(y)
+    gap = max(dual.distance(v) - bound, 0.0)
+    return Nearest(size * v, dual.basis @ y / unit, size**2 * gap, gap <= _CERTIFIED, "local")
+
+
+def _spread(covariances: Array, v: Array) -> float:
+    """Largest difference between two group variances."""
+    return float(np.ptp((covariances @ v) @ v))
+
+
+@dataclass(frozen=True)
+class _State:
+    """The dual at one point: value, ``A⁻¹X`` (r, k) and the Cholesky factor of A."""
+
+    value: float
+    solutions: Array
+    lower: Array
+
+
+class _Dual:
+    """``min zᵀA⁻¹z + c/2 Σ|μ_g|`` over ``μ = N y``, N an orthonormal basis of Σμ = 0: the dual without its constant.
+
+    ``|μ|`` is smoothed by the logarithmic barrier of ``min c/2 (p + q), p − q = μ, p, q > 0`` at weight τ. Where the
+    minimum lies on the boundary of A ≻ 0, ``τ Σ ξᵀA⁻¹ξ`` over a few random ξ keeps the path inside: the boundary has
+    G − 2 dimensions, so that a null vector orthogonal to G + 2 of them and to z is not met.
+    """
+
+    def __init__(self, z: Array, forms: Array, budget: float) -> None:
+        self.z, self.forms, self.half = z, forms, budget / 2
+        self.basis = scipy.linalg.null_space(np.ones((1, len(forms))))  # (G, G−1)
+        self.along = np.tensordot(self.basis.T, forms, 1)  # (G−1, r, r)
+        self.probes = np.random.default_rng(0).normal(size=(len(z), len(forms) + 2)) / np.sqrt(len(z))
+
+    def minimise(self, *, barrier: bool) -> Array:
+        """Newton's method along τ → 0, from μ = 0."""
+        y = np.zeros(len(self.along))
+        for tau, last in self._weights(barrier):
+            state = self._state(y, tau, barrier)
+            assert state is not None  # the step that led here was taken because A is positive definite
+            for _ in range(_MAX_STEPS):
+                gradient, hessian = self._derivatives(y, state, tau)
+                step = -np.linalg.solve(hessian + 1e-15 * np.trace(hessian) * np.eye(len(y)), gradient)
+                fall = -float(gradient @ step)
+                if not last and fall < 0.1 * tau:
+                    break
+                close = fall < 1e-12 * float(self.z @ state.solutions[:, 0])  # one more step squares the error
+                t, trial = self._line_search(y, step, state, fall, tau, barrier, sure=close)
+                if trial is None:
+                    break
+                y, state = y + t * step, trial
+                if close:
+                    break
+        return y
+
+    def _weights(self, barrier: bool) -> Iterator[tuple[float, bool]]:
+        """τ, and whether it is the last one."""
+        end = 1e-12 if self.half > 0 or barrier else 0.0
+        tau = 0.1 * self.half if self.half > 0 else 1e-2 if barrier else 0.0
+        while tau > end:
+            yield tau, False
+            tau *= 0.05
+        yield end, True
+
+    def _line_search(
+        self, y: Array, step: Array, state: _State, fall: float, tau: float, barrier: bool, *, sure: bool
+    ) -> tuple[float, _State | None]:
+        """Halve until A is positive definite and Armijo holds (``sure``: too near the minimum for values to tell)."""
+        t = 1.0
+        while t > 1e-8:
+            trial = self._state(y + t * step, tau, barrier)
+            if trial is not None and (sure or trial.value <= state.value - 1e-4 * t * fall):
+                return t, trial
+            t /= 2
+        return t, None
+
+    def _matrix(self, y: Array) -> Array:
+        """A."""
+        matrix: Array = np.eye(len(self.z)) + np.tensordot(y, self.along, 1)
+        return matrix
+
+    def _state(self, y: Array, tau: float, barrier: bool) -> _State | None:
+        """None where A is not positive definite."""
+        lower, failed = dpotrf(self._matrix(y), lower=1, overwrite_a=1)
+        if failed:
+            return None
+        columns = np.column_stack([self.z, math.sqrt(tau) * self.probes]) if barrier else self.z[:, None]
+        solutions = dpotrs(lower, columns, lower=1)[0]
+        value = float(np.sum(columns * solutions))
+        if self.half > 0:
+            # p + q = (τ + √(τ² + (c/2 μ)²)) / (c/2), p q = τ (p + q)/c at the minimum
+            total = (tau + np.hypot(tau, self.half * (self.basis @ y))) / self.half
+            value += float(np.sum(self.half * total - tau * np.log(tau * total / (2 * self.half))))
+        return _State(value, solutions, lower)
+
+    def _derivatives(self, y: Array, state: _State, tau: float) -> tuple[Array, Array]:
+        """Gradient ``−vᵀF_k v`` and Hessian ``2 vᵀF_k A⁻¹F_l v`` in y, and those of the smoothed ``c/2 Σ|μ|``."""
+        pulled = self.along @ state.solutions  # (G−1, r, k)
+        gradient = -np.einsum("im,kim->k", state.solutions, pulled)
+        flat = pulled.transpose(1, 0, 2).reshape(len(self.z), -1)
+        solved = dpotrs(state.lower, flat, lower=1)[0].reshape(len(self.z), len(y), -1)
+        hessian = 2 * np.einsum("kim,ilm->kl", pulled, solved)
+        if self.half > 0:
+            mu = self.basis @ y
+            root = np.hypot(tau, self.half * mu)
+            gradient += self.basis.T @ (self.half**2 * mu / (tau + root))
+            hessian += (self.basis.T * (self.half**2 * tau / (root * (tau + root)))) @ self.basis
+        return gradient, hessian
+
+    def solution(self, y: Array) -> Array:
+        """``v = A⁻¹z``."""
+        lower, _ = dpotrf(self._matrix(y), lower=1, overwrite_a=1)
+        solution: Array = dpotrs(lower, self.z, lower=1)[0]
+        return solution
+
+    def bound(self, y: Array) -> float:
+        """A lower bound of ‖v − z‖² over all v that meet the budget, for every y with A ≻ 0."""
+        return float(1.0 - self.z @ self.solution(y) - self.half * np.abs(self.basis @ y).sum())
+
+    def distance(self, v: Array) -> float:
+        return float(np.sum((v - self.z) ** 2))
+
+    def is_met(self, v: Array) -> bool:
+        return _spread(self.forms, v) <= 2 * self.half + _MET
+
+    def polish(self, y: Array) -> Array:
+        """A local minimum near ``A⁻¹z``, or where the direction that A nearly loses is added to it; 0 if none is found.
+
+        The constant predictor v = 0 meets every budget.
+        """
+        v = self.solution(y)
+        lost = scipy.linalg.eigh(self._matrix(y), subset_by_index=[0, 0])[1][:, 0] * np.linalg.norm(v - self.z)
+        found = [self._met(self._descend(start)) for start in (v, v + lost, v - lost, self.z)]
+        return min([np.zeros_like(v), *filter(self.is_met, found)], key=self.distance)
+
+    def _descend(self, start: Array) -> Array:
+        """SLSQP over (v, m) with ``|v_g − m| ≤ c/2``."""
+        within = NonlinearConstraint(
+            lambda x: (self.forms @ x[:-1]) @ x[:-1] - x[-1],
+            -self.half,
+            self.half,
+            jac=lambda x: np.column_stack([2 * self.forms @ x[:-1], np.full(len(self.forms), -1.0)]),
+        )
+
+        def loss(x: Array) -> tuple[float, Array]:
+            return self.distance(x[:-1]), np.append(2 * (x[:-1] - self.z), 0.0)
+
+        x = np.append(start, np.mean((self.forms @ start) @ start))
+        found: Array = minimize(loss, x, jac=True, method="SLSQP", constraints=within, tol=1e-12).x[:-1]
+        return found
+
+    def _met(self, v: Array) -> Array:
+        """v moved as little as it takes to meet the budget to rounding."""
+        if self.half > 0:
+            spread = _spread(self.forms, v)
+            return v * math.sqrt(2 * self.half / spread) if spread > 2 * self.half else v
+        for _ in range(5):  # Gauss-Newton on v_g = v_h
+            pulled = self.along @ v
+            v = v - np.linalg.lstsq(2 * pulled, pulled @ v, rcond=None)[0]
+        return v

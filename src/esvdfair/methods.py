@@ -1,0 +1,474 @@
+"""The four methods: what a pass over the rows leaves -> last layers to choose from.
+
+A refit of the last layer needs to know what to aim at (the labels, the model's own predictions, or the best that any
+attribute-unaware predictor could do), how close to stay to the original weights, and how hard to press for parity.
+None of them can be known beforehand, so all combinations are solved and rows that did not fit them choose.
+
+``transport`` and ``parity`` refit the last layer of a :class:`Sample`; ``paper`` and ``exact`` edit a hidden layer
+first and see what features it leaves, so they go over the rows again (:class:`HiddenEdit`). Of several ranks the first
+solves.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq, minimize
+from sklearn.exceptions import ConvergenceWarning
+
+from esvdfair.core.edits import LayerEdit, account, edit_exact, edit_paper
+from esvdfair.core.ks import ks_from_codes
+from esvdfair.core.optimum import fit_optimum
+from esvdfair.core.refit.parity import ParityProblem
+from esvdfair.core.refit.quadratic import FeatureSpace, Fit, Quadratic
+from esvdfair.core.refit.sgd import finetune
+from esvdfair.core.refit.transport import TransportProblem, transport_path
+from esvdfair.distributed import broadcast
+from esvdfair.exceptions import Given, InputError
+from esvdfair.models.base import LinearLayer, Weights, find_layer
+from esvdfair.models.heads import Head
+from esvdfair.sample import Effort, Rows, Sample, Setting, draw, hold
+
+Array = NDArray[np.float64]
+Predicted = tuple[Array, Array]
+"""(rows, k) predictions of k fits for the rows that judge and for those that fit."""
+
+TARGETS = ("labels", "predictions", "optimum")
+
+LARGEST_NEWTON = 2048
+"""Up to so many coefficients P(group | features) is found by Newton's method, whose Hessian has as many columns."""
+
+EXACT_RIDGE = 1e-4
+"""Ridge of the parity-keeping refit of `exact`; without one, features of condition 1e11 let the error explode."""
+
+
+# --- the last layer alone ------------------------------------------------------------------------------------------
+
+
+def transport(sample: Sample, *, targets: Sequence[str] = TARGETS, effort: Effort | None = None) -> list[Fit]:
+    """The transport path of every target and ridge (docs/method.md 2.4, 2.6)."""
+    effort = effort or Effort()
+    strengths = effort.strengths
+    # The optimum's targets are as fair as their level, and transport only cleans up: a few small strengths will do.
+    # The model's own predictions win where labels over-fit; a coarser path finds that out.
+    path = {
+        "labels": strengths,
+        "predictions": strengths[:: 2 if "labels" in targets else 1],
+        "optimum": strengths[: max(len(strengths) // 2, 1) : 3],
+    }
+
+    def solve() -> list[Fit]:
+        refits = Refits(sample, effort)
+        return [
+            replace(fit, target=name)
+            for target in targets
+            for name, quadratic in refits.quadratics(target, effort.ridges)
+            for fit in transport_path(refits.problem, quadratic, strengths=path[target])
+        ]
+
+    return broadcast(solve)
+
+
+def parity(
+    sample: Sample,
+    *,
+    targets: Sequence[str] = TARGETS,
+    mean_reduction: float | None = None,
+    covariance_reduction: float | None = None,
+    effort: Effort | None = None,
+) -> list[Fit]:
+    """Equal group means and variances (docs/method.md 2.3); a grid of both when no reduction is given.
+
+    Needs the moments alone: there may be no training rows at hand, and then the labels before a curved head cannot be a
+    target.
+    """
+    effort = effort or Effort()
+
+    def solve() -> list[Fit]:
+        refits = Refits(sample, effort)
+        quadratics = [found for target in targets for found in refits.quadratics(target, effort.ridges)]
+        if mean_reduction is not None or covariance_reduction is not None:
+            return [
+                replace(_parity_at(quadratic, mean_reduction or 1.0, covariance_reduction or 1.0), target=name)
+                for name, quadratic in quadratics
+            ]
+        return [
+            replace(problem.solve(problem.budget(reduction)), target=name, strength=problem.mean_penalty)
+            for name, quadratic in quadratics
+            for problem in (ParityProblem(quadratic, penalty) for penalty in _thinned(effort.mean_penalties, name))
+            for reduction in _thinned(effort.variance_reductions, name)
+        ]
+
+    return broadcast(solve)
+
+
+def _thinned(grid: Sequence[float], target: str) -> Sequence[float]:
+    """All values for the labels; for the other targets the ends and the middle (see :func:`transport`)."""
+    return grid if target == "labels" else sorted({grid[0], grid[len(grid) // 2], grid[-1]})
+
+
+# --- a hidden layer first ------------------------------------------------------------------------------------------
+
+
+class HiddenEdit:
+    """`paper` and `exact`: edit a hidden layer, then refit the last one on the features that the edit leaves.
+
+    Reads the rows once for the moments of the layer and once more for the features. Where several reductions are
+    tried, a bounded set of rows is held to try them on (see :func:`esvdfair.sample.hold`), and the chosen one is done
+    again on all rows: three passes.
+
+    Parameters
+    ----------
+    method : "paper" or "exact"
+    layer : index or name of the hidden layer
+    refit : "sgd", "ols" or "parity", how the last layer is refitted
+    """
+
+    def __init__(self, setting: Setting, *, method: str, layer: int | str, refit: str) -> None:
+        self._setting, self._refit = setting, refit
+        self._inner = find_layer(setting.layers, layer)
+        if self._inner.index == setting.last.index:
+            raise InputError(
+                "{layer} is the output layer; {method} edits a hidden layer and then refits the output layer. Choose "
+                "an earlier one, or one of the methods 'parity' and 'transport', which edit the output layer alone.",
+                layer=Given(layer),
+                method=Given(method),
+            )
+        self._edit = edit_paper if method == "paper" else edit_exact
+        self._first = draw(setting, inner=[self._inner.name], features=False)
+
+    def fits(self, reductions: Sequence[tuple[float, float]]) -> tuple[Sample, list[Fit], Predicted]:
+        """The rows without the edit, a refit for every pair (mean, covariance) of reductions, and what they predict."""
+        setting = self._setting if len(reductions) == 1 else hold(self._setting, self._first)
+        sample = self._first if setting is self._setting else draw(setting, features=False)
+        found = [self._fit(setting, sample, *pair) for pair in reductions]
+        judging, training = (np.concatenate(part, axis=1) for part in zip(*(p for _, p in found), strict=True))
+        return sample, [fit for fit, _ in found], (judging, training)
+
+    def _fit(self, setting: Setting, sample: Sample, mean: float, covariance: float) -> tuple[Fit, Predicted]:
+        solve = partial(
+            self._edit,
+            self._inner.weight,
+            self._first.inner[self._inner.name],
+            mean_reduction=mean,
+            covariance_reduction=covariance,
+            bias=self._inner.bias,
+            layer=self._inner.name,
+        )
+        steps = broadcast(solve)  # all ranks run the very same edited layer
+        edited = draw(setting, _after(steps) or None)
+        if edited.order != sample.order:
+            raise InputError(
+                "{X} gives its rows in another order every time it is read, so what is known of a row from one pass "
+                "cannot be used in the next. Pass a loader without shuffling, or arrays.",
+                X=Given(),
+            )
+        fit = broadcast(lambda: refit_edited(edited, self._refit, mean, covariance, seed=setting.seed))
+        last = broadcast(lambda: account_for(edited, fit))
+        known = {**fit.diagnostics, "reductions": (mean, covariance)}
+        fit = replace(fit, edits=(*steps, *last), strength=float(mean), diagnostics=known)
+        return fit, predict(edited, [fit])
+
+
+def refit_edited(sample: Sample, refit: str, mean_reduction: float, covariance_reduction: float, *, seed: int) -> Fit:
+    """The output layer after a hidden layer was edited, by "sgd", "ols" or "parity"."""
+    refits = Refits(sample, Effort())
+    quadratic = refits.labels(EXACT_RIDGE if refit == "parity" else 0.0)
+    name = sample.error_against
+    if refit == "parity":
+        return replace(_parity_at(quadratic, mean_reduction, covariance_reduction), target=name)
+    if refit == "ols":
+        weight, bias = quadratic.layer(quadratic.minimiser)
+        return Fit(weight, bias, target=name)
+    layer, head, training = sample.layer, sample.head, sample.training
+    fit = finetune(
+        training.features,
+        head.inverse(training.y) if head.is_affine else refits.head_aware_outputs,
+        weight=layer.weight[0],
+        bias=None if layer.bias is None else float(layer.bias[0]),
+        sample_weight=training.weight,
+        random_state=seed,
+    )
+    return replace(fit, target=name)
+
+
+def exact_refit(sample: Sample, *, mean_reduction: float, covariance_reduction: float) -> Fit:
+    """The parity-keeping refit of ``exact``, on the rows of a model whose hidden layer was edited."""
+    return refit_edited(sample, "parity", mean_reduction, covariance_reduction, seed=0)
+
+
+# --- a fit and its layer -------------------------------------------------------------------------------------------
+
+
+def weights_of(layer: LinearLayer, fit: Fit) -> Weights:
+    """What a fit puts in place of the layers of a model whose last layer is ``layer``."""
+    last = fit.weight[None, :], None if layer.bias is None else np.array([fit.bias])
+    return {**_after(fit.edits), layer.name: last}
+
+
+def _after(edits: Sequence[LayerEdit]) -> Weights:
+    """The last state of every layer that was edited."""
+    return {edit.layer: (edit.weight_after, edit.bias_after) for edit in edits}
+
+
+def account_for(sample: Sample, fit: Fit) -> list[LayerEdit]:
+    """The account of what a fit changes."""
+    if fit.edits:
+        return list(fit.edits)
+    layer = sample.layer
+    return [
+        account(
+            layer.weight,
+            fit.weight[None, :],
+            sample.moments.columns(slice(0, layer.weight.shape[1])),
+            bias_before=layer.bias,
+            bias_after=None if layer.bias is None else np.array([fit.bias]),
+            multiplier=fit.strength,
+            converged=fit.converged,
+            layer=layer.name,
+        )
+    ]
+
+
+def predict(sample: Sample, fits: Sequence[Fit]) -> Predicted:
+    """What the fits predict for the rows that judge and for those that fitted them."""
+    weight, bias = np.array([fit.weight for fit in fits]).T, np.array([fit.bias for fit in fits])
+    judging = _outputs(sample.head, sample.judging, weight, bias)
+    if sample.training is sample.judging:
+        return judging, judging
+    return judging, _outputs(sample.head, sample.training, weight, bias)
+
+
+def _outputs(head: Head, rows: Rows, weight: Array, bias: Array) -> Array:
+    """(n, k) predictions in float64, a block at a time: a float64 copy of all features would be large."""
+    output = np.empty((len(rows), weight.shape[1]))
+    for start in range(0, len(rows), 8192):
+        block = slice(start, start + 8192)
+        output[block] = rows.features[block].astype(np.float64) @ weight + bias
+    return head.apply(output)
+
+
+# --- what a refit aims at ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Refits:
+    """Everything that the refits of one last layer share: principal axes, rotated rows, targets."""
+
+    sample: Sample
+    effort: Effort
+
+    def __post_init__(self) -> None:
+        rows = self.sample.training if len(self.sample.training) else self.sample.judging
+        if len(rows) and np.ptp(rows.prediction) <= 1e-12 * max(np.abs(rows.prediction).max(), 1e-300):
+            raise ValueError(
+                f"the model predicts {rows.prediction[0]:.6g} for every row; it is alike for all groups already and "
+                "there is nothing to repair. Check the model and X."
+            )
+
+    @property
+    def _original(self) -> tuple[Array, float]:
+        layer = self.sample.layer
+        return layer.weight[0], 0.0 if layer.bias is None else float(layer.bias[0])
+
+    @cached_property
+    def space(self) -> FeatureSpace:
+        """Principal axes of the features."""
+        layer = self.sample.layer
+        return FeatureSpace.from_moments(self.sample.moments, layer.weight.shape[1], intercept=layer.bias is not None)
+
+    @cached_property
+    def rotated(self) -> Array:
+        """(rows, r) training features along the principal axes."""
+        return self.space.rotate(self.sample.training.features)
+
+    @cached_property
+    def problem(self) -> TransportProblem:
+        """What transport couples: of every group the first rows, a random choice since they are in hash order."""
+        codes, groups = self.sample.training.codes, len(self.sample.labels)
+        index = np.concatenate([np.flatnonzero(codes == g)[: self.effort.transport_rows] for g in range(groups)])
+        return TransportProblem(
+            self.rotated[index],
+            codes[index],
+            groups,
+            sample_weight=self.sample.training.weight[index],
+            share=self.space.share,
+        )
+
+    def quadratics(self, target: str, ridges: Sequence[float]) -> Iterator[tuple[str, Quadratic]]:
+        """The quadratic of every ridge, for "labels", "predictions", or every level of the "optimum"."""
+        if target == "optimum":
+            for level, values in self._optimum_values:
+                outputs = self.sample.head.inverse(values)
+                for ridge in ridges:
+                    yield f"optimum {level:.3g}", self._towards(outputs, ridge)
+        else:
+            for ridge in ridges:
+                yield target, self.labels(ridge) if target == "labels" else self._predictions(ridge)
+
+    def _predictions(self, ridge: float) -> Quadratic:
+        return Quadratic.from_layer(self.space, *self._original, ridge=ridge)
+
+    def labels(self, ridge: float) -> Quadratic:
+        """Towards the labels, or whatever stands in for them."""
+        head, moments = self.sample.head, self.sample.moments
+        if not head.is_affine:
+            return self._towards(self.head_aware_outputs, ridge)
+        quadratic = Quadratic.from_moments(
+            moments, space=self.space, target=moments.width - 1, original=self._original[0], ridge=ridge
+        )
+        slope, intercept = head.line
+        return replace(
+            quadratic,
+            cross=quadratic.cross / slope,
+            target_mean=(quadratic.target_mean - intercept) / slope,
+            target_variance=quadratic.target_variance / slope**2,
+        )
+
+    def _towards(self, outputs: Array, ridge: float) -> Quadratic:
+        """With outputs (before the head) for the training rows as the target."""
+        return Quadratic.from_target(
+            self.rotated,
+            outputs,
+            space=self.space,
+            original=self._original[0],
+            ridge=ridge,
+            sample_weight=self.sample.training.weight,
+        )
+
+    @cached_property
+    def _head_aware_layer(self) -> tuple[Array, float]:
+        """The layer of least squared error *after* a curved head; its outputs are what "labels" means before it."""
+        rows, head, axes = self.sample.training, self.sample.head, self.space.axes
+        y, share, variances = rows.y, rows.weight / rows.weight.sum(), self.space.variances
+        original, bias = self._original
+        start = np.append(original @ axes, self.space.mean @ original + bias)
+        penalty = 1e-6 * float(np.var(y)) / max(float(variances @ start[:-1] ** 2), 1e-300)
+
+        def loss(v: Array) -> tuple[float, Array]:
+            z = self.rotated @ v[:-1] + v[-1]
+            error = head.apply(z) - y
+            slope = 2 * share * error * head.derivative(z)
+            pull = v[:-1] - start[:-1]
+            gradient = np.append(slope @ self.rotated + 2 * penalty * variances * pull, slope.sum())
+            return float(share @ error**2 + penalty * variances @ pull**2), gradient
+
+        best = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 200}).x
+        weight = original + axes @ (best[:-1] - start[:-1])
+        return weight, float(best[-1] - self.space.mean @ weight)
+
+    @cached_property
+    def head_aware_outputs(self) -> Array:
+        """(rows,) what the labels of the training rows mean before a curved head.
+
+        Kept within the range of the model's own outputs: where a head is flat, an output far out costs nothing after
+        the head, but would dominate a squared error before it.
+        """
+        weight, bias = self._head_aware_layer
+        training = self.sample.training
+        outputs = self.sample.head.inverse(training.prediction)
+        return np.clip(training.features.astype(np.float64) @ weight + bias, outputs.min(), outputs.max())
+
+    @cached_property
+    def _optimum_values(self) -> list[tuple[float, Array]]:
+        """Values f*(x) of the attribute-unaware optimum for the training rows, at every level (docs/method.md 2.6)."""
+        training, groups = self.sample.training, len(self.sample.labels)
+        weight, bias = self.regression_layer
+        eta = self.sample.head.apply(training.features @ weight + bias)
+        probability = group_probability(training, self.sample.judging, self.effort)(training.features)
+        before = ks_from_codes(eta, training.codes, groups, training.weight)
+        levels = [part * before for part in self.effort.levels]
+        fitted = fit_optimum(eta, probability, levels=levels, sample_weight=training.weight)
+        return [(optimum.level, optimum.predict(eta, probability)) for optimum in fitted]
+
+    @cached_property
+    def regression_layer(self) -> tuple[Array, float]:
+        """η(x) = E[Y|x]: the untouched layer or one refitted to the labels, whichever errs least where it is judged."""
+        layers, rows, head = [self._original], self.sample.judging, self.sample.head
+        if self.sample.error_against == "labels":
+            quadratics = (quadratic for _, quadratic in self.quadratics("labels", self.effort.ridges))
+            layers += [quadratic.layer(quadratic.minimiser) for quadratic in quadratics]
+        errors = [np.average((head.apply(rows.features @ w + b) - rows.y) ** 2, weights=rows.weight) for w, b in layers]
+        return layers[int(np.argmin(errors))]
+
+
+def regression_layer(sample: Sample, effort: Effort | None = None) -> tuple[Array, float]:
+    """Weight (p,) and bias of the layer that estimates η(x) = E[Y|x] best on the judging rows."""
+    return Refits(sample, effort or Effort()).regression_layer
+
+
+def group_probability(training: Rows, judging: Rows, effort: Effort | None = None) -> Callable[[NDArray[Any]], Array]:
+    """P̂(group | features): a function from features (rows, p) to (rows, G); used while fitting only.
+
+    A logistic regression on standardised features, regularised as the judging rows prefer.
+    """
+    from sklearn.linear_model import LogisticRegression  # half of what importing esvdfair would cost
+
+    mean, spread = training.features.mean(axis=0), training.features.std(axis=0)
+    live = spread > 1e-6 * spread.max()
+
+    def standardised(features: NDArray[Any]) -> NDArray[Any]:
+        scaled: NDArray[Any] = (features[:, live] - mean[live]) / spread[live]
+        return scaled
+
+    known, unseen = standardised(training.features), standardised(judging.features)
+    # Newton's steps cost a Gram matrix each, and few are needed from one regularisation to the next.
+    small = known.shape[1] * len(np.unique(training.codes)) <= LARGEST_NEWTON
+    classifier = LogisticRegression(solver="newton-cholesky" if small else "lbfgs", max_iter=200, warm_start=True)
+    losses, found = [], []
+    for c in sorted((effort or Effort()).regularisations):
+        with warnings.catch_warnings():  # an estimate that stopped early is judged like the others
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            classifier.set_params(C=c).fit(known, training.codes, sample_weight=training.weight)
+        chance = classifier.predict_proba(unseen)[np.arange(len(judging)), judging.codes]
+        losses.append(-np.average(np.log(np.maximum(chance, 1e-6)), weights=judging.weight))
+        found.append(deepcopy(classifier))
+    best = found[int(np.argmin(losses))]
+    return lambda features: np.asarray(best.predict_proba(standardised(features)))
+
+
+# --- parity at given reductions ------------------------------------------------------------------------------------
+
+
+def _parity_at(quadratic: Quadratic, mean_reduction: float, covariance_reduction: float) -> Fit:
+    """The parity refit whose squared mean and variance gaps are the original's divided by the reductions."""
+    unpenalised = ParityProblem(quadratic, 0.0)
+    budget = unpenalised.budget(np.sqrt(covariance_reduction))  # the covariance gap d_v² is the variance gap squared
+    allowed = unpenalised.gaps(quadratic.coordinates(quadratic.original))[0] / np.sqrt(mean_reduction)
+    if allowed == 0.0:
+        fit = ParityProblem(quadratic, np.inf).solve(budget)
+    else:
+        fit = unpenalised.solve(budget)
+        gap = fit.diagnostics["mean_gap"]
+        if gap > allowed:
+            fit = ParityProblem(quadratic, _mean_penalty(quadratic, budget, gap, allowed)).solve(budget)
+    return replace(fit, strength=mean_reduction)
+
+
+def _mean_penalty(quadratic: Quadratic, budget: float, gap: float, allowed: float) -> float:
+    """λ_e at which the mean gap, ``gap`` without a penalty, is ``allowed``; every trial costs an eigenproblem.
+
+    With one direction and no variance budget ``gap/(1 + λ_e s²)`` is exact, s the whitened gap: the search starts there
+    and doubles its steps. A gap that no penalty within e^±40 of it closes is rounding, and infinity closes it.
+    """
+
+    @cache
+    def excess(log_penalty: float) -> float:
+        left = ParityProblem(quadratic, np.exp(log_penalty)).solve(budget).diagnostics["mean_gap"]
+        return float(np.log(max(left / allowed, 1e-100)))
+
+    whitened = float(np.sum((quadratic.space.mean_gaps * quadratic.scale) ** 2))
+    start = float(np.log((gap / allowed - 1) / whitened))
+    towards = 1.0 if excess(start) > 0 else -1.0
+    near, step = start, 0.5
+    while (excess(near + towards * step) > 0) == (towards > 0):
+        near, step = near + towards * step, 2 * step
+        if step > 40:
+            return np.inf
+    low, high = sorted((near, near + towards * step))
+    return float(np.exp(brentq(excess, low, high, xtol=1e-6)))

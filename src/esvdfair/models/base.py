@@ -1,0 +1,488 @@
+"""What the rest of the library may ask of a model, whatever framework it comes from.
+
+Everything above `models/` speaks to a network through `ModelAdapter` alone. An adapter
+
+- lists the linear layers that the prediction passes through, in the order in which they run;
+- hands out the inputs of some of them together with the prediction, from one forward pass;
+- puts new weights into a **copy** of the model;
+- says what maps the last linear layer's output to the prediction (a `Head`).
+
+Rules that every adapter keeps (for whoever writes the next one):
+
+- The user's model is never changed, not even when a call raises.
+- `layers` lists a linear layer only if the prediction depends on it. A layer that does not run, or that feeds
+  another output only, is left out; asking for it by name is then an error of `find_layer` or of `capture`.
+- A layer that runs but cannot be edited by itself (tied weights, called twice, lazy, quantised) is a `ValueError` that
+  names it, raised by `layers`: an index must not silently skip a layer. A hidden layer whose weight is computed from
+  others (spectral norm, pruning) is listed; `replace` refuses it.
+- `weight` is (outputs, inputs), as in `Z = X Wᵀ + b`, however the framework stores it; `replace` takes the same
+  orientation back.
+- `capture` runs its whole argument in one pass and returns the framework's own arrays on the model's own device;
+  the caller makes the batches. `predict` takes any number of rows, batches by itself and returns NumPy.
+- `layers` and `head` look at the first `PROBE_ROWS` rows of the batch they are given, and remember the answer.
+- `head` does not trust the batch alone, on which a clamp may be idle: chosen values stand in for what the layer gives.
+"""
+
+import hashlib
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esvdfair.core.checks import row_count, several_inputs, to_numpy
+from esvdfair.exceptions import Given, InputError
+from esvdfair.models.heads import KINDS, Head, find_head, probe_points, unsupported_head
+
+PROBE_ROWS = 256
+"""Rows of a batch that `layers` and `head` look at: enough to see the structure, cheap on any model."""
+
+PREDICT_ROWS = 8192
+"""Rows that `predict` runs at once: hidden activations of this many rows are all it holds."""
+
+Weights = Mapping[str, tuple[NDArray[Any], NDArray[Any] | None]]
+"""New weight (m, n) and bias (m,) of layers, by name; a bias of None keeps the one that is there."""
+
+
+@dataclass(frozen=True)
+class LinearLayer:
+    """A layer `Z = X Wᵀ + b` of a model: a copy of its weights in float64.
+
+    Parameters
+    ----------
+    name : str
+        How the framework calls it: "net.3" in torch, "coefs_[2]" in scikit-learn.
+    index : int
+        Position among the linear layers that feed the prediction, in order of execution.
+    weight : (m, n) float64
+    bias : (m,) float64, or None when the layer has none
+    """
+
+    name: str
+    index: int
+    weight: NDArray[np.float64]
+    bias: NDArray[np.float64] | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """What of a wide last layer the prediction depends on: one of its outputs, or one less another (two classes).
+
+    The layer is then listed with one output; `replace` puts new weights where they belong and leaves all others alone.
+    """
+
+    layer: str
+    index: int
+    minus: int | None = None
+
+    def read(self, values: NDArray[Any]) -> NDArray[Any]:
+        """(1, ...) of the layer's weight or bias (m, ...)."""
+        own = values[[self.index]]
+        return own if self.minus is None else own - values[[self.minus]]
+
+    def write(self, values: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
+        """A weight or bias (m, ...) of which `read` gives `new`."""
+        values = values.copy()
+        values[self.index] = new[0] if self.minus is None else new[0] + values[self.minus]
+        return values
+
+    def outputs(self, like: NDArray[Any], points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Outputs of the layer that are seen as `points`, in the other columns as in `like`."""
+        z = like[np.arange(len(points)) % len(like)].astype(np.float64)
+        z[:, self.index] = points
+        if self.minus is not None:
+            z[:, self.minus] = 0
+        return z
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What follows the last linear layer of a model, laid open.
+
+    Parameters
+    ----------
+    layer : str
+        Name of the last linear layer.
+    rows : the rows that were looked at
+    output : (rows, ...)
+        What the layer gives for them.
+    run : callable
+        Takes outputs z (n, ...) to `(z, prediction)`: z as the model's arithmetic holds it, and what the model makes of
+        it, with rows of the batch repeated as needed.
+    operation : str
+        What stands between the two, by name.
+    kinds : kinds of head that this can be
+    joined : str or None
+        First operation that brings in something else which depends on the input.
+    eps : float or None
+        Relative spacing of the model's arithmetic, where the dtype of the arrays does not tell.
+    """
+
+    layer: str
+    rows: Any
+    output: NDArray[Any]
+    run: Callable[[NDArray[np.float64]], tuple[NDArray[Any], NDArray[Any]]]
+    operation: str
+    kinds: Sequence[str] = KINDS
+    joined: str | None = None
+    eps: float | None = None
+
+
+class ModelAdapter(ABC):
+    """One trained regressor, seen through its linear layers."""
+
+    column: Column | None = None
+
+    @property
+    @abstractmethod
+    def model(self) -> Any:
+        """The user's model object."""
+
+    @property
+    @abstractmethod
+    def n_features(self) -> int | None:
+        """Number of input columns, where the model tells."""
+
+    @abstractmethod
+    def layers(self, x: Any) -> tuple[LinearLayer, ...]:
+        """Linear layers that feed the prediction, in order of execution, found by running some rows of `x`."""
+
+    @abstractmethod
+    def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, Any], Any]:
+        """Run one forward pass over all rows of `x`.
+
+        Returns
+        -------
+        inputs : dict
+            For each name the input of that layer, (rows, ..., n).
+        prediction : (rows,)
+            Both in the framework's own arrays, on the model's device, without gradients.
+        """
+
+    @abstractmethod
+    def replace(self, weights: Weights) -> "ModelAdapter":
+        """Put `{name: (weight, bias)}` into a copy of the model; a bias of None keeps the one that is there.
+
+        Type, dtype, device and training flags are those of the original. A layer without bias cannot be given
+        one: that would be another architecture, so it is a `ValueError`.
+        """
+
+    @abstractmethod
+    def _predict(self, x: Any) -> Any:
+        """Predictions (rows,) for all rows of `x` at once, in the framework's own arrays."""
+
+    @abstractmethod
+    def _tail(self, rows: Any) -> Tail:
+        """What follows the last linear layer, seen on some rows."""
+
+    def predict(self, x: Any) -> NDArray[Any]:
+        """Predictions for `x`, (rows,), as NumPy in the dtype of the model (float32 for bfloat16), in batches."""
+        starts = range(0, max(row_count(x), 1), PREDICT_ROWS)
+        return np.concatenate([to_numpy(self._predict(row_slice(x, start, start + PREDICT_ROWS))) for start in starts])
+
+    def head(self, x: Any) -> Head:
+        """Find what maps the last linear layer's output to the prediction.
+
+        What follows the layer is run on chosen values, within and beyond the range of what the layer gives on `x`; its
+        operations are named when they make none of the known kinds.
+        """
+        tail = self._tail(first_rows(x))
+        rows, shape = tail.rows, tail.output.shape
+        column = self._find_column(tail) if len(shape) == 2 and shape[1] > 1 else None
+        if column is None and shape not in ((row_count(rows),), (row_count(rows), 1)):
+            raise ValueError(
+                f"the last linear layer {tail.layer!r} gives shape {shape} for {row_count(rows)} rows, and "
+                f"{tail.operation} makes one prediction a row of them. Only one of its outputs, or the difference of "
+                "two, can stand before a head. (A product with a bare parameter is not seen as a layer.)"
+            )
+        if tail.joined is not None:
+            raise ValueError(_bypassed(tail.layer, repr(tail.joined)))
+        if not tail.kinds:
+            raise ValueError(unsupported_head(tail.operation))
+        points = probe_points(tail.output if column is None else column.read(tail.output.T))
+        tried = points.reshape(-1, *shape[1:]) if column is None else column.outputs(tail.output, points)
+        z, prediction = tail.run(tried)
+        eps = tail.eps or max(float(np.finfo(values.dtype).eps) for values in (z, prediction))
+        # Half of the points with other rows and another batch: a head sees neither.
+        half = len(points) // 2
+        if not _close(prediction[::-1][:half], tail.run(tried[::-1][:half])[1], 8 * eps):
+            self._check_repeats(rows, eps)
+            raise ValueError(_bypassed(tail.layer, tail.operation))
+        z = z if column is None else column.read(z.T)
+        head = find_head(z, prediction, kinds=tail.kinds, operation=tail.operation, eps=eps)
+        self._check_rows(rows, eps)
+        return head
+
+    def _narrowed(self, layers: tuple[LinearLayer, ...], rows: Any) -> tuple[LinearLayer, ...]:
+        """The layers, the last of them, if it is wide, as what of it the prediction depends on."""
+        last = layers[-1]
+        if len(last.weight) == 1 or (column := self.column or self._find_column(self._tail(rows))) is None:
+            return layers
+        bias = None if last.bias is None else column.read(last.bias)
+        return (*layers[:-1], LinearLayer(last.name, last.index, column.read(last.weight), bias))
+
+    def _find_column(self, tail: Tail) -> Column | None:
+        if self.column is None:
+            self.column = _find_column(tail)
+        return self.column
+
+    def _whole(
+        self, layer: LinearLayer, weight: NDArray[Any], bias: NDArray[Any] | None
+    ) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        """New weights of a layer, checked; those of a column within what the layer holds."""
+        if self.column is None or self.column.layer != layer.name:
+            check_replacement(layer, weight, bias)
+            return weight, bias
+        (seen,) = self._narrowed((layer,), None)
+        check_replacement(seen, weight, bias)
+        new = None if bias is None or layer.bias is None else self.column.write(layer.bias, np.asarray(bias))
+        return self.column.write(layer.weight, np.asarray(weight)), new
+
+    def _check_repeats(self, rows: Any, eps: float) -> NDArray[Any]:
+        """Raise unless the model predicts the same for the same rows; the prediction."""
+        first, second = self.predict(rows), self.predict(rows)
+        if not _alike(first, second, eps):
+            raise ValueError(
+                "the model predicts other values for the same rows when it runs again: something in it stays random, "
+                "such as dropout or input noise that is not switched off for prediction. Switch it off."
+            )
+        return first
+
+    def _check_rows(self, rows: Any, eps: float) -> None:
+        """Raise unless the prediction of a row is a function of that row alone."""
+        whole, half = self._check_repeats(rows, eps), (row_count(rows) + 1) // 2
+        parts = [row_slice(rows, 0, half), row_slice(rows, half, row_count(rows))]
+        apart = np.concatenate([self.predict(part) for part in parts if row_count(part)])
+        if not _alike(whole, apart, eps):
+            raise ValueError(
+                "the model predicts other values for a row when other rows stand beside it (a mean over the batch, or "
+                "a batch norm without statistics of its own), so its prediction is no function of the row."
+            )
+
+
+def first_rows(x: Any) -> Any:
+    """The rows of a batch that are looked at."""
+    if row_count(x) == 0:
+        raise ValueError("got a batch of no rows; at least one is needed to see the layers and the head of the model.")
+    return row_slice(x, 0, PROBE_ROWS)
+
+
+def row_slice(x: Any, start: int, stop: int) -> Any:
+    """Rows start..stop of `x`, in its own type (a DataFrame keeps its column names)."""
+    if hasattr(x, "shape"):
+        return _indexable(x)[start:stop]
+    return each_input(x, lambda value: row_slice(value, start, stop)) or np.asarray(x[start:stop])
+
+
+def take(x: Any, index: NDArray[np.intp]) -> Any:
+    """Some rows of `x`, in its own type (a DataFrame keeps its column names)."""
+    if hasattr(x, "shape"):
+        return _indexable(x)[index]
+    return each_input(x, lambda value: take(value, index)) or np.asarray(x)[index]
+
+
+def each_input(x: Any, change: Callable[[Any], Any]) -> Any:
+    """Several inputs, each changed, as a dict or a tuple; None when `x` is not several."""
+    inputs = several_inputs(x)
+    if inputs is None:
+        return None
+    changed = {name: change(value) for name, value in inputs.items()}
+    return {**x, **changed} if isinstance(x, Mapping) else tuple(changed.values())
+
+
+def _indexable(x: Any) -> Any:
+    return x.iloc if hasattr(x, "iloc") else x.tocsr() if hasattr(x, "tocsr") else x
+
+
+def as_column(prediction: Any, rows: int, place: int | None = None) -> Any:
+    """Predictions as (rows,), from (rows,), (rows, 1), () for one row that was squeezed, or one column of several."""
+    shape = tuple(prediction.shape)
+    wide = len(shape) == 2 and shape[0] == rows and shape[1] > 1
+    if wide and place is not None and -shape[1] <= place < shape[1]:
+        return prediction[:, place]
+    if int(np.prod(shape)) == rows and (shape[:1] == (rows,) or (shape == () and rows == 1)) and place in (None, 0, -1):
+        return prediction.reshape(rows)
+    if place is not None or wide:
+        raise InputError(
+            "the model returns shape {shape} for {rows} rows: more than one output column. One number a row is needed; "
+            "select it with {output}."
+            if place is None
+            else "the model returns shape {shape} for {rows} rows, in which there is no column {output}.",
+            shape=shape,
+            rows=rows,
+            output=Given(place),
+        )
+    raise ValueError(f"the model returns shape {shape} for {rows} rows; it must be ({rows},) or ({rows}, 1).")
+
+
+def find_layer(layers: Sequence[LinearLayer], which: int | str) -> LinearLayer:
+    """Look up a layer by index (negative counts from the end) or by name; the error lists what there is."""
+    if isinstance(which, str):
+        for layer in layers:
+            if layer.name == which:
+                return layer
+        raise ValueError(
+            f"no linear layer named {which!r} feeds the prediction. {_listing(layers)} A layer that the forward "
+            "pass does not reach is not listed."
+        )
+    if isinstance(which, bool) or not isinstance(which, int | np.integer):
+        raise TypeError(f"layer must be an index or a name, got {which!r}. {_listing(layers)}")
+    if which == -2 and len(layers) == 1:
+        raise InputError(
+            "the model has one linear layer, {name!r}, and no hidden one before it to edit. Use {method}, which edits "
+            "the last layer alone.",
+            name=layers[0].name,
+            method=Given("transport"),
+        )
+    if not -len(layers) <= which < len(layers):
+        raise ValueError(f"layer {which} is out of range. {_listing(layers)}")
+    return layers[which]
+
+
+def _listing(layers: Sequence[LinearLayer]) -> str:
+    rows = (f"{layer.index}: {layer.name!r} ({layer.weight.shape[1]} → {layer.weight.shape[0]})" for layer in layers)
+    return f"The linear layers in order of execution are {', '.join(rows) or 'none'}."
+
+
+def check_replacement(layer: LinearLayer, weight: NDArray[Any], bias: NDArray[Any] | None) -> None:
+    """Raise `ValueError` unless `weight` and `bias` fit the layer (m, n) and are finite."""
+    shape = layer.weight.shape
+    if np.shape(weight) != shape:
+        raise ValueError(f"new weight of layer {layer.name!r} has shape {np.shape(weight)}; it must be {shape}.")
+    if bias is not None and layer.bias is None:
+        raise ValueError(
+            f"layer {layer.name!r} has no bias, and adding one would change the architecture. Solve without an "
+            "intercept, or rebuild the model with bias=True."
+        )
+    if bias is not None and np.shape(bias) != shape[:1]:
+        raise ValueError(f"new bias of layer {layer.name!r} has shape {np.shape(bias)}; it must be {shape[:1]}.")
+    if not np.all(np.isfinite(weight)) or (bias is not None and not np.all(np.isfinite(bias))):
+        raise ValueError(f"new weights of layer {layer.name!r} are not all finite.")
+
+
+def _find_column(tail: Tail) -> Column | None:
+    """Which outputs of a wide layer move the prediction, if it is one, or two by their difference alone."""
+    z = tail.output.astype(np.float64)
+    before = tail.run(z)[1]
+    shift = np.random.default_rng(0).uniform(0.5, 1.5, (z.shape[1],))  # unequal, or a softmax would not see all at once
+
+    def moving(columns: NDArray[np.intp]) -> list[int]:
+        moved = z.copy()
+        moved[:, columns] += shift[columns]
+        if np.array_equal(tail.run(moved)[1], before, equal_nan=True):
+            return []
+        if len(columns) == 1:
+            return [int(columns[0])]
+        found = moving(columns[: len(columns) // 2])
+        return found if len(found) > 2 else found + moving(columns[len(columns) // 2 :])
+
+    found = moving(np.arange(z.shape[1]))
+    if len(found) == 1:
+        return Column(tail.layer, found[0])
+    if len(found) != 2 or not _close(before, tail.run(z + 1.0)[1], 1e-3):
+        return None
+    z[:, found[1]] += 1
+    rises = float(np.nanmean(tail.run(z)[1] - before)) > 0
+    return Column(tail.layer, found[rises], minus=found[not rises])
+
+
+def rounded(layer: str, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """New weights in the dtype of the old ones; `ValueError` where that makes them infinite."""
+    with np.errstate(over="ignore"):
+        new = np.asarray(values, dtype=np.float64).astype(dtype)
+    if not np.all(np.isfinite(new)):
+        raise ValueError(f"new weights of layer {layer!r} are too large for {dtype}.")
+    return new
+
+
+def _bypassed(layer: str, operation: str) -> str:
+    return (
+        f"the prediction of a row depends on more than its output of the last linear layer {layer!r}: {operation} "
+        "brings in another branch of the model, or other rows, so it is no head that a refit could stand before."
+    )
+
+
+def _close(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> bool:
+    """Whether two computations of the same values differ by some roundings at most."""
+    finite = np.abs(a[np.isfinite(a)])
+    size = float(np.median(finite)) if finite.size else 0.0
+    return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance * size, equal_nan=True))
+
+
+def _alike(a: NDArray[Any], b: NDArray[Any], eps: float) -> bool:
+    """Whether predictions differ by no more than what another order of summation in a deep model may do to them."""
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return True  # refused elsewhere, with a count of them
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    tolerance = min(max(1e-6, 2**13 * eps), 0.1) * float(np.ptp(a)) + 64 * eps * float(np.abs(a).max())
+    return bool(np.abs(a - b).max() <= tolerance)
+
+
+# --- fingerprint: by which two people can tell that they hold the same model -----------------------------------------
+
+
+def fingerprint(model: Any) -> str:
+    """SHA-256 of a model's structure and weights, the same on every machine.
+
+    Parameters
+    ----------
+    model : torch.nn.Module, scikit-learn estimator, or path or bytes of an ONNX file
+        Of an ONNX file without external data it is the SHA-256 of the file; with external data, of the file that holds
+        all tensors inside. Of a torch module it covers the classes of all submodules, their parameters and buffers,
+        not the code of ``forward``. Of a scikit-learn estimator it covers parameters and fitted attributes.
+    """
+    if isinstance(model, str | bytes | bytearray | os.PathLike):
+        return _of_onnx(bytes(model) if isinstance(model, bytearray) else model)
+    if hasattr(model, "state_dict"):
+        from esvdfair.models.torch_modules import unwrap
+
+        core = unwrap(model)
+        model = {name: type(module).__qualname__ for name, module in core.named_modules()}, core.state_dict()
+    digest = hashlib.sha256()
+    for part in _parts(model, ()):
+        digest.update(len(part).to_bytes(8, "little") + part)  # the length keeps neighbours apart
+    return digest.hexdigest()
+
+
+def _of_onnx(model: str | bytes | os.PathLike[str]) -> str:
+    from esvdfair.models.onnx_io import read_model
+
+    proto, external = read_model(model)
+    if external or isinstance(model, bytes):
+        return hashlib.sha256(model if isinstance(model, bytes) else proto.SerializeToString()).hexdigest()
+    with open(model, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _parts(value: Any, above: tuple[int, ...]) -> Iterator[bytes]:
+    """What a nested value consists of, in a fixed order; ``above`` are the objects that it stands in."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        yield str(value.dtype).encode()
+        value = to_numpy(value)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        yield f"{value.dtype.str}{value.shape}".encode()
+        yield value.tobytes()
+    elif value is None or isinstance(value, bool | int | float | str | bytes):
+        yield repr(value).encode()
+    elif isinstance(value, Mapping):
+        yield f"{len(value)} names".encode()
+        for key in sorted(value, key=str):
+            yield str(key).encode()
+            yield from _parts(value[key], above)
+    elif isinstance(value, list | tuple | np.ndarray):
+        yield f"{len(value)} items".encode()
+        for item in value:
+            yield from _parts(item, above)
+    else:
+        yield getattr(value, "__qualname__", type(value).__qualname__).encode()
+        if id(value) not in above:
+            # What is private is the memory of training, such as the optimiser, not what predicts.
+            public = {name: item for name, item in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+            yield from _parts(public, (*above, id(value)))

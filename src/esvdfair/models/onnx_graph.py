@@ -1,0 +1,484 @@
+"""The dataflow of an ONNX graph, and the linear layers and operations in it.
+
+All of it is read off the graph: which operation feeds what, and which constants it takes. Nothing is run.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from scipy.special import expit, softmax
+
+from esvdfair.models.base import rounded
+from esvdfair.models.heads import Vocabulary
+
+FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+
+VOCABULARY = Vocabulary(
+    moves=frozenset({
+        "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast", "CastLike", "Expand", "Slice",
+        "Gather", "Split", "Concat", "Dropout",
+    }),
+    lines=frozenset({
+        "Add", "Sub", "Mul", "Div", "Neg", "Sum", "Mean", "ReduceSum", "ReduceMean", "BatchNormalization", "Scaler",
+    }),
+    curves={"Sigmoid": "sigmoid", "Softplus": "softplus"},
+    parts=frozenset({"Exp", "Log", "Reciprocal", "Pow", "Softmax"}),
+)  # fmt: skip
+
+_STANDARD = ("", "ai.onnx")
+_SHAPE_ONLY = frozenset({"Shape", "Size"})  # what they give depends on their input's shape, not on its values
+_LINEAR = frozenset({"Gemm", "MatMul"})
+_CLASSIC = frozenset({"LinearRegressor", "LinearClassifier"})
+_QUANTISED = frozenset({
+    "QLinearMatMul", "MatMulInteger", "QGemm", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MatMulNBits",
+    "MatMulBnb4", "MatMulFpQ4",
+})  # fmt: skip
+_FUSED = frozenset({"FusedGemm", "FusedMatMul", "FusedMatMulActivation", "GemmFastGelu", "GemmFloat8"})
+
+
+_FIELDS: dict[int, tuple[str, Any]] = {  # where a tensor holds its values when they are not raw bytes, and as what
+    onnx.TensorProto.FLOAT: ("float_data", np.float32),
+    onnx.TensorProto.DOUBLE: ("double_data", np.float64),
+    onnx.TensorProto.FLOAT16: ("int32_data", np.uint16),
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A tensor A seen as a layer's weight or bias: `scale · A`, or `scale · Aᵀ`, in the shape of the layer.
+
+    Parameters
+    ----------
+    tensor : onnx.TensorProto
+    shape : (m, n) of a weight, (m,) of a bias
+    transposed : bool
+        The tensor holds (n, m).
+    scale : float
+        Factor that the operator applies: alpha or beta of a Gemm.
+    """
+
+    tensor: onnx.TensorProto
+    shape: tuple[int, ...]
+    transposed: bool = False
+    scale: float = 1.0
+
+    @property
+    def data_type(self) -> int:
+        """In which the tensor is stored, as ONNX numbers types."""
+        return int(self.tensor.data_type)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """In which the tensor is stored."""
+        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.data_type))
+
+    def read(self) -> NDArray[np.float64]:
+        """Values that the layer works with."""
+        return self.scale * self._stored()
+
+    def write(self, values: NDArray[Any], layer: str) -> None:
+        """Store `values`, rounded to the tensor's dtype; entries equal to those of `read` keep every bit."""
+        values = np.asarray(values, dtype=np.float64)
+        new = rounded(layer, np.where(values == self.read(), self._stored(), values / self.scale), self.dtype)
+        self._store(np.ravel(new.T if self.transposed else new))
+
+    def _store(self, flat: NDArray[Any]) -> None:
+        if self.tensor.HasField("raw_data"):
+            self.tensor.raw_data = flat.astype(self.dtype.newbyteorder("<")).tobytes()
+            return
+        field, kind = _FIELDS[self.tensor.data_type]
+        stored = getattr(self.tensor, field)
+        del stored[:]
+        stored.extend(flat.view(kind).tolist())
+
+    def _stored(self) -> NDArray[np.float64]:
+        values = np.asarray(numpy_helper.to_array(self.tensor), dtype=np.float64)
+        return values.reshape(self.shape[::-1]).T if self.transposed else values.reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class FloatsParameter(Parameter):
+    """A weight or bias in an attribute of a LinearRegressor or LinearClassifier.
+
+    Of two classes that mirror each other, -w and w, the second is the layer and the first follows it.
+    """
+
+    mirrored: bool = False
+
+    @property
+    def data_type(self) -> int:
+        """Attributes hold float32."""
+        return int(onnx.TensorProto.FLOAT)
+
+    def _store(self, flat: NDArray[Any]) -> None:
+        del self.tensor.floats[:]
+        self.tensor.floats.extend([*(-flat if self.mirrored else []), *flat])
+
+    def _stored(self) -> NDArray[np.float64]:
+        values = np.array(self.tensor.floats, dtype=np.float64)
+        return values[-math.prod(self.shape) :].reshape(self.shape)
+
+
+def _weight_parameter(layer: str, tensor: onnx.TensorProto, *, by_output: bool, scale: float) -> Parameter:
+    """A weight stored as (outputs, inputs) if `by_output`, else as (inputs, outputs); a vector has one output."""
+    if tensor.data_type not in _FIELDS:
+        kind = onnx.TensorProto.DataType.Name(tensor.data_type)
+        raise ValueError(
+            f"the weight {tensor.name!r} of layer {layer!r} is {kind}; float16, float32 or float64 is needed."
+        )
+    dims = tuple(tensor.dims)
+    if not dims or math.prod(dims[:-2]) != 1 or scale == 0:
+        raise ValueError(
+            f"the weight {tensor.name!r} of layer {layer!r} has shape {dims} and factor {scale:g}; one matrix and a "
+            "factor other than 0 are needed."
+        )
+    rows, columns = dims[-2:] if len(dims) > 1 else (dims[0], 1)
+    shape = (rows, columns) if by_output else (columns, rows)
+    return Parameter(tensor, shape, transposed=not by_output, scale=scale)
+
+
+def _bias_parameter(tensor: onnx.TensorProto, width: int, scale: float = 1.0) -> Parameter | None:
+    """A bias of `width` numbers along the last axis; None if the tensor is of another shape or type."""
+    dims = tuple(tensor.dims)
+    fits = math.prod(dims) == width and (width == 1 or dims[-1] == width)
+    return Parameter(tensor, (width,), scale=scale) if fits and tensor.data_type in _FIELDS else None
+
+
+@dataclass(frozen=True)
+class GraphLayer:
+    """A linear layer `Z = X Wᵀ + b`: the tensors X and Z by name, W and b as constants of the graph.
+
+    A LinearClassifier does not show Z: its `output` is what its `transform` makes of it.
+    """
+
+    name: str
+    input: str
+    output: str
+    weight: Parameter
+    bias: Parameter | None
+    transform: str | None = None
+
+    def finish(self, z: NDArray[Any]) -> NDArray[Any]:
+        """`output` of Z (rows, m), in its dtype."""
+        if self.transform is None:
+            return z
+        z64 = z.astype(np.float64)
+        scores = np.hstack([-z64, z64]) if self.mirrored else z64
+        if self.transform == "LOGISTIC":
+            scores = expit(scores)
+        elif self.transform == "SOFTMAX":
+            scores = softmax(scores, axis=1)
+        return scores.astype(z.dtype)
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """What stands between Z and `output`, as an operator of its own would be called."""
+        names = {None: (), "NONE": (), "LOGISTIC": ("Sigmoid",), "SOFTMAX": ("Softmax",)}
+        return names.get(self.transform, (f"{self.transform} of a LinearClassifier",))
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether a first class is the negative of the second, and follows it."""
+        return isinstance(self.weight, FloatsParameter) and self.weight.mirrored
+
+
+class Graph:
+    """Who makes and who reads each tensor of a model, and what feeds one of its outputs.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Parameters of the layers found refer to its tensors.
+    output : str
+        The output that is the prediction.
+    """
+
+    def __init__(self, model: onnx.ModelProto, output: str) -> None:
+        graph = model.graph
+        self.output = output
+        self._nodes = tuple(graph.node)
+        self._functions = {(function.domain, function.name): function for function in model.functions}
+        self._tensors = {tensor.name: tensor for tensor in graph.initializer}
+        self._outputs = {value.name for value in graph.output}
+        self._producer = {name: node for node in self._nodes for name in node.output if name}
+        self._readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in self._nodes:
+            for name in _reads(node):
+                self._readers.setdefault(name, []).append(node)
+        self._varying = self._downstream(value.name for value in graph.input if value.name not in self._tensors)
+        self._feeding = self._upstream(output)
+
+    @cached_property
+    def layers(self) -> tuple[GraphLayer, ...]:
+        """Linear layers that feed the output, in order of execution; `ValueError` if one of them cannot be edited."""
+        running = [node for node in self._nodes if self._runs(node)]
+        found = [layer for node in running for layer in self._layer(node)]
+        if not found:
+            kinds = ", ".join(dict.fromkeys(node.op_type for node in running)) or "none that depend on the input"
+            raise ValueError(
+                f"no linear layer (Gemm, MatMul by a constant, LinearRegressor) feeds the output {self.output!r}, so "
+                f"there is no weight to edit. Its operations are {kinds}."
+            )
+        names = [layer.name for layer in found]
+        if all(names) and len(set(names)) == len(names):
+            return tuple(found)
+        # Names of nodes are free text in ONNX; names of tensors are not.
+        return tuple(replace(layer, name=layer.output) for layer in found)
+
+    def path(self, source: str) -> tuple[onnx.NodeProto, ...]:
+        """Operations by which the tensor `source` reaches the output, in order of execution."""
+        carried = self._downstream([source])
+        return tuple(node for node in self._nodes if self._runs(node) and _meets(node, carried))
+
+    def mixing(self, source: str) -> str | None:
+        """First operation on the path that also reads something else that depends on the input."""
+        carried = self._downstream([source])
+        for node in self.path(source):
+            if any(name in self._varying and name not in carried for name in _reads(node)):
+                return str(node.op_type)
+        return None
+
+    def _runs(self, node: onnx.NodeProto) -> bool:
+        """Whether the output depends on this node, and the node on an input."""
+        return any(name in self._feeding and name in self._varying for name in node.output)
+
+    def _downstream(self, names: Iterable[str]) -> set[str]:
+        """Tensors whose values depend on the named ones, with these."""
+        reached = set(names)
+        for node in self._nodes:
+            if _meets(node, reached):
+                reached.update(name for name in node.output if name)
+        return reached
+
+    def _upstream(self, name: str) -> set[str]:
+        """Tensors that the values of the named one depend on, with it."""
+        reached = {name}
+        for node in reversed(self._nodes):
+            if reached.intersection(node.output) and node.op_type not in _SHAPE_ONLY:
+                reached.update(_reads(node))
+        return reached
+
+    def _layer(self, node: onnx.NodeProto) -> Iterator[GraphLayer]:
+        """The layer that a node is, if it is one."""
+        label = node.name or node.output[0]
+        self._refuse_closed(node, label)
+        if node.op_type in _CLASSIC and node.domain == "ai.onnx.ml":
+            yield _classic_layer(node, label)
+        if node.op_type not in _LINEAR or node.domain not in _STANDARD:
+            return
+        x, w = node.input[:2]
+        if x not in self._varying or w in self._varying:
+            return  # a product of two activations, or one that mixes rows
+        if _attribute(node, "transA", 0):
+            raise ValueError(f"layer {label!r} takes its input transposed (transA=1), which is not supported.")
+        tensor, flipped = self._constant(w, label, "weight")
+        by_output, scale = flipped != bool(_attribute(node, "transB", 0)), _attribute(node, "alpha", 1.0)
+        weight = _weight_parameter(label, tensor, by_output=by_output, scale=scale)
+        output, bias = self._biased(node, weight.shape[0], label)
+        yield GraphLayer(node.name, x, output, weight, bias)
+
+    def _biased(self, node: onnx.NodeProto, width: int, label: str) -> tuple[str, Parameter | None]:
+        """The tensor that a layer ends in, and its bias: the third input of a Gemm, or what an Add adds."""
+        third, scale = "".join(node.input[2:]), _attribute(node, "beta", 1.0)
+        if not third or scale == 0:
+            return self._added(node.output[0], width, label)
+        if third in self._varying:
+            raise ValueError(f"layer {label!r} adds {third!r}, which depends on the input, as its bias.")
+        tensor, _ = self._constant(third, label, "bias")
+        bias = _bias_parameter(tensor, width, scale=scale)
+        if bias is None:
+            raise ValueError(
+                f"the bias {third!r} of layer {label!r} has shape {tuple(tensor.dims)}, which does not hold one number "
+                f"for each of {width} outputs."
+            )
+        return str(node.output[0]), bias
+
+    def _added(self, product: str, width: int, label: str) -> tuple[str, Parameter | None]:
+        """The sum of a product and its bias, if a constant is all that is done to it; else the product itself."""
+        readers = self._readers.get(product, [])
+        if len(readers) == 1 and readers[0].op_type == "Add" and product not in self._outputs:
+            (other,) = (name for name in readers[0].input if name != product)
+            tensor = self._stored(other)
+            bias = None if tensor is None else _bias_parameter(tensor, width)
+            if bias is not None:
+                self._constant(other, label, "bias")
+                return str(readers[0].output[0]), bias
+        return product, None
+
+    def _refuse_closed(self, node: onnx.NodeProto, label: str) -> None:
+        """Raise if the node holds a linear layer that cannot be got at."""
+        if node.op_type in _QUANTISED:
+            raise ValueError(_is_quantised(label, node.op_type))
+        if node.op_type in _FUSED:
+            raise ValueError(
+                f"layer {label!r} is an operator fused by an optimiser ({node.op_type}). Repair the model as it was "
+                "before the optimisation."
+            )
+        inner = next((kind for kind in self._inner_kinds(node) if kind in _LINEAR | _QUANTISED | _FUSED), None)
+        if inner is not None:
+            raise ValueError(
+                f"{label!r} ({node.op_type}) holds a linear layer ({inner}) inside a function or subgraph, where its "
+                "weights cannot be edited. onnx.inliner.inline_local_functions takes functions apart."
+            )
+
+    def _inner_kinds(self, node: onnx.NodeProto) -> Iterator[str]:
+        """Operators in the subgraphs and functions that a node runs."""
+        waiting, called = [node], set()
+        while waiting:
+            caller = waiting.pop()
+            bodies: list[Any] = list(_subgraphs(caller))
+            key = caller.domain, caller.op_type
+            if key in self._functions and key not in called:  # a function that calls itself is read once
+                called.add(key)
+                bodies.append(self._functions[key])
+            for inner in (inner for body in bodies for inner in body.node):
+                yield inner.op_type
+                waiting.append(inner)
+
+    def _stored(self, name: str) -> onnx.TensorProto | None:
+        """The tensor of an initialiser or a Constant node, also behind Identity and Transpose nodes."""
+        *_, root = self._chain(name)
+        node = self._producer.get(root)
+        if node is None or node.op_type != "Constant":
+            return self._tensors.get(root)
+        return next((item.t for item in node.attribute if item.name == "value"), None)
+
+    def _chain(self, name: str) -> Iterator[str]:
+        """The tensor, and those it is no more than a view of."""
+        yield name
+        while (node := self._producer.get(name)) is not None and node.domain in _STANDARD and _is_view(node):
+            name = node.input[0]
+            yield name
+
+    def _constant(self, name: str, label: str, role: str) -> tuple[onnx.TensorProto, bool]:
+        """The stored tensor of a layer's weight or bias, and whether it is transposed on the way to the layer."""
+        chain = list(self._chain(name))
+        tensor = self._stored(name)
+        if tensor is None:
+            node = self._producer.get(chain[-1])
+            how = "stored as a sparse tensor" if node is None else f"computed by {node.op_type}"
+            if node is not None and "quantize" in node.op_type.lower():
+                raise ValueError(_is_quantised(label, node.op_type))
+            raise ValueError(
+                f"the {role} {name!r} of layer {label!r} is {how}, so it cannot be replaced by other numbers. Store it "
+                "as an initialiser."
+            )
+        for link in chain:
+            if len(self._readers[link]) > 1 or link in self._outputs:
+                others = [repr(node.name or node.output[0]) for node in self._readers[link]]
+                raise ValueError(
+                    f"layer {label!r} shares its {role} {link!r}, which is read by {', '.join(others)}: an edit would "
+                    "act in several places. Give each use an initialiser of its own."
+                )
+        flips = sum(self._producer[link].op_type == "Transpose" for link in chain[:-1])
+        return tensor, flips % 2 == 1
+
+
+def _classic_layer(node: onnx.NodeProto, label: str) -> GraphLayer:
+    """The layer that a LinearRegressor or LinearClassifier is."""
+    stored = {item.name: item for item in node.attribute}
+    classifies = node.op_type == "LinearClassifier"
+    transform = _attribute(node, "post_transform", b"NONE").decode()
+    if "coefficients" not in stored or (transform != "NONE" and not classifies):
+        raise ValueError(f"layer {label!r} ({node.op_type}) has no coefficients, or {transform} applied to its output.")
+    classes = next((len(item.ints or item.strings) for name, item in stored.items() if "classlabels" in name), 0)
+    outputs = classes if classifies else _attribute(node, "targets", 1)
+    weight = np.array(stored["coefficients"].floats)
+    bias = np.array(stored["intercepts"].floats if "intercepts" in stored else [])
+    if not outputs or len(weight) % outputs or len(bias) not in (0, outputs) or (classifies and outputs < 2):
+        raise ValueError(f"layer {label!r} ({node.op_type}) has {len(weight)} coefficients for {outputs} outputs.")
+    first, second = weight[: len(weight) // 2], weight[len(weight) // 2 :]
+    mirrored = classifies and outputs == 2 and np.array_equal(first, -second) and (not len(bias) or bias[0] == -bias[1])
+    shown = 1 if mirrored else outputs
+    return GraphLayer(
+        node.name,
+        node.input[0],
+        node.output[1 if classifies else 0],
+        FloatsParameter(stored["coefficients"], (shown, len(weight) // outputs), mirrored=mirrored),
+        FloatsParameter(stored["intercepts"], (shown,), mirrored=mirrored) if len(bias) else None,
+        transform if classifies else None,
+    )
+
+
+def feeding(graph: onnx.GraphProto, output: str) -> list[onnx.NodeProto]:
+    """Nodes without which the tensor `output` cannot be computed, in order."""
+    needed, kept = {output}, []
+    for node in reversed(graph.node):
+        if needed.intersection(node.output):
+            needed.update(_reads(node))
+            kept.append(node)
+    return kept[::-1]
+
+
+def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    """Value of a node's attribute."""
+    for item in node.attribute:
+        if item.name == name:
+            return onnx.helper.get_attribute_value(item)
+    return default
+
+
+def _meets(node: onnx.NodeProto, names: set[str]) -> bool:
+    return node.op_type not in _SHAPE_ONLY and not names.isdisjoint(_reads(node))
+
+
+def _reads(node: onnx.NodeProto) -> list[str]:
+    """Tensors that a node reads, as often as it does; subgraphs read tensors around them."""
+    names = [name for name in node.input if name]
+    for graph in _subgraphs(node):
+        inside = {value.name for value in (*graph.input, *graph.initializer)}
+        inside.update(name for inner in graph.node for name in inner.output)
+        read = [name for inner in graph.node for name in _reads(inner)] + [value.name for value in graph.output]
+        names += [name for name in read if name not in inside]
+    return names
+
+
+def _subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    return [graph for item in node.attribute for graph in (*item.graphs, *([item.g] if item.HasField("g") else []))]
+
+
+def _is_view(node: onnx.NodeProto) -> bool:
+    swap = node.op_type == "Transpose" and list(_attribute(node, "perm", [1, 0])) == [1, 0]
+    return swap or node.op_type == "Identity"
+
+
+def _is_quantised(label: str, kind: str) -> str:
+    return (
+        f"layer {label!r} is quantised ({kind}): its weights are small integers, which an edit cannot move freely. "
+        "Repair the model as it was before, then quantise it again."
+    )
+
+
+def check_inference(model: onnx.ModelProto) -> None:
+    """Raise if the model was exported as it is while training: its predictions are random, or depend on the batch."""
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
+            constants[node.output[0]] = node.attribute[0].t
+        switch = constants.get("".join(node.input[2:3])) if node.op_type == "Dropout" else None
+        drops = switch is not None and bool(numpy_helper.to_array(switch).any())
+        adapts = node.op_type == "BatchNormalization" and bool(
+            _attribute(node, "training_mode", 0) or [name for name in node.output[1:] if name]
+        )
+        if drops or adapts:
+            raise ValueError(
+                f"{node.name or node.output[0]!r} ({node.op_type}) is in training mode, so that the model does not "
+                "predict a row by itself: export after model.eval()."
+            )
+
+
+def operation_name(node: onnx.NodeProto) -> str:
+    """Name of an operator, with what makes it another one: its domain, or the type that a Cast rounds to."""
+    if node.domain not in ("", "ai.onnx", "ai.onnx.ml"):
+        return f"{node.domain}.{node.op_type}"
+    to = _attribute(node, "to", onnx.TensorProto.FLOAT)
+    if node.op_type == "Cast" and to not in FLOATS:
+        return f"Cast to {onnx.TensorProto.DataType.Name(to)}"
+    return str(node.op_type)

@@ -1,0 +1,674 @@
+"""Model + batches -> Sample: what one pass over the rows leaves.
+
+The moments know every training row; the rows that are kept, a bounded number, are those that the whole distribution is
+read from (transport, the optimum) and those on which a point is chosen. Nothing else is kept, so memory does not
+depend on the number of rows. Ranks of ``torch.distributed`` meet here and nowhere else: each reads its own rows, the
+moments of all are added up on every rank, and the rows that are kept go to the first rank, which solves.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esvdfair.batches import ArrayBatches, Batch, Batches, Splitter, held_out, is_stream, make_batches, row_key
+from esvdfair.core.checks import Label, count_not_finite, row_count, sort_key, take_rows
+from esvdfair.core.moments import GroupMoments
+from esvdfair.distributed import all_gather, all_rows, broadcast, first_rank_rows, rank, reading, together, world_size
+from esvdfair.exceptions import ESVDFairWarning, Given, InputError
+from esvdfair.models.base import PROBE_ROWS, LinearLayer, ModelAdapter, Weights, row_slice
+from esvdfair.models.heads import Head
+
+Array = NDArray[np.float64]
+
+IN_ORDER_ROWS = 8192
+"""Rows of which moments are gathered at once when all rows are in order."""
+
+MIN_GROUP_ROWS = 5
+"""A group needs so many rows on both sides of the split; otherwise all rows fit and all rows judge."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard to try.
+
+    Attributes
+    ----------
+    ridges : ρ of every refit, relative to the features' mean variance
+    strengths : λ_w of transport, ascending
+    levels : α of the optimum that transport may aim at, as parts of the untouched model's KS distance
+    mean_penalties, variance_reductions : the grid that parity scans for a target
+    factors : common factors on both reductions, which paper and exact scan for a target
+    regularisations : inverse strengths among which the estimate of P(group | features) is chosen
+    training_rows, judging_rows : bounds of the rows that are kept, shared equally by the groups
+    transport_rows : rows of each group that transport couples; the quadratic sees all rows
+    scanned_bytes : bound on the inputs that paper and exact keep to scan their factors on
+    points : fewest points of a curve, if there are as many candidates
+    resamples : of every interval of a KS distance
+    """
+
+    ridges: tuple[float, ...] = (1e-6, 1e-4, 1e-2)
+    strengths: tuple[float, ...] = (0.0, *np.geomspace(0.03, 1e3, 20).tolist())
+    levels: tuple[float, ...] = (0.02, 0.06, 0.1, 0.16, 0.24, 0.34, 0.5)
+    mean_penalties: tuple[float, ...] = (0.0, 0.1, 0.5, 2.0, 8.0, 32.0, 128.0, np.inf)
+    variance_reductions: tuple[float, ...] = (1.0, 4.0, np.inf)
+    factors: tuple[float, ...] = tuple(np.geomspace(0.03, 100.0, 12).tolist())
+    regularisations: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
+    training_rows: int = 60_000
+    judging_rows: int = 100_000
+    transport_rows: int = 5_000
+    scanned_bytes: int = 2**30
+    points: int = 20
+    resamples: int = 1000
+
+    @classmethod
+    def quick(cls) -> "Effort":
+        """A few candidates instead of some hundred: for tests and first looks."""
+        return cls(
+            ridges=(1e-4,),
+            strengths=(0.0, 0.3, 3.0, 30.0, 300.0),
+            levels=(0.1, 0.3),
+            mean_penalties=(0.0, 2.0, np.inf),
+            variance_reductions=(1.0, np.inf),
+            factors=(0.1, 1.0, 10.0),
+            regularisations=(0.01,),
+            resamples=200,
+        )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows at the input of the last layer.
+
+    Attributes
+    ----------
+    features : (n, p) inputs of the layer, in the dtype of the model
+    prediction : (n,) what the model predicts for them
+    y : (n,) labels; the untouched model's own predictions when there are none
+    codes : (n,) groups, positions in ``Sample.labels``
+    weight : (n,) sample weights, scaled up where a group was sampled
+    """
+
+    features: NDArray[Any]
+    prediction: Array
+    y: Array
+    codes: NDArray[np.intp]
+    weight: Array
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def without_features(self) -> "Rows":
+        """The same rows, their features dropped."""
+        return replace(self, features=np.zeros((len(self), 0)))
+
+    @classmethod
+    def none(cls, width: int) -> "Rows":
+        """No rows, of so many features."""
+        empty = np.zeros(0)
+        return cls(np.zeros((0, width)), empty, empty, np.zeros(0, dtype=np.intp), empty)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The model and the rows of a fit; the same on every rank but for the rows.
+
+    Attributes
+    ----------
+    adapter : of the untouched model
+    layers : its linear layers, in the order of execution
+    head : what maps the last one's output to the prediction
+    batches, validation : rows that fit, and rows that judge when they are given apart
+    split : tells the rows that judge from those that fit, when they are not; None keeps all rows for both
+    seed : of whatever is drawn
+    has_labels : whether the rows have labels; else the untouched model's own predictions stand in for them
+    effort : how hard to try
+    probe : some inputs
+    partial : whether the rows are a part of those that were given, held in memory (:func:`hold`)
+    """
+
+    adapter: ModelAdapter
+    layers: tuple[LinearLayer, ...]
+    head: Head
+    batches: Batches
+    validation: Batches | None
+    split: Splitter | None
+    seed: int
+    has_labels: bool
+    effort: Effort
+    probe: Any = field(repr=False)
+    partial: bool = False
+
+    @property
+    def last(self) -> LinearLayer:
+        """The output layer."""
+        return self.layers[-1]
+
+    @property
+    def width(self) -> int:
+        """Inputs of the widest layer."""
+        return int(max(layer.weight.shape[1] for layer in self.layers))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one pass over the rows leaves.
+
+    Attributes
+    ----------
+    labels : the groups, sorted
+    moments : of ``[h, y]`` over the training rows, h the inputs of the last layer; empty when they were not asked for
+    layer, head : the last layer, and what maps its output to the prediction
+    training, judging : rows that fit and rows that judge, the same when no row could be held out; on the first rank
+    judged_on : "validation", "heldout" or "train"
+    error_against : "labels", or "predictions" of the untouched model
+    inner : by name, moments of the inputs of other layers
+    sizes, judging_sizes : (G,) how many rows of each group fit, and judge
+    order : tells one order of this rank's rows from another
+    partial : whether it is of a part of the rows (:func:`hold`)
+    """
+
+    labels: tuple[Label, ...]
+    moments: GroupMoments
+    layer: LinearLayer
+    head: Head
+    training: Rows
+    judging: Rows
+    judged_on: str
+    error_against: str
+    inner: Mapping[str, GroupMoments] = field(default_factory=dict)
+    sizes: tuple[int, ...] = ()
+    judging_sizes: tuple[int, ...] = ()
+    order: bytes = b""
+    partial: bool = False
+
+
+# --- what a fit starts from ----------------------------------------------------------------------------------------
+
+
+def prepare(
+    adapter: ModelAdapter | Callable[[], ModelAdapter],
+    X: Any,
+    y: Any = None,
+    *,
+    sensitive_features: Any = None,
+    sample_weight: Any = None,
+    validation: tuple[Any, ...] | None = None,
+    missing: str = "error",
+    batch_size: int = 8192,
+    validation_fraction: float = 0.25,
+    seed: int = 0,
+    effort: Effort | None = None,
+) -> Setting:
+    """Check rows and model, and that all ranks have the same model.
+
+    Parameters
+    ----------
+    adapter : of the model, or a function that makes it once the rows are known to be good
+    X, y, sensitive_features, sample_weight, validation : as in :meth:`esvdfair.ESVDFair.fit`
+    missing, batch_size, validation_fraction : as in :class:`esvdfair.ESVDFair`
+    """
+    batches = make_batches(X, y, sensitive_features, sample_weight, missing=missing, batch_size=batch_size)
+    apart = None
+    if validation is not None:
+        apart = validation_batches(validation, missing=missing, batch_size=batch_size)
+    adapter = adapter() if callable(adapter) else adapter
+    split = held_out(validation_fraction, seed) if apart is None and validation_fraction else None
+    setting = meet(adapter, batches, seed=seed, effort=effort)
+    _check_finite(adapter, X)
+    return replace(setting, validation=apart, split=split)
+
+
+def meet(adapter: ModelAdapter, batches: Batches, *, seed: int = 0, effort: Effort | None = None) -> Setting:
+    """Let the model meet its first rows; all rows of the setting fit, and the same rows judge."""
+    probe, has_labels = _share_probe(batches)
+    width = adapter.n_features
+    if width is not None and getattr(probe, "ndim", 2) == 2 and probe.shape[1] != width:
+        raise InputError(
+            "{X} has {found} features, but the model expects {width} features as input.",
+            X=Given(), found=probe.shape[1], width=width,
+        )  # fmt: skip
+    layers = adapter.layers(probe)
+    _check_one_model(layers)
+    _check_one_output(layers[-1])
+    return Setting(
+        adapter, layers, adapter.head(probe), batches, None, None, seed, has_labels, effort or Effort(), probe
+    )
+
+
+def validation_batches(validation: tuple[Any, ...], *, missing: str = "error", batch_size: int = 8192) -> Batches:
+    """The rows of ``validation=`` as batches."""
+    if not isinstance(validation, tuple | list) or len(validation) not in (3, 4):
+        raise ValueError(
+            "validation must be (X, y, sensitive_features) or (X, y, sensitive_features, sample_weight); y may be None."
+        )
+    x, y, sensitive, *weight = validation
+    x = x if hasattr(x, "shape") or is_stream(x) else np.asarray(x)
+    return make_batches(x, y, sensitive, *weight, missing=missing, batch_size=batch_size, name="validation")
+
+
+def _share_probe(batches: Batches) -> tuple[Any, bool]:
+    """Inputs on which to look at the model, and whether there are labels; a rank without rows gets another's.
+
+    Raises
+    ------
+    ValueError
+        No rank has rows, or some have labels and others have none.
+    """
+    first = next(iter(batches), None)
+    labelled = _agree_on_labels(None if first is None else first.y is not None)
+    source = next(i for i, known in enumerate(labelled) if known is not None)
+    probe = None if first is None else first.x
+    if None in labelled:
+        found = broadcast(lambda: _on_cpu(row_slice(probe, 0, PROBE_ROWS)), source)
+        probe = found if first is None else probe
+    return probe, bool(labelled[source])
+
+
+def _agree_on_labels(labelled: bool | None) -> list[bool | None]:
+    """Of every rank whether its rows have labels; None for a rank without rows."""
+    found = all_gather(labelled)
+    with_y, without = ([i for i, known in enumerate(found) if known is wanted] for wanted in (True, False))
+    if with_y and without:
+        raise ValueError(f"the ranks {with_y} have labels and the ranks {without} have none; pass y on all or on none.")
+    if not with_y and not without:
+        raise ValueError("there are no rows to fit on: the data is empty.")
+    return found
+
+
+def _on_cpu(rows: Any) -> Any:
+    return rows.cpu() if hasattr(rows, "cpu") else rows
+
+
+def _check_one_model(layers: Sequence[LinearLayer]) -> None:
+    """Raise ValueError, on every rank, when a rank holds another model than the first."""
+    if world_size() == 1:
+        return
+    found = all_gather([(layer.name, layer.weight.shape, _digest(layer)) for layer in layers])
+    for i, other in enumerate(found):
+        if other != found[0]:
+            names = [a[0] for a, b in zip(found[0], other, strict=False) if a != b]
+            raise ValueError(
+                f"rank {i} holds another model than rank 0 (layers {names or 'differ in number'}); load the same "
+                "weights on all ranks."
+            )
+
+
+def _digest(layer: LinearLayer) -> str:
+    digest = hashlib.sha256(layer.weight.tobytes())
+    digest.update(b"" if layer.bias is None else layer.bias.tobytes())
+    return digest.hexdigest()
+
+
+def _check_one_output(last: LinearLayer) -> None:
+    if last.weight.shape[0] != 1:
+        raise ValueError(
+            f"the last linear layer {last.name!r} has {last.weight.shape[0]} outputs; esvdfair repairs a regressor "
+            "with one output."
+        )
+
+
+def _check_finite(adapter: ModelAdapter, X: Any) -> None:
+    # A scikit-learn pipeline may fill in missing values, and says itself when it cannot.
+    if type(adapter.model).__module__.startswith("sklearn") or not hasattr(X, "dtype"):
+        return
+    if str(X.dtype).startswith(("float", "torch.float")) and (bad := count_not_finite(X)):
+        raise ValueError(f"X holds {bad} NaN or infinite values; fill them in or drop those rows.")
+
+
+# --- one pass ------------------------------------------------------------------------------------------------------
+
+
+@together()
+def draw(
+    setting: Setting, weights: Weights | None = None, *, inner: Sequence[str] = (), features: bool = True
+) -> Sample:
+    """Run the model once over the training rows, and once over the validation rows when there are any.
+
+    Parameters
+    ----------
+    weights : ``{name: (W, b)}`` put into a copy of the model first
+    inner : names of layers whose input moments are gathered too
+    features : whether the features of the last layer are wanted; without them there are neither moments nor features
+    """
+    run = _Pass(setting, weights, inner, features)
+    if setting.validation is not None:
+        seen = run.over(setting.batches, None)
+        apart = run.over(setting.validation, _everything)
+        return run.sample(
+            seen, _relabelled(apart.rows(1), apart.labels, seen.labels), "validation", apart.sizes(1, seen.labels)
+        )
+    seen = run.over(setting.batches, setting.split)
+    if setting.split is None:
+        return run.sample(seen, None, "train")
+    if min(*seen.sizes(0), *seen.sizes(1)) >= MIN_GROUP_ROWS:
+        return run.sample(seen, seen.rows(1), "heldout", seen.sizes(1))
+    warnings.warn(
+        ESVDFairWarning(
+            "a group has too few rows to hold some of them out, so all rows fit and the same rows judge: expect the "
+            "repaired model to do worse on new people. Pass {validation}, or more rows.",
+            validation=Given(),
+        ),
+        stacklevel=2,
+    )
+    return run.sample(run.over(setting.batches, None), None, "train")
+
+
+def draw_judging(setting: Setting, labels: tuple[Label, ...]) -> Rows:
+    """Run the model over rows that judge; their groups must be ``labels``, those of the rows that fitted elsewhere."""
+    seen = _Pass(setting, None, (), True).over(setting.batches, _everything)
+    return _relabelled(seen.rows(1), seen.labels, labels)
+
+
+def hold(setting: Setting, sample: Sample) -> Setting:
+    """The setting with a bounded set of its rows in memory, inputs and all; itself when few are in memory already.
+
+    The rows are those with the smallest hash keys of their group, as many of each as ``effort.training_rows`` and
+    ``effort.scanned_bytes`` allow, weighted to stand for all: one more pass over the batches.
+    """
+    effort, per_row = setting.effort, getattr(setting.probe, "nbytes", 0) / max(row_count(setting.probe), 1)
+    most = min(effort.training_rows, int(effort.scanned_bytes / per_row) if per_row else effort.training_rows)
+    parts = [(setting.batches, sample.sizes)]
+    if setting.validation is not None:
+        parts.append((setting.validation, sample.judging_sizes))
+    shares = [{k: most / len(sizes) / n for k, n in zip(sample.labels, sizes, strict=True)} for _, sizes in parts]
+    if all(isinstance(batches, ArrayBatches) for batches, _ in parts) and min(min(s.values()) for s in shares) >= 1.0:
+        return setting
+    held = [_held(batches, share, setting.seed) for (batches, _), share in zip(parts, shares, strict=True)]
+    partial = min(min(share.values()) for share in shares) < 1.0
+    return replace(setting, batches=held[0], validation=held[1] if len(held) > 1 else None, partial=partial)
+
+
+def _held(batches: Batches, share: Mapping[Label, float], seed: int) -> list[Batch]:
+    """Of each group about this part of the rows, by a hash of their number."""
+    kept = []
+    for batch in batches:
+        part = np.array([min(share[label], 1.0) for label in batch.labels])[batch.codes]
+        index = np.flatnonzero(row_key(batch.row_id, seed + 2) < part)
+        if len(index):
+            weight = np.ones(len(part)) if batch.weight is None else batch.weight
+            kept.append(replace(batch, weight=weight / part).take(index))
+    return kept
+
+
+def _everything(row_id: NDArray[np.int64]) -> NDArray[np.bool_]:
+    return np.ones(len(row_id), dtype=bool)
+
+
+def _relabelled(rows: Rows, labels: tuple[Label, ...], known: tuple[Label, ...]) -> Rows:
+    """Codes of validation rows in terms of the groups of the training rows."""
+    unknown = [label for label in labels if label not in known]
+    if unknown:
+        raise ValueError(f"validation has the groups {unknown}, which the training rows do not have: {list(known)}.")
+    absent = [label for label in known if label not in labels]
+    if absent:
+        raise ValueError(f"validation has no rows of the groups {absent}; it must hold every group to judge parity.")
+    position = np.array([known.index(label) for label in labels], dtype=np.intp)
+    return replace(rows, codes=position[rows.codes])
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a pass has seen: moments of the rows that fit, and kept rows, first those that fit, then the others."""
+
+    labels: tuple[Label, ...]
+    moments: GroupMoments
+    inner: Mapping[str, GroupMoments]
+    kept: "tuple[_Keeper, _Keeper]"
+    order: bytes
+
+    def rows(self, part: int) -> Rows:
+        return self.kept[part].rows(self.labels)
+
+    def sizes(self, part: int, labels: tuple[Label, ...] | None = None) -> tuple[int, ...]:
+        """(G,) rows of each group."""
+        counts = self.kept[part].counts
+        return tuple(counts.get(label, (0, 0.0))[0] for label in labels or self.labels)
+
+
+class _Pass:
+    """A model on its way over batches."""
+
+    def __init__(self, setting: Setting, weights: Weights | None, inner: Sequence[str], features: bool) -> None:
+        self.setting, self.inner, self.features = setting, tuple(inner), features
+        self.adapter = setting.adapter.replace(weights) if weights else setting.adapter
+        self.names = [*inner, *([setting.last.name] if features else [])]
+        self.edited = bool(weights)
+
+    def over(self, batches: Batches, split: Splitter | None) -> _Seen:
+        """Run over all batches; ``split`` tells the rows that do not fit."""
+        setting, last = self.setting, self.setting.last
+        moments, inner = GroupMoments(), {name: GroupMoments() for name in self.inner}
+        effort = setting.effort
+        kept = _Keeper(effort.training_rows, setting.seed), _Keeper(effort.judging_rows, setting.seed)
+        labelled: bool | None = None
+        order = hashlib.sha256()
+        with reading() as listen:
+            for batch in batches:
+                rows = len(batch.codes)
+                inputs, prediction = self.adapter.capture(batch.x, self.names)
+                _check_prediction(prediction, rows)
+                labelled = batch.y is not None
+                y = self._labels(batch, prediction)
+                order.update(batch.codes.tobytes() + (b"" if batch.y is None else batch.y.tobytes()))
+                out = np.zeros(rows, dtype=bool) if split is None else split(batch.row_id)
+                weight = (~out).astype(np.float64) if batch.weight is None else batch.weight * ~out
+                for name, found in inner.items():
+                    found.update_codes(inputs[name], batch.labels, batch.codes, weight)
+                if self.features:
+                    _check_features(last, inputs[last.name], rows)
+                    moments.update_codes(inputs[last.name], batch.labels, batch.codes, weight, beside=y)
+                features = self._kept(inputs, rows)
+                for keeper, mine in zip(kept, (~out, out), strict=True):
+                    keeper.add(batch, mine, features, prediction, y)
+                listen()
+        _agree_on_labels(labelled)
+        for keeper in kept:
+            keeper.count_all_ranks()
+        labels = tuple(sorted(set(kept[0].counts) | set(kept[1].counts), key=sort_key))
+        inner = {name: found.all_reduce() for name, found in inner.items()}
+        return _Seen(labels, moments.all_reduce(), inner, kept, order.digest())
+
+    def sample(
+        self, seen: _Seen, judging: Rows | None, judged_on: str, judging_sizes: tuple[int, ...] | None = None
+    ) -> Sample:
+        setting, training = self.setting, seen.rows(0)
+        moments, inner = seen.moments, dict(seen.inner)
+        if len(training) == sum(seen.sizes(0)) and training.features.shape[1]:
+            again = _in_order(training, seen.labels, beside=self.features)
+            moments, inner = (again, inner) if self.features else (moments, dict.fromkeys(inner, again))
+        if not self.features:
+            training, judging = training.without_features(), None if judging is None else judging.without_features()
+        return Sample(
+            labels=seen.labels,
+            moments=moments,
+            layer=setting.last,
+            head=setting.head,
+            training=training,
+            judging=training if judging is None else judging,
+            judged_on=judged_on,
+            error_against="labels" if setting.has_labels else "predictions",
+            inner=inner,
+            sizes=seen.sizes(0),
+            judging_sizes=judging_sizes or seen.sizes(0),
+            order=seen.order,
+            partial=setting.partial,
+        )
+
+    def _kept(self, inputs: Mapping[str, Any], rows: int) -> Any:
+        """The features to keep of every row: those of the last layer, else of the one other layer that is asked for."""
+        if self.features:
+            return inputs[self.setting.last.name]
+        alone = inputs[self.inner[0]] if len(self.inner) == 1 else None
+        return alone if alone is not None and alone.ndim == 2 and alone.shape[0] == rows else np.zeros((rows, 0))
+
+    def _labels(self, batch: Batch, prediction: Any) -> Array:
+        """(rows,) labels, or what the untouched model predicts."""
+        if self.setting.has_labels and batch.y is not None:
+            return batch.y
+        own = (
+            self.setting.adapter.predict(batch.x) if self.edited else take_rows(prediction, np.arange(len(batch.codes)))
+        )
+        return np.asarray(own, dtype=np.float64)
+
+
+def _in_order(rows: Rows, labels: tuple[Label, ...], *, beside: bool) -> GroupMoments:
+    """The moments again, from rows that are all there, in their own order: every bit is that of no batch and no rank."""
+    moments = GroupMoments()
+    for start in range(0, len(rows), IN_ORDER_ROWS):
+        part = slice(start, start + IN_ORDER_ROWS)
+        y = rows.y[part] if beside else None
+        moments.update_codes(rows.features[part], labels, rows.codes[part], rows.weight[part], beside=y)
+    return moments
+
+
+def _check_features(layer: LinearLayer, features: Any, rows: int) -> None:
+    if features.ndim != 2 or features.shape[0] != rows:
+        raise ValueError(
+            f"the last linear layer {layer.name!r} takes inputs of shape {tuple(features.shape)} for {rows} rows; "
+            "a repair of the output needs one feature vector for each row."
+        )
+
+
+def _check_prediction(prediction: Any, rows: int) -> None:
+    bad = count_not_finite(prediction)
+    if bad:
+        raise ValueError(
+            f"the model predicts NaN or infinite values for {bad} of {rows} rows; check X for missing values and the "
+            "model's weights."
+        )
+
+
+# --- a bounded set of rows -----------------------------------------------------------------------------------------
+
+
+class _Keeper:
+    """Of every group the rows with the smallest hash keys, at most ``bound / groups`` of each."""
+
+    def __init__(self, bound: int, seed: int) -> None:
+        self._bound, self._seed = bound, seed
+        self._kept: dict[Label, _Columns] = {}
+        self._like: NDArray[Any] = np.zeros((0, 0))  # no rows, of the dtype and width of the features of all ranks
+        self.counts: dict[Label, tuple[int, float]] = {}  # rows and Σw of every group
+
+    def add(self, batch: Batch, chosen: NDArray[np.bool_], features: Any, prediction: Any, y: Array) -> None:
+        weight = np.ones(len(chosen)) if batch.weight is None else batch.weight
+        chosen = chosen & (weight > 0)
+        key = row_key(batch.row_id, self._seed + 1)  # another hash than that of the split
+        for code, label in enumerate(batch.labels):
+            mine = chosen & (batch.codes == code)
+            if not mine.any():
+                continue
+            self._count(label, int(mine.sum()), float(weight[mine].sum()))
+            kept = self._kept.setdefault(label, _Columns())
+            index = np.flatnonzero(mine & (key < kept.threshold))
+            prediction_here = take_rows(prediction, index).astype(np.float64)
+            kept.add(key[index], take_rows(features, index), prediction_here, y[index], weight[index])
+            kept.prune(self._share())
+
+    def _count(self, label: Label, rows: int, weight: float) -> None:
+        before = self.counts.get(label, (0, 0.0))
+        self.counts[label] = before[0] + rows, before[1] + weight
+
+    def _share(self) -> int:
+        return max(self._bound // max(len(self.counts), 2), 1)
+
+    def count_all_ranks(self) -> None:
+        """Add up what the ranks have seen, so that all of them know every group and its share."""
+        own = [kept.columns[1][:0] for kept in self._kept.values()]
+        described = all_gather((self.counts, own[:1] and [own[0].astype(np.result_type(*own))]))
+        alike = [features for _, kind in described for features in kind]
+        self._like = alike[0].astype(np.result_type(*alike)) if alike else np.zeros((0, 0))
+        self.counts = {}
+        for counts, _ in described:
+            for label, (rows, weight) in counts.items():
+                self._count(label, rows, weight)
+
+    def rows(self, labels: tuple[Label, ...]) -> Rows:
+        """The rows that stay, on the first rank, in an order that does not depend on how or where they came."""
+        parts = [(code, self._kept[label].columns) for code, label in enumerate(labels) if label in self._kept]
+        code = np.repeat([code for code, _ in parts], [len(part[0]) for _, part in parts]).astype(np.intp)
+        key = np.concatenate([np.zeros(0), *(part[0] for _, part in parts)])
+        chosen = self._smallest(all_rows(code), all_rows(key))
+        first = sum(all_gather(len(code))[: rank()])
+        own = np.flatnonzero(chosen[first : first + len(code)])
+        own = own[np.lexsort((key[own], code[own]))]
+        # Only rows that stay leave their rank; each is copied once, to where it belongs.
+        empty = (self._like, np.zeros(0), np.zeros(0), np.zeros(0))  # what a rank without rows has
+        columns = (_pick([part[i] for _, part in parts], none, own) for i, none in enumerate(empty, 1))
+        code, key, features, prediction, y, weight = map(first_rank_rows, (code[own], key[own], *columns))
+        order = np.lexsort((key, code))
+        if world_size() > 1:
+            features = features[order]  # of one rank it is in order already
+        code, weight = code[order], weight[order]
+        for group in np.unique(code):
+            mine = code == group
+            rows, total = self.counts[labels[group]]
+            if mine.sum() < rows:
+                weight[mine] *= total / weight[mine].sum()  # they stand for the whole group
+        return Rows(features, prediction[order], y[order], code, weight)
+
+    def _smallest(self, code: NDArray[np.intp], key: Array) -> NDArray[np.bool_]:
+        """Which rows are among the smallest keys of their group."""
+        order = np.lexsort((key, code))
+        start = np.searchsorted(code[order], code[order])
+        chosen = np.empty(len(code), dtype=bool)
+        chosen[order] = np.arange(len(code)) - start < self._share()
+        return chosen
+
+
+class _Columns:
+    """Rows of one group, in arrays with room to spare.
+
+    One array for each part of a batch that stays would leave holes between the large arrays that come and go, and the
+    process would grow with the number of rows though it holds no more of them.
+    """
+
+    def __init__(self) -> None:
+        self._room: list[NDArray[Any]] = []
+        self._size = 0
+        self.threshold = 1.0  # rows with a larger key cannot be among the smallest any more
+
+    @property
+    def columns(self) -> list[NDArray[Any]]:
+        """Keys first, then what was added beside them."""
+        return [column[: self._size] for column in self._room]
+
+    def add(self, *columns: NDArray[Any]) -> None:
+        """Copy rows in: their keys, then anything else that has as many rows."""
+        end = self._size + len(columns[0])
+        if not self._room:
+            self._room = [column[:0] for column in columns]
+        for i, (room, column) in enumerate(zip(self._room, columns, strict=True)):
+            dtype = np.result_type(room, column)
+            if end > len(room) or dtype != room.dtype:
+                wider = np.empty((max(end, 2 * len(room)), *column.shape[1:]), dtype=dtype)
+                wider[: self._size] = room[: self._size]
+                self._room[i] = wider
+            self._room[i][self._size : end] = column
+        self._size = end
+
+    def prune(self, share: int) -> None:
+        """Drop the largest keys when there are a quarter more rows than ``share``."""
+        if self._size <= 1.25 * share:
+            return
+        order = np.argsort(self._room[0][: self._size], kind="stable")[:share]
+        for column in self._room:
+            column[:share] = column[order]
+        self._size = share
+        self.threshold = float(self._room[0][share - 1])
+
+
+def _pick(parts: list[NDArray[Any]], none: NDArray[Any], index: NDArray[np.intp]) -> NDArray[Any]:
+    """Rows of the parts, taken as one below the other; ``none`` has no rows, and the dtype and width of all."""
+    picked = np.empty((len(index), *none.shape[1:]), dtype=none.dtype)
+    start = 0
+    for part in parts:
+        mine = np.flatnonzero((index >= start) & (index < start + len(part)))
+        picked[mine] = part[index[mine] - start]
+        start += len(part)
+    return picked

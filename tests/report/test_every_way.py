@@ -1,0 +1,115 @@
+"""Explanation and report, whichever way an ESVDFair came to be."""
+
+import numpy as np
+import pytest
+from sklearn.neural_network import MLPRegressor
+
+from esvdfair import ESVDFair
+from esvdfair.explain import explain_directions
+from esvdfair.federated import collect_moments, repair_from_moments
+from esvdfair.report import render_report
+from esvdfair.sample import Effort
+
+ROWS = 240
+
+
+def arrays(case, **options):
+    return ESVDFair(case.model, **options).fit(case.X, case.y, sensitive_features=case.groups)
+
+
+def unlabelled(case, **options):
+    return ESVDFair(case.model, **options).fit(case.X, sensitive_features=case.groups)
+
+
+def validated(case, **options):
+    half = ROWS // 2
+    validation = case.X[half:], case.y[half:], case.groups[half:]
+    fair = ESVDFair(case.model, **options)
+    return fair.fit(case.X[:half], case.y[:half], sensitive_features=case.groups[:half], validation=validation)
+
+
+def streamed(case, **options):
+    def batches():
+        for part in np.array_split(np.arange(ROWS), 3):
+            yield case.X.iloc[part], case.y[part], case.groups[part]
+
+    return ESVDFair(case.model, **options).fit(batches)
+
+
+def unfitted(case, **options):
+    learner = MLPRegressor(hidden_layer_sizes=(4,), solver="lbfgs", max_iter=20, tol=1.0, random_state=0)
+    return ESVDFair(learner, **options).fit(case.X, case.y, sensitive_features=case.groups)
+
+
+def no_rows_to_hold_out(case, **options):
+    return ESVDFair(case.model, validation_fraction=0.0, **options).fit(case.X, case.y, sensitive_features=case.groups)
+
+
+def from_moments(case, **_):
+    site = collect_moments(case.model, case.X, case.y, sensitive_features=case.groups)
+    return repair_from_moments(case.model, site)
+
+
+def from_moments_judged(case, **_):
+    site = collect_moments(case.model, case.X, case.y, sensitive_features=case.groups)
+    return repair_from_moments(case.model, site, validation=(case.X, case.y, case.groups))
+
+
+def from_moments_unlabelled(case, **_):
+    site = collect_moments(case.model, case.X, sensitive_features=case.groups)
+    return repair_from_moments(case.model, site)
+
+
+class Few:
+    def __init__(self, case):
+        self.model, self.X, self.y = case.model, case.X[:ROWS], case.y[:ROWS]
+        self.groups = case.groups.to_numpy()[:ROWS]
+
+
+SAID = {
+    arrays: "rows held out from the fit",
+    unlabelled: "rows held out from the fit",
+    validated: "rows that this report was given",
+    streamed: "rows held out from the fit",
+    unfitted: "rows held out from the fit",
+    no_rows_to_hold_out: "the very rows that fitted the repair",
+    from_moments: "No rows chose it",
+    from_moments_judged: "validation rows, which chose",
+    from_moments_unlabelled: "No rows chose it",
+}
+
+
+# moments are repaired by parity alone
+CASES = [
+    (way, method)
+    for way in SAID
+    for method in ("parity", "exact")
+    if method == "parity" or "moments" not in way.__name__
+]
+
+
+@pytest.mark.parametrize(("way", "method"), CASES, ids=[f"{way.__name__} {method}" for way, method in CASES])
+def test_explained_and_reported(case, way, method):
+    few = Few(case)
+    fair = way(few, method=method, effort=Effort.quick())
+    found = explain_directions(fair, few.X, sensitive_features=few.groups)
+    assert found.after == "repaired model"
+    if method == "parity":  # it edits the last layer alone
+        assert found.mean_gap_after == pytest.approx(found.mean_gap_before)
+    else:
+        assert found.mean_gap_after < found.mean_gap_before
+    page = render_report(fair, few.X, few.y, sensitive_features=few.groups)
+    assert SAID[way] in page
+    assert "NaN" not in page
+    assert fair.summary_["error_against"] == ("predictions" if "unlabelled" in way.__name__ else "labels")
+
+
+def test_a_model_that_is_perfect_on_its_labels_has_labels(case):
+    few = Few(case)
+    few.y = few.model.predict(few.X)
+    page = render_report(
+        arrays(few, method="parity", effort=Effort.quick()), few.X, few.y, sensitive_features=few.groups
+    )
+    assert "mean squared error" in page
+    assert "There were no labels" not in page
+    assert "instead of none" in page or "larger" in page

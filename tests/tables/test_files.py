@@ -1,0 +1,179 @@
+import hashlib
+import re
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from esvdfair.tables import Roles, open_table, read_rows
+
+TABLE = pd.DataFrame({"a": [1.0, 2.0, 3.0, 4.0], "b": [0, 1, 0, 1], "y": [0.5, 1.5, 2.5, 3.5], "sex": list("fmfm")})
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "table.csv"
+    TABLE.to_csv(file, index=False)
+    return file
+
+
+def save(folder, text):
+    file = folder / "odd.csv"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return file
+
+
+def test_csv_and_parquet_give_the_same_rows(path, tmp_path):
+    TABLE.to_parquet(tmp_path / "table.parquet")
+    (tmp_path / "table.parquet").rename(tmp_path / "any.name")  # the content decides
+    for file in (path, tmp_path / "any.name"):
+        rows = read_rows(file, Roles(("sex",), "y"))
+        assert list(rows.X.columns) == ["a", "b"]
+        np.testing.assert_array_equal(rows.X, TABLE[["a", "b"]])
+        np.testing.assert_array_equal(rows.y, TABLE["y"])
+        assert list(rows.groups["sex"]) == list("fmfm")
+        assert rows.scan.labels == ("f", "m")
+        assert (len(rows), rows.scan.dropped, rows.attribute) == (4, 0, "sex")
+        assert rows.scan.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_inputs_are_the_other_columns_or_those_that_are_named(path):
+    assert list(read_rows(path, Roles(("sex",))).X) == ["a", "b", "y"]
+    assert list(read_rows(path, Roles(("b",), "y", features=("sex", "b"))).X) == ["sex", "b"]
+    with_predictions = read_rows(path, Roles(("sex",), "y", "a"))
+    assert with_predictions.X.shape == (4, 0)
+    assert list(with_predictions.predictions) == [1, 2, 3, 4]
+
+
+def test_several_attributes_and_part_of_the_rows(path):
+    rows = read_rows(path, Roles(("sex", "b"), "y"))
+    assert rows.scan.labels == (("f", 0), ("m", 1))
+    part = rows.take(np.array([True, True, False, False]))
+    assert (len(part), list(part.y), list(part.X["a"])) == (2, [0.5, 1.5], [1, 2])
+
+
+@pytest.mark.parametrize("mark", [b"\xef\xbb\xbf", b""])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_line_ends_and_byte_order_marks(tmp_path, mark, end):
+    rows = read_rows(save(tmp_path, mark + end.join(["a,sex", "1,f", "2,m"]).encode()), Roles(("sex",)))
+    assert list(rows.X.columns) == ["a"]
+    assert list(rows.X["a"]) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        (" \n \n", "is empty"),
+        ("a,sex\n", "2 columns and no rows"),
+        ("x" * 10_000_000, "line 1 is longer than 4 MB"),
+        ("a,sex\n1,f\n" + "x" * 10_000_000 + "\n2,m\n", "line 3 is longer than 4 MB"),
+        (b"a,sex\n\xff\xfe,1\n", "not text in UTF-8"),
+        (b"\x08\x00\x01model", "neither Parquet nor text"),
+        ("a,b\n1,2\n", "no column 'sex'"),
+        ("a,sex\n1,2\n1,2,3,4\n", "Expected 2 fields in line 3, saw 4"),
+        ("a,sex\n1,2,3\n4,5,6\n", "more fields than the header has names"),
+        ("a,sex,a\n1,f,2\n", "header has 'a' more than once"),
+        ("a;sex\n1;f\n", "separated by something else than commas"),
+        (b"PAR1 cut short", "cannot be read as a table"),
+        ('a,sex\n"1,f\n2,m\n', "cannot be read as a table"),
+    ],
+)
+def test_files_that_are_no_table(tmp_path, text, said):
+    with pytest.raises(ValueError, match=r"odd\.csv") as error:
+        read_rows(save(tmp_path, text), Roles(("sex",)))
+    assert said in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+def test_paths_that_lead_to_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        open_table(tmp_path / "none.csv")
+    with pytest.raises(IsADirectoryError, match="is a directory"):
+        open_table(tmp_path)
+
+
+def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
+    TABLE.to_parquet(tmp_path / "table.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r"esvdfair\[data\]"):
+        open_table(tmp_path / "table.parquet")
+
+
+@pytest.mark.parametrize(
+    ("roles", "said"),
+    [
+        (Roles(("Sexe",)), "no column 'Sexe'. Did you mean 'sex'? It has 'a', 'b', 'y', 'sex'."),
+        (Roles(("unheard",)), "no column 'unheard'. It has"),
+        (Roles(("sex",), features=("a", "bb")), "no column 'bb'"),
+        (Roles(("sex",), "sex"), "'sex' is the target and something else"),
+        (Roles(("sex",), "y", features=("a", "y")), "'y' is the target and something else"),
+        (Roles(("sex",), "y", "y"), "'y' is the predictions and something else"),
+        (Roles(("sex",), features=("a", "a")), "named twice: 'a'"),
+        (Roles(("sex", "sex")), "named twice"),
+        (Roles(("sex", "a", "b", "y")), "no column left"),
+        (Roles(()), "no sensitive column"),
+        (Roles(("b",), "sex"), "the target, is not numeric, for example 'f'"),
+        (Roles(("b",), None, "sex"), "the predictions, is not numeric"),
+    ],
+)
+def test_roles_that_do_not_fit(path, roles, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        read_rows(path, roles)
+
+
+def test_missing_values_are_counted_in_the_columns_that_matter(tmp_path):
+    file = save(tmp_path, "a,b,y,sex\n,1,1,f\n2,,1,m\n3,1,,f\n4,1,1,\n5,1,1,m\n6,1,1,f\n")
+    roles = Roles(("sex",), "y", features=("a",))
+    with pytest.raises(
+        ValueError, match=r"3 of 6 rows \('a' 1, 'y' 1, 'sex' 1\).*drop_missing leaves.*; missing_group makes"
+    ):
+        read_rows(file, roles)
+    rows = read_rows(file, roles, drop_missing=True)
+    assert (list(rows.X["a"]), rows.scan.dropped, list(rows.X.index)) == ([2, 5, 6], 3, [1, 4, 5])
+    with pytest.raises(ValueError, match=r"2 of 6 rows \('a' 1, 'y' 1\)\. drop_missing leaves those rows out\.$"):
+        read_rows(file, roles, missing_group=True)
+    grouped = read_rows(file, roles, drop_missing=True, missing_group=True)
+    assert grouped.scan.labels == ("f", "m", "missing")
+
+
+def test_a_missing_attribute_that_is_also_an_input_is_still_missing(tmp_path):
+    file = save(tmp_path, "a,b\n1,0\n2,1\n3,\n")
+    with pytest.raises(ValueError, match="'b' 1"):
+        read_rows(file, Roles(("b",), features=("a", "b")), missing_group=True)
+
+
+def test_numeric_attributes_with_missing_values_stay_whole(tmp_path):
+    rows = read_rows(save(tmp_path, "a,b\n1,0\n2,1\n3,\n"), Roles(("b",)), missing_group=True)
+    assert rows.scan.labels == (0, 1, "missing")
+
+
+def test_nullable_columns_of_parquet(tmp_path):
+    table = TABLE.assign(y=pd.array([1, None, 3, 4], dtype="Int64"))
+    table.to_parquet(tmp_path / "t.parquet")
+    rows = read_rows(tmp_path / "t.parquet", Roles(("sex",), "y"), drop_missing=True)
+    assert rows.y.dtype == np.float64
+    assert list(rows.y) == [1, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a,sex\n1,f\n2,f\n", "all 2 rows of"),
+        ("a,sex\ninf,f\n2,m\n", "'a' of"),
+        ("a,sex\n1,0.5\n2,0.25\n", "the sensitive column 'sex' holds the fractional value"),
+        ("a,sex\n,f\n,m\n", "none is left"),
+    ],
+)
+def test_rows_that_cannot_be_used(tmp_path, text, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        read_rows(save(tmp_path, text), Roles(("sex",)), drop_missing=True)
+
+
+def test_long_names_are_cut_in_errors(tmp_path):
+    names = [f"column_{i}_" + "x" * 500 for i in range(40)]
+    file = save(tmp_path, ",".join(names) + "\n" + ",".join("1" for _ in names) + "\n")
+    with pytest.raises(ValueError, match="and 28 more") as error:
+        read_rows(file, Roles(("sex",)))
+    assert len(str(error.value)) < 1200

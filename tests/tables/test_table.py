@@ -1,0 +1,432 @@
+"""A file read in pieces is the same table as the file read at once."""
+
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.neural_network import MLPRegressor
+
+from esvdfair import Effort, ESVDFair, fit_curve
+from esvdfair.batches import row_key
+from esvdfair.tables import Roles, TableBatches, files, open_table, scan
+from esvdfair.tables import table as table_module
+from esvdfair.tables.files import last_end, record_ends
+
+FEATURES = ["a", "b", "c", "n"]
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Files are cut into chunks of a few rows, none of which is kept."""
+    monkeypatch.setattr(files, "BLOCK", 2000)
+    monkeypatch.setattr(files, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(table_module, "HELD_BYTES", -1)
+
+
+@pytest.fixture
+def tiny_chunks(small_chunks, monkeypatch):
+    monkeypatch.setattr(files, "BLOCK", 400)
+
+
+def people(rows=500, seed=0):
+    rng = np.random.default_rng(seed)
+    sex = np.where(rng.random(rows) < 0.4, "f", "m")
+    x = rng.normal(size=(rows, 3)) + np.where(sex == "m", 0.8, 0.0)[:, None]
+    table = pd.DataFrame(x, columns=["a", "b", "c"]).assign(n=rng.integers(0, 9, rows), sex=sex)
+    return table.assign(y=x.sum(axis=1) + rng.normal(size=rows))
+
+
+def save(table, folder, kind="csv"):
+    path = folder / f"table.{kind}"
+    if kind == "csv":
+        table.to_csv(path, index=False)
+    else:
+        table.to_parquet(path, row_group_size=40)
+    return path
+
+
+def joined(table):
+    """All batches, one below the other: inputs, labels, names of groups, row ids."""
+    parts = list(table)
+    return SimpleNamespace(
+        x=pd.concat([batch.x for batch in parts]),
+        y=np.concatenate([batch.y for batch in parts]),
+        groups=[batch.labels[code] for batch in parts for code in batch.codes],
+        row_id=np.concatenate([batch.row_id for batch in parts]),
+        sizes=[len(batch.codes) for batch in parts],
+    )
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_batches_hold_the_rows_of_the_file_in_order_and_can_be_read_again(small_chunks, tmp_path, kind):
+    data = people()
+    table = TableBatches(save(data, tmp_path, kind), Roles(("sex",), "y"), batch_rows=4)
+    assert len(table.scan.chunks) > 15
+    assert (table.scan.rows, table.scan.labels) == (500, ("f", "m"))
+    assert table.scan.sizes == tuple(data["sex"].value_counts().sort_index())
+    for _ in range(2):
+        found = joined(table)
+        pd.testing.assert_frame_equal(found.x, data[FEATURES], check_index_type=False)
+        np.testing.assert_array_equal(found.y, data["y"])
+        assert found.groups == list(data["sex"])
+        np.testing.assert_array_equal(found.row_id, np.arange(500))
+        assert found.row_id.dtype == np.int64
+        assert max(found.sizes) <= 4
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_dropped_rows_leave_gaps_in_the_row_ids(small_chunks, tmp_path, kind):
+    data = people(120)
+    data.loc[[0, 5, 6, 50], "a"] = np.nan
+    data.loc[[6, 119], "sex"] = None
+    data.loc[10:60, "b"] = np.nan  # whole chunks of it
+    whole = data.notna().all(axis=1)
+    table = TableBatches(save(data, tmp_path, kind), Roles(("sex",), "y"), drop_missing=True)
+    found = joined(table)
+    np.testing.assert_array_equal(found.row_id, np.flatnonzero(whole))
+    np.testing.assert_array_equal(found.x, data.loc[whole, FEATURES])
+    assert (table.scan.total, table.scan.dropped) == (120, (~whole).sum())
+    with pytest.raises(ValueError, match=rf"missing values in {(~whole).sum()} of 120 rows \('b' 51, 'a' 4, 'sex' 2\)"):
+        TableBatches(save(data, tmp_path, kind), Roles(("sex",), "y"))
+
+
+@pytest.mark.parametrize("held", [-1, 10**9])
+@pytest.mark.parametrize(
+    ("early", "late", "expected"),
+    [
+        ("1", "2.0", np.float64),  # whole numbers that turn out to be fractions
+        ("1", "", np.float64),  # or to be missing
+        ("007", "x", "text"),  # numbers that turn out to be text keep their zeros
+        ("True", "1", "text"),
+        ("True", "False", np.bool_),
+        ("", "3", np.float64),
+        ("inf", "none at all", "text"),
+    ],
+)
+def test_the_type_of_a_column_is_that_of_the_whole_file(
+    tiny_chunks, monkeypatch, tmp_path, early, late, expected, held
+):
+    monkeypatch.setattr(table_module, "HELD_BYTES", held)
+    path = tmp_path / "odd.csv"
+    lines = [f"{value},{sex}" for value in [early] * 200 + [late] * 200 for sex in "fm"]
+    path.write_text("\n".join(["a,sex", *lines]) + "\n")
+    oracle = pd.read_csv(path, low_memory=False).dropna()
+    table = TableBatches(path, Roles(("sex",)), drop_missing=True)
+    assert len(table.scan.chunks) > 5
+    found = pd.concat([batch.x for batch in table])
+    assert list(found["a"]) == list(oracle["a"])
+    kinds = {batch.x["a"].dtype for batch in table} | {table.scan.head["a"].dtype}
+    assert len(kinds) == 1
+    if expected == "text":
+        assert pd.api.types.is_string_dtype(kinds.pop())
+    else:
+        assert kinds == {np.dtype(expected)}
+
+
+@pytest.mark.parametrize(
+    ("early", "late", "labels"),
+    [
+        (["0", "1"], ["0.0", "1.0"], (0, 1)),  # one group, however it is written
+        (["0", "1"], ["", "1"], (0, 1, "missing")),
+        (["0", "1"], ["x", "1"], ("0", "1", "x")),
+        (["True", "False"], ["", "True"], (False, True, "missing")),
+        (["0.5", "0.25"], ["x", "0.5"], ("0.25", "0.5", "x")),  # text, so not continuous
+    ],
+)
+def test_groups_are_those_of_the_whole_file(tiny_chunks, tmp_path, early, late, labels):
+    path = tmp_path / "odd.csv"
+    path.write_text("\n".join(["a,g", *(f"1.5,{g}" for g in early * 100 + late * 100)]) + "\n")
+    table = TableBatches(path, Roles(("g",)), missing_group=True)
+    assert table.scan.labels == labels
+    assert {batch.labels[code] for batch in table for code in batch.codes} == set(labels)
+    assert sum(table.scan.sizes) == 400
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("1,2,3,oops,f", "more fields than|Expected 4 fields in line 302, saw 5"),
+        ("1,2,x,f", "the target, is not numeric, for example 'x'"),
+        ("1,inf,3,f", "'b' of .* holds 1 infinite"),
+        ("1,,3,f", r"missing values in 1 of 601 rows \('b' 1\)"),
+        ("1,\xff,3,f", "not text in UTF-8"),
+    ],
+)
+def test_what_is_wrong_far_into_the_file_is_found(tiny_chunks, tmp_path, line, said):
+    path = tmp_path / "odd.csv"
+    lines = [f"{i},{i / 7},{i},{'fm'[i % 2]}" for i in range(600)]
+    path.write_bytes("\n".join(["a,b,y,sex", *lines[:300], line, *lines[300:]]).encode("latin-1"))
+    with pytest.raises(ValueError, match=said):
+        TableBatches(path, Roles(("sex",), "y"))
+
+
+def test_a_line_that_is_too_long_in_the_middle_of_a_chunk_names_its_line(tiny_chunks, tmp_path):
+    path = tmp_path / "odd.csv"
+    path.write_text("a,b,sex\n" + "1,2,f\n" * 99 + "1,2,m,4\n" + "1,2,f\n" * 99)
+    with pytest.raises(ValueError, match="Expected 3 fields in line 101, saw 4"):
+        TableBatches(path, Roles(("sex",)))
+
+
+def test_a_quotation_mark_that_is_never_closed(tiny_chunks, monkeypatch, tmp_path):
+    monkeypatch.setattr(files, "PIECE", 1000)
+    path = tmp_path / "odd.csv"
+    path.write_text("a,sex\n" + "1,f\n" * 50 + '"2,m\n' + "1,f\n" * 5000)
+    with pytest.raises(ValueError, match=r"row that starts in line 52 goes on for more than .* mark may not be closed"):
+        TableBatches(path, Roles(("sex",)))
+
+
+def test_sensitive_columns_of_too_many_values(small_chunks, monkeypatch, tmp_path):
+    monkeypatch.setattr(scan, "MAX_GROUPS", 20)
+    table = people(300).assign(name=[f"p{i}" for i in range(300)])
+    path = save(table, tmp_path)
+    with pytest.raises(ValueError, match="the sensitive column 'name' makes more than 20 groups"):
+        TableBatches(path, Roles(("name",), "y"))
+    with pytest.raises(ValueError, match="the sensitive column 'a' holds the fractional value"):
+        TableBatches(path, Roles(("a",), "y"))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("seed", range(3))
+def test_records_end_where_pandas_says(tiny_chunks, tmp_path, end, seed):
+    """Fields with line ends, doubled marks and stray marks; the parser of the whole file is the oracle."""
+    odd = ["plain", '"with, comma"', '"two\nlines"', '"say ""hi"""', '5" pipe', 'a"b"', '""', '"q"r', "é"]
+    rng = np.random.default_rng(seed)
+    lines = [f"{i},{rng.choice(odd)},{'fm'[i % 2]}" for i in range(300)]
+    path = tmp_path / "odd.csv"
+    path.write_text(end.join(['n,"two\nlines",sex', *lines]), newline="")
+    oracle = pd.read_csv(path, low_memory=False, keep_default_na=True).fillna("")
+    table = TableBatches(path, Roles(("sex",)), drop_missing=True)
+    found = pd.concat([batch.x for batch in table])
+    kept = oracle[oracle["two\nlines"] != ""]
+    assert list(found["n"]) == list(kept["n"])
+    assert list(found["two\nlines"]) == list(kept["two\nlines"])
+
+
+def test_record_ends():
+    assert list(record_ends(b'a,"b\n",c\nd')) == [9]
+    assert last_end(b'a,"b\n",c\nd') == 9
+    assert last_end(b'"never\nclosed\n') == 0
+    assert last_end(b"a\rb\rc") == 4
+    assert last_end(b"none") == 0
+    assert list(record_ends(b'5" pipe\n7" pipe\n')) == [8, 16]
+
+
+@pytest.fixture(scope="module")
+def network():
+    data = people(400, seed=9)
+    model = MLPRegressor(hidden_layer_sizes=(6, 5), max_iter=60, solver="lbfgs", random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # good enough to be repaired
+        return model.fit(data[FEATURES], data["y"])
+
+
+def from_memory_and_file(network, method, path, data):
+    """The same repair from rows in memory and from a file."""
+    held, streamed = (ESVDFair(network, method=method, random_state=3, effort=Effort.quick()) for _ in range(2))
+    held.fit(data[FEATURES], data["y"], sensitive_features=data["sex"])
+    return held, streamed.fit(TableBatches(path, Roles(("sex",), "y")))
+
+
+# Transport sorts rows into bins again and again, which makes much of the last digits of a sum: on this table 3e-4 of
+# the error and 1 % of the weights.
+@pytest.mark.parametrize(
+    ("method", "error", "weights"),
+    [("transport", 1e-3, 0.03), ("parity", 1e-5, 1e-5), ("exact", 1e-5, 1e-5), ("paper", 1e-5, 1e-5)],
+)
+def test_a_repair_in_pieces_is_that_from_memory(small_chunks, tmp_path, network, method, error, weights):
+    """Same held-out rows, same samples: only sums are taken in another order."""
+    data = people(800)
+    held, streamed = from_memory_and_file(network, method, save(data, tmp_path), data)
+    assert streamed.summary_["group_sizes"] == held.summary_["group_sizes"]
+    for name in ("ks_before", "mse_before", "mean_gap_before"):
+        assert streamed.summary_[name] == pytest.approx(held.summary_[name], rel=1e-9), name
+    for name in ("ks_after", "mse_after"):
+        assert streamed.summary_[name] == pytest.approx(held.summary_[name], rel=error), name
+    for old, new in zip(held.edits_, streamed.edits_, strict=True):
+        assert np.linalg.norm(new.weight_after - old.weight_after) < weights * np.linalg.norm(old.weight_after)
+
+
+def test_a_repair_from_one_chunk_is_that_from_memory_to_the_last_digit(tmp_path, network):
+    data = people(800)
+    held, streamed = from_memory_and_file(network, "transport", save(data, tmp_path), data)
+    assert streamed.summary_ == held.summary_
+    np.testing.assert_array_equal(streamed.edits_[-1].weight_after, held.edits_[-1].weight_after)
+
+
+def test_validation_rows_may_stream_as_well(small_chunks, tmp_path, network):
+    data, new = people(300), people(200, seed=1)
+    options = {"method": "parity", "random_state": 0, "effort": Effort.quick()}
+    held = fit_curve(
+        network, data[FEATURES], data["y"], sensitive_features=data["sex"],
+        validation=(new[FEATURES], new["y"], new["sex"]), **options,
+    )  # fmt: skip
+    (tmp_path / "new").mkdir()
+    fitting, judging = (
+        TableBatches(save(table, folder), Roles(("sex",), "y"))
+        for table, folder in ((data, tmp_path), (new, tmp_path / "new"))
+    )
+    streamed = fit_curve(network, fitting, validation=(judging, None, None), **options)
+    assert [p.ks for p in streamed.points] == pytest.approx([p.ks for p in held.points])
+    assert streamed.evaluated_on == "validation"
+
+
+# --- samples -------------------------------------------------------------------------------------------------------
+
+
+def test_a_sample_is_by_the_hash_of_the_row_and_does_not_depend_on_the_chunks(small_chunks, monkeypatch, tmp_path):
+    monkeypatch.setattr(table_module, "RARE_ROWS", 10)
+    monkeypatch.setattr(files, "BLOCK", 20_000)
+    data = people(3000)
+    path = save(data, tmp_path)
+    table = TableBatches(path, Roles(("sex",), "y"))
+    part = table.sample(600, seed=4)
+    assert 500 < len(part) < 700
+    assert part.scan.rows == 3000
+    assert (part.X.index == part.groups.index).all()
+    pd.testing.assert_frame_equal(part.X, data.loc[part.X.index, FEATURES])
+    assert list(part.X.index) == list(np.flatnonzero(row_key(np.arange(3000), 4 + table_module._SAMPLE) < 0.2))
+    monkeypatch.setattr(files, "BLOCK", 50_000)
+    monkeypatch.setattr(table_module, "HELD_BYTES", 10**9)
+    again = TableBatches(path, Roles(("sex",), "y")).sample(600, seed=4)
+    assert list(again.X.index) == list(part.X.index)
+    assert list(table.sample(600, seed=5).X.index) != list(part.X.index)
+    assert len(table.sample(5000)) == len(table.sample()) == 3000
+
+
+def test_a_rare_group_is_in_every_sample(small_chunks, monkeypatch, tmp_path):
+    monkeypatch.setattr(table_module, "RARE_ROWS", 50)
+    monkeypatch.setattr(files, "BLOCK", 20_000)
+    data = people(3000)
+    data.loc[[7, 1000, 2900], "sex"] = "x"
+    part = TableBatches(save(data, tmp_path), Roles(("sex",), "y")).sample(300)
+    assert part.groups["sex"].value_counts()["x"] == 3
+    assert 250 < len(part) < 360
+
+
+# --- ranks and memory ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_ranks_share_the_chunks(small_chunks, monkeypatch, tmp_path, kind):
+    table = TableBatches(save(people(), tmp_path, kind), Roles(("sex",), "y"))
+    monkeypatch.setattr(scan, "world_size", lambda: 3)
+    shares = []
+    for rank in range(3):
+        monkeypatch.setattr(scan, "rank", lambda rank=rank: rank)
+        shares.append(joined(table).row_id.tolist())
+    assert all(len(share) > 100 for share in shares)
+    assert sorted(row for share in shares for row in share) == list(range(500))
+    assert len(table.sample()) == 500  # whichever rank asks
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_small_files_have_a_chunk_for_every_rank(tmp_path, kind):
+    source = open_table(save(people(), tmp_path, kind))
+    assert len(source.plan()[0]) == (1 if kind == "csv" else 13)  # row groups of 40
+    assert len(source.plan(20)[0]) >= 20
+
+
+def test_what_ranks_have_seen_adds_up(small_chunks, monkeypatch, tmp_path):
+    """A scan whose chunks are seen by two ranks says what a scan by one says."""
+    data = people(200)
+    data["mixed"] = ["1"] * 100 + ["x"] * 100
+    data.loc[3, "a"] = np.nan
+    path = save(data, tmp_path)
+    roles = Roles(("sex",), "y")
+    alone = TableBatches(path, roles, drop_missing=True).scan
+    observe = scan._observe
+
+    def two_ranks(source, usage, chunks, *rest):
+        (first, _), (second, _) = (observe(source, usage, chunks[i::2], *rest) for i in range(2))
+        first.merge(second)
+        return first, None
+
+    monkeypatch.setattr(scan, "_observe", two_ranks)
+    shared = TableBatches(path, roles, drop_missing=True).scan
+    assert shared.texts == alone.texts == ("mixed",)
+    for name in ("total", "rows", "labels", "sizes", "firsts", "floats"):
+        assert getattr(shared, name) == getattr(alone, name), name
+    pd.testing.assert_frame_equal(shared.head, alone.head)
+
+
+def test_progress_is_told_in_bytes(small_chunks, tmp_path):
+    path = save(people(), tmp_path)
+    told = []
+    table = TableBatches(path, Roles(("sex",), "y"), progress=lambda done, size: told.append((done, size)))
+    size = path.stat().st_size
+    assert told[-1] == (size, size)
+    told.clear()
+    assert sum(len(batch.codes) for batch in table) == 500
+    assert told[0] == (0, size)
+    assert told == sorted(told)
+    assert told[-1] == (size, size)
+
+
+def test_a_file_that_changes_between_passes(small_chunks, tmp_path):
+    path = save(people(), tmp_path)
+    table = TableBatches(path, Roles(("sex",), "y"))
+    save(people(400, seed=1), tmp_path)
+    with pytest.raises(ValueError, match="has changed since it was first read"):
+        list(table)
+
+
+def test_what_comes_through_a_pipe_can_be_read_again(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    text = people(100).to_csv(index=False)
+    writer = threading.Thread(target=pipe.write_text, args=(text,))
+    writer.start()
+    table = TableBatches(pipe, Roles(("sex",), "y"))
+    writer.join()
+    assert sum(len(batch.codes) for batch in table) == 100
+    assert table.path == pipe
+
+
+PEAK = """
+import resource, sys
+import pyarrow.parquet
+from esvdfair.tables import Roles, TableBatches, files, table as module
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+module.HELD_BYTES, files.BLOCK = 0, 2**20
+print(peak())
+for path in sys.argv[1:]:
+    table = TableBatches(path, Roles(("g",), "y"))
+    print(sum(len(batch.codes) for batch in table), peak())
+"""
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("csv", 120_000), ("parquet", 400_000)])
+def test_memory_does_not_grow_with_the_file(tmp_path, kind, rows):
+    """A file four times as large needs the same memory, far less than its values take."""
+    paths = [tmp_path / f"{size}.{kind}" for size in (rows // 4, rows)]
+    values = [write_numbers(path, size, columns=30) for path, size in zip(paths, (rows // 4, rows), strict=True)]
+    done = subprocess.run([sys.executable, "-c", PEAK, *paths], capture_output=True, check=True)
+    before, *seen = map(int, done.stdout.split())
+    assert seen[0::2] == [rows // 4, rows]
+    assert seen[3] < 1.2 * seen[1]
+    assert seen[3] - before < values[1] / 2
+
+
+def write_numbers(path, rows, columns):
+    """A table of so many rows, written in pieces; gives the bytes of its values."""
+    rng = np.random.default_rng(0)
+    piece = pa.table(
+        {f"x{i}": rng.normal(size=10_000) for i in range(columns)}
+        | {"y": rng.normal(size=10_000), "g": rng.integers(0, 2, 10_000)}
+    )
+    with path.open("wb") as file:
+        make = pyarrow.csv.CSVWriter if path.suffix == ".csv" else pyarrow.parquet.ParquetWriter
+        with make(file, piece.schema) as writer:
+            for _ in range(rows // len(piece)):
+                writer.write_table(piece)
+    return rows * (columns + 2) * 8

@@ -1,0 +1,106 @@
+"""What ESVDFair says of itself is so, and nothing has to be guessed back: by what was chosen, against which labels."""
+
+import numpy as np
+import pytest
+
+from esvdfair import Effort, ESVDFair, ks_distance
+from esvdfair.batches import Batch
+from esvdfair.explain import scan_layers
+
+torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
+
+METHODS = ["paper", "exact", "parity", "transport"]
+
+
+def people(rows=600, seed=0):
+    rng = np.random.default_rng(seed)
+    a = rng.integers(0, 2, rows)
+    X = rng.normal(size=(rows, 4)).astype(np.float32)
+    X[:, 0] += 1.2 * a
+    return X, (X[:, 0] + np.sin(2 * X[:, 1]) + 0.3 * rng.normal(size=rows)), a
+
+
+def network(*, bias=True, head=None):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(4, 12), torch.nn.ReLU(), torch.nn.Linear(12, 8), torch.nn.ReLU()]
+        return torch.nn.Sequential(*layers, torch.nn.Linear(8, 1, bias=bias), *([head] if head else [])).double().eval()
+
+
+@pytest.mark.parametrize("head", [None, torch.nn.Sigmoid()], ids=["no head", "sigmoid"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "none"])
+@pytest.mark.parametrize("method", METHODS)
+def test_what_the_summary_says_is_what_the_model_does(method, bias, head):
+    X, y, a = people()
+    y = y if head is None else 1 / (1 + np.exp(-y))
+    fresh, fresh_y, fresh_a = people(400, seed=1)
+    fresh_y = fresh_y if head is None else 1 / (1 + np.exp(-fresh_y))
+    model = network(bias=bias, head=head)
+    fair = ESVDFair(model, method=method, effort=Effort.quick())
+    fair.fit(X.astype(float), y, sensitive_features=a, validation=(fresh.astype(float), fresh_y, fresh_a))
+    after, before = (
+        fair.predict(fresh.astype(float)),
+        np.asarray(model(torch.from_numpy(fresh.astype(float))).detach())[:, 0],
+    )
+    summary = fair.summary_
+    assert summary["mse_after"] == pytest.approx(np.mean((after - fresh_y) ** 2), rel=1e-9)
+    assert summary["mse_before"] == pytest.approx(np.mean((before - fresh_y) ** 2), rel=1e-9)
+    assert summary["ks_after"] == pytest.approx(ks_distance(after, sensitive_features=fresh_a), abs=1e-9)
+    assert (fair.point_.mse, fair.point_.ks) == pytest.approx((summary["mse_after"], summary["ks_after"]), rel=1e-9)
+    assert fair.curve_.points[fair.point_] == fair.point_
+    assert fair.model_ is model
+
+
+def test_a_model_that_is_perfect_on_its_labels_has_labels_all_the_same():
+    X, _, a = people()
+    model = network()
+    y = model(torch.from_numpy(X.astype(float))).detach().numpy()[:, 0]
+    for labels, against in ((y, "labels"), (None, "predictions")):
+        fair = ESVDFair(model, method="parity", effort=Effort.quick())
+        fair.fit(X.astype(float), labels, sensitive_features=a)
+        assert fair.summary_["error_against"] == against
+        assert fair.summary_["mse_before"] < 1e-20
+
+
+def test_a_layer_scan_takes_a_stream_of_batches_without_labels():
+    X, _, a = people(300)
+
+    def stream():
+        for start in range(0, 300, 100):
+            part = slice(start, start + 100)
+            yield Batch(X[part].astype(float), None, (0, 1), a[part].astype(np.intp), None, np.arange(300)[part])
+
+    scan = scan_layers(network(), stream)
+    assert scan.error_against == "predictions"
+    assert len(scan.layers) == 3
+
+
+@pytest.mark.parametrize("method", ["paper", "exact"])
+def test_a_loader_that_shuffles_is_refused_where_rows_are_read_twice(method):
+    X, y, a = people()
+    rng = np.random.default_rng(0)
+
+    def shuffled():
+        order = rng.permutation(len(y))
+        yield X[order].astype(float), y[order], a[order]
+
+    with pytest.raises(ValueError, match="another order every time"):
+        ESVDFair(network(), method=method, effort=Effort.quick()).fit(shuffled)
+
+
+@pytest.mark.parametrize("method", ["paper", "exact"])
+def test_a_target_reads_the_rows_three_times_at_most(method):
+    X, y, a = people(3000)
+    passes = 0
+
+    def stream():
+        nonlocal passes
+        passes += 1
+        for start in range(0, 3000, 500):
+            part = slice(start, start + 500)
+            yield X[part].astype(float), y[part], a[part]
+
+    effort = Effort(training_rows=1000, factors=(0.1, 1.0, 10.0), resamples=50)
+    fair = ESVDFair(network(), method=method, target_ks=0.2, effort=effort).fit(stream)
+    assert passes <= 4  # one of them reads the first batch only
+    assert fair.summary_["rows"] > 600  # judged on all rows in the end

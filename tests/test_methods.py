@@ -1,0 +1,104 @@
+"""Targets mean the same thing whatever the head, and parity at given reductions is what it says."""
+
+import numpy as np
+import pytest
+
+from esvdfair.core.moments import GroupMoments
+from esvdfair.methods import Refits, parity, transport
+from esvdfair.models.base import LinearLayer
+from esvdfair.models.heads import Head
+from esvdfair.sample import Effort, Rows, Sample
+
+
+def make_sample(head=None, *, rows=600, groups=2, seed=0):
+    rng = np.random.default_rng(seed)
+    codes = np.sort(rng.integers(0, groups, rows))
+    h = np.maximum(rng.normal(size=(rows, 8)) @ rng.normal(size=(8, 8)) + 0.8 * codes[:, None], 0)
+    w = rng.normal(size=8)
+    head = head or Head("identity")
+    labels = head.apply(h @ w + 0.3 * rng.normal(size=rows))
+    part = Rows(h, head.apply(h @ w), labels, codes, np.ones(rows))
+    moments = GroupMoments().update(np.column_stack([h, labels]), codes)
+    layer = LinearLayer("last", 0, w[None, :], np.zeros(1))
+    return Sample(tuple(range(groups)), moments, layer, head, part, part, "train", "labels")
+
+
+def solution(refits, target, ridge=1e-6):
+    _, quadratic = next(refits.quadratics(target, [ridge]))
+    return quadratic.layer(quadratic.minimiser)
+
+
+@pytest.mark.parametrize(
+    "head", [Head("affine", scale=-2.0, offset=1.0), Head("affine", inner_scale=3.0, inner_offset=1.0)]
+)
+def test_labels_are_undone_through_an_affine_head(head):
+    weight, bias = solution(Refits(make_sample(head), Effort()), "labels")
+    expected, intercept = solution(Refits(make_sample(), Effort()), "labels")
+    slope = head.apply(1.0) - head.apply(0.0)
+    np.testing.assert_allclose(weight, expected, atol=1e-6)
+    assert bias == pytest.approx(intercept, abs=1e-6)
+    assert slope != 1
+
+
+@pytest.mark.parametrize("kind", ["sigmoid", "exp", "softplus"])
+def test_labels_after_a_curved_head_are_fitted_after_it(kind):
+    head = Head(kind, inner_scale=0.2)
+    sample = make_sample(head)
+    weight, bias = solution(Refits(sample, Effort()), "labels")
+    rows = sample.training
+    after = head.apply(rows.features @ weight + bias)
+    assert np.mean((after - rows.y) ** 2) <= 1.05 * np.mean((rows.prediction - rows.y) ** 2)
+
+
+def test_predictions_alone_give_the_layer_back():
+    sample = make_sample()
+    weight, bias = solution(Refits(sample, Effort()), "predictions")
+    np.testing.assert_allclose(sample.training.features @ weight + bias, sample.training.prediction, atol=1e-8)
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+def test_the_optimum_is_fairer_at_lower_levels(groups):
+    sample = make_sample(groups=groups, rows=900)
+    rows, distances = sample.training, []
+    for _, quadratic in Refits(sample, Effort()).quadratics("optimum", [1e-6]):
+        weight, bias = quadratic.layer(quadratic.minimiser)
+        out = rows.features @ weight + bias
+        distances.append(np.ptp([out[rows.codes == g].mean() for g in range(groups)]))
+    assert distances[0] <= 1.02 * distances[-1]  # the layer can only follow the optimum as far as it is linear
+    before = [rows.prediction[rows.codes == g].mean() for g in range(groups)]
+    assert distances[0] < (0.5 if groups == 2 else 1.0) * np.ptp(before)
+
+
+def test_transport_covers_every_target_ridge_and_strength():
+    effort = Effort(ridges=(1e-4, 1e-2))
+    found = transport(make_sample(), effort=effort)
+    labels = [fit for fit in found if fit.target == "labels" and fit.ridge == 1e-4]
+    assert [fit.strength for fit in labels] == list(effort.strengths)
+    assert {fit.target.split()[0] for fit in found} == {"labels", "predictions", "optimum"}
+
+
+def test_transport_couples_a_bounded_number_of_rows():
+    refits = Refits(make_sample(rows=1000), Effort(transport_rows=300))
+    assert len(refits.problem.outputs(np.zeros(refits.problem.rank))) == 600
+
+
+@pytest.mark.parametrize(("mean", "covariance"), [(1.0, 1.0), (15.0, 150.0), (100.0, 1.0), (np.inf, np.inf)])
+def test_parity_at_given_reductions(mean, covariance):
+    sample = make_sample(seed=3)
+    (fit,) = parity(
+        sample,
+        targets=["labels"],
+        mean_reduction=mean,
+        covariance_reduction=covariance,
+        effort=Effort(ridges=(1e-4,)),
+    )
+    h, codes = sample.training.features, sample.training.codes
+
+    def gaps(w):
+        out = [h[codes == g] @ w for g in (0, 1)]
+        return (out[0].mean() - out[1].mean()) ** 2, (out[0].var(ddof=1) - out[1].var(ddof=1)) ** 2
+
+    before, after = gaps(sample.layer.weight[0]), gaps(fit.weight)
+    assert before[0] > 0.1
+    assert after[0] <= before[0] / mean * (1 + 1e-4) + 1e-18
+    assert after[1] <= before[1] / covariance * (1 + 1e-6) + 1e-18
