@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,8 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from esvdfair import ESVDFair, datasets
+from esvdfair import Effort, ESVDFair, datasets
 from esvdfair.cli import main
-from esvdfair.repair import repair_by_transport
 
 ROOT = Path(__file__).parents[1]
 pytestmark = [
@@ -40,11 +40,9 @@ def run_all(name, prepare):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
-    """A folder of its own, fewer candidates and, of the wages, fewer people: what is shown is the same."""
+    """A folder of its own, and less effort, which no page names: what is shown is the same."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("esvdfair.candidates.OPTIMUM_LEVELS", (0.1,))
-    monkeypatch.setitem(repair_by_transport.__kwdefaults__, "ridges", (1e-4,))
-    monkeypatch.setitem(repair_by_transport.__kwdefaults__, "strengths", (0.0, 1.0, 3.0, 10.0, 30.0, 100.0))
+    monkeypatch.setattr(Effort.__init__, "__defaults__", astuple(Effort.quick()))
     pytest.importorskip("matplotlib", reason="needs the extra esvdfair[plots]").use("Agg")
 
 
