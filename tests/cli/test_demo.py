@@ -31,10 +31,3 @@ def test_a_demo_replaces_nothing_unless_it_is_told_to(refused, monkeypatch, tmp_
     Path("demo-report.html").write_text("mine")
     assert "'demo-report.html' is there already; --force replaces it" in refused("demo")
     assert Path("demo-report.html").read_text() == "mine"
-
-
-def test_a_demo_replaces_nothing_unless_it_is_told_to(refused, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    Path("demo-report.html").write_text("mine")
-    assert "'demo-report.html' is there already; --force replaces it" in refused("demo")
-    assert Path("demo-report.html").read_text() == "mine"

@@ -309,14 +309,14 @@ class _Seen:
 
 def scan_table(
     table: TableFile, usage: Usage, *, progress: Progress | None = None, keep: bool = False
-) -> tuple[Scan, list[tuple[Chunk, pd.DataFrame]] | None]:
+) -> tuple[Scan, list[tuple[Chunk, pd.DataFrame]]]:
     """Read a table once, in bounded memory, and see whether it can be used.
 
     The ranks of a process group share the chunks and then tell each other what they have seen.
 
     Parameters
     ----------
-    keep : also give back the chunks of this rank, in case there is room for all of them
+    keep : give back all chunks of this rank; else only the first, which whoever looks at a few rows reads again
 
     Raises
     ------
@@ -369,19 +369,19 @@ def _observe(
     texts: Sequence[str],
     progress: Progress | None,
     keep: bool,
-) -> tuple[_Seen, list[tuple[Chunk, pd.DataFrame]] | None]:
+) -> tuple[_Seen, list[tuple[Chunk, pd.DataFrame]]]:
     seen = _Seen({name: set() for name in usage.columns})
-    kept = []
+    kept: list[tuple[Chunk, pd.DataFrame]] = []
     with reading() as listen:
         for chunk, frame in read_chunks(table, chunks, usage.columns, texts, progress, strict=True):
             seen.add(chunk, frame, usage)
-            if keep:
+            if keep or not kept:
                 kept.append((chunk, frame))
             listen()
     first, *others = all_gather(seen)
     for other in others:
         first.merge(other)
-    return first, kept if keep else None
+    return first, kept
 
 
 def _settle(

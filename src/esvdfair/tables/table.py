@@ -149,9 +149,7 @@ class TableBatches:
         self.scan, frames = scan_table(self._file, self._usage, progress=progress, keep=keep)
         if self.scan.small:
             _warn_of_small(self.scan, self.path, min_group_rows)
-        self._held: list[TableRows] | None = None
-        if frames is not None:
-            self._held = [self._complete(frame, self.scan.firsts[chunk.index]) for chunk, frame in frames]
+        self._held = {chunk: self._complete(frame, self.scan.firsts[chunk.index]) for chunk, frame in frames}
 
     def __iter__(self) -> Iterator[Batch]:
         for part in self._parts():
@@ -179,16 +177,17 @@ class TableBatches:
                 key = row_key(part.groups.index.to_numpy(dtype=np.int64), seed + _SAMPLE)
                 part = part.take(key < np.array([limit[label] for label in labels])[codes])
             parts.append(part)
-        return _join(parts)
+        return _join(sorted(parts, key=lambda part: part.groups.index[0] if len(part) else -1))
 
     def _parts(self, *, all_ranks: bool = False) -> Iterator[TableRows]:
-        """Chunk by chunk, the complete rows; those of this rank, or all."""
+        """Chunk by chunk, the complete rows; those of this rank, or all. The chunks that are held come first."""
         scan = self.scan
         chunks = list(scan.chunks) if all_ranks else own(scan.chunks)
-        if self._held is not None and len(self._held) == len(chunks):
-            yield from (part for part in self._held if len(part))
+        yield from (self._held[chunk] for chunk in chunks if chunk in self._held and len(self._held[chunk]))
+        others = [chunk for chunk in chunks if chunk not in self._held]
+        if not others:
             return
-        for chunk, frame in read_chunks(self._file, chunks, self._usage.columns, scan.texts, self._progress):
+        for chunk, frame in read_chunks(self._file, others, self._usage.columns, scan.texts, self._progress):
             first, end = (*scan.firsts, scan.total)[chunk.index : chunk.index + 2]
             if len(frame) != end - first:
                 raise ValueError(f"{str(self.path)!r} has changed since it was first read; start again.")
