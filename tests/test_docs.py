@@ -1,5 +1,6 @@
 """What README and guides show runs, prints what they say it prints, and every link leads somewhere."""
 
+import pkgutil
 import re
 import shlex
 import shutil
@@ -168,6 +169,16 @@ def test_guide_for_the_command_line(files):
 def test_the_guide_names_every_command():
     text = (ROOT / "docs/cli.md").read_text("utf-8")
     assert [name for name in main.list_commands(None) if f"`{name}`" not in text] == []
+
+
+def test_functions_and_tests_of_the_equations_are_there():
+    rows = re.findall(r"^\|.*\| (.*?) \| (.*?) \|$", (ROOT / "docs/equations.md").read_text("utf-8"), re.M)[2:]
+    assert len(rows) > 20
+    for functions, tests in rows:
+        for name in re.findall("`(.*?)`", functions):
+            assert pkgutil.resolve_name(f"esvdfair.{name}"), name
+        for place, _, test in (name.partition("::") for name in re.findall("`(.*?)`", tests)):
+            assert f"def {test}(" in (ROOT / "tests" / place).read_text("utf-8") or not test, f"{place} lacks {test}"
 
 
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
