@@ -47,9 +47,9 @@ def run(widths: Sequence[int], rows: int, *, transcribed: int, sample: int, repe
             "sensitive attribute at hand, and it removes mean differences without regard to what that costs the "
             "layer's outputs. `fit_transform` is the time to repaired activations; our edit has that in the weights.",
             "The transcription is `algorithm_1` in `benchmarks/speed/peers.py`: Algorithm 1 as printed, errata put "
-            f"right, with its loops and inverses. Its costs k_i were timed for {sample} of {transcribed} directions of each edit "
-            "and multiplied up (each direction does the same work), all else in full. *one inverse* takes the inverse "
-            "and XᵀX out of the loop, and runs in full. Both start from the activations, as does our time.",
+            f"right, with its loops and inverses. Its costs k_i were timed for {sample} of {transcribed} directions "
+            "of each edit and multiplied up (each direction does the same work), all else in full. *one inverse* takes "
+            "the inverse and XᵀX out of the loop, and runs in full. Both start from the activations, as does our time.",
         ],
     )
 

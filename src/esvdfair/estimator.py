@@ -22,6 +22,7 @@ from esvdfair.exceptions import Given, InputError
 from esvdfair.models import adapt
 from esvdfair.models.base import ModelAdapter
 from esvdfair.sample import Effort, Sample, Setting, draw, prepare
+from esvdfair.threads import few_threads
 
 METHODS = ("paper", "exact", "parity", "transport")
 Candidates = tuple[Sample, list[Fit], methods.Predicted]
@@ -167,15 +168,16 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         with together():
             check_options(self)
             setting = self._prepare(X, y, sensitive_features, sample_weight, validation)
-            hidden = self._hidden(setting)
-            sample, fits, predicted = self._refit_last(setting) if hidden is None else self._refit_edited(hidden)
-            curve, order = self._judge(setting, sample, fits, predicted)
-            point = self._choose(sample, curve)
-            chosen = order[point]
-            if hidden is not None and sample.partial:
-                sample, fits, predicted = hidden.fits([fits[chosen].diagnostics["reductions"]])
-                curve, point, chosen = *_replaced(curve, point, self._judge(setting, sample, fits, predicted)[0]), 0
-            take_point(self, sample, curve, point, fits[chosen], predicted[0][:, chosen])
+            with few_threads(setting.width):
+                hidden = self._hidden(setting)
+                sample, fits, predicted = self._refit_last(setting) if hidden is None else self._refit_edited(hidden)
+                curve, order = self._judge(setting, sample, fits, predicted)
+                point = self._choose(sample, curve)
+                chosen = order[point]
+                if hidden is not None and sample.partial:
+                    sample, fits, predicted = hidden.fits([fits[chosen].diagnostics["reductions"]])
+                    curve, point, chosen = *_replaced(curve, point, self._judge(setting, sample, fits, predicted)[0]), 0
+                take_point(self, sample, curve, point, fits[chosen], predicted[0][:, chosen])
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -183,9 +185,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         check_is_fitted(self, "estimator_")
         X = _as_rows(X)
         validate_data(self, X, skip_check_array=True, reset=False)
-        predictor: ModelAdapter | None = getattr(self, "_predictor", None)
-        if predictor is None or predictor.model is not self.estimator_:
-            self._predictor = predictor = adapt(self.estimator_, output=self.output)
+        predictor: ModelAdapter = self._predictor
         return predictor.predict(X)
 
     def __sklearn_tags__(self) -> Any:
@@ -322,12 +322,18 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         return broadcast(lambda: int(check_random_state(state).randint(2**31 - 1)))
 
 
+def take_model(fair: ESVDFair, model: Any) -> None:
+    """Let a repaired model be what ``fair`` predicts with."""
+    fair.estimator_ = model
+    fair._predictor = adapt(model, output=fair.output)
+
+
 def take_point(
     fair: ESVDFair, sample: Sample, curve: Curve, point: CurvePoint, fit: Fit, after: NDArray[np.float64]
 ) -> None:
     """Let a point of the curve, the fit behind it, be what ``fair`` has come to; ``after`` is what it predicts."""
     fair.curve_, fair.point_ = curve, point
-    fair.estimator_ = curve.model(point.index)
+    take_model(fair, curve.model(point.index))
     fair.edits_ = methods.account_for(sample, fit)
     fair.summary_ = broadcast(
         lambda: summarise(sample, after, curve, point, method=fair.method, target_ks=fair.target_ks)

@@ -141,6 +141,11 @@ class Setting:
         """The output layer."""
         return self.layers[-1]
 
+    @property
+    def width(self) -> int:
+        """Inputs of the widest layer."""
+        return int(max(layer.weight.shape[1] for layer in self.layers))
+
 
 @dataclass(frozen=True)
 class Sample:

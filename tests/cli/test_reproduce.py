@@ -8,9 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from esvdfair.cli import main
-from esvdfair.experiments.config import EXPERIMENTS, Finetune, Training
+from esvdfair.experiments.config import EXPERIMENTS, Training
+from esvdfair.sample import Effort
 
-REDUCED = {"training": Training(epochs=6, width=16), "finetune": Finetune(epochs=3), "optimum_levels": (0.05, 0.10)}
+REDUCED = {"training": Training(epochs=6, width=16), "effort": Effort.quick(), "optimum_levels": (0.05, 0.10)}
 
 
 @pytest.fixture

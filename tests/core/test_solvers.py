@@ -98,6 +98,26 @@ def test_budget_already_met_changes_nothing(solve, power):
 
 
 @SOLVERS
+@pytest.mark.parametrize("excess", [1, 8, 16, 17, 40, 1000])
+def test_a_budget_overrun_by_rounding_is_met(solve, power, excess):
+    """Up to 16 eps nothing changes; beyond, where the bracket is as narrow as rounding, still no error."""
+    rng = np.random.default_rng(excess)
+    for _ in range(20):
+        sigma, cost = rng.uniform(0.1, 3, 30), 10 ** rng.uniform(-6, 6, 30)
+        result = solve(sigma, cost, np.sum(sigma**power) / (1 + excess * np.finfo(float).eps))
+        assert result.converged
+        np.testing.assert_allclose(result.sigma, sigma, rtol=1e-9)
+        assert excess > 8 or result.multiplier == 0.0
+
+
+@SOLVERS
+def test_free_directions_vanish_when_the_rest_is_the_budget_but_for_rounding(solve, power):
+    sigma, cost = np.array([1.0, 3.0, 2.0]), np.array([1.0, 0.0, 1.0])
+    result = solve(sigma, cost, (1 + 2.0**power) * (1 - 1e-15))
+    assert result.sigma.tolist() == [1.0, 0.0, 2.0]
+
+
+@SOLVERS
 def test_zero_budget_removes_everything(solve, power):
     result = solve([1.0, 2.0], [1.0, 0.0], 0.0)
     assert result.sigma.tolist() == [0.0, 0.0]

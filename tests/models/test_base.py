@@ -40,6 +40,11 @@ def test_find_layer_lists_what_there_is(which):
     assert str(which) in str(error.value)
 
 
+def test_find_layer_of_a_model_with_one_layer():
+    with pytest.raises(ValueError, match=r"one linear layer, 'net\.0', and no hidden one.* Use method='transport'"):
+        find_layer(LAYERS[:1], -2)
+
+
 @pytest.mark.parametrize("which", [1.0, None, True])
 def test_find_layer_takes_index_or_name(which):
     with pytest.raises(TypeError, match="index or a name"):

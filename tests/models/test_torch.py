@@ -275,12 +275,26 @@ def test_replace_refuses_what_does_not_fit(weights, match):
         adapt(mlp(bias=False)).replace(weights)
 
 
-def test_a_model_that_cannot_be_copied():
-    def remember(self, x):
-        self.last = self.net(x)
-        return self.last
+def remember(self, x):
+    self.last = self.net(x)
+    return self.last
 
+
+def remember_all(self, x):
+    self.last = [self.net(x)]
+    return self.last[0]
+
+
+def test_a_model_that_remembers_can_be_copied():
     module = Wrapped(remember, net=mlp())
+    module(torch.ones(2, 6))
+    edited = adapt(module).replace({"net.4": (np.zeros((1, 8)), np.ones(1))})
+    np.testing.assert_array_equal(edited.predict(X), np.ones(300))
+    assert module.last.shape == edited.model.last.shape == (2, 1)
+
+
+def test_a_model_that_cannot_be_copied():
+    module = Wrapped(remember_all, net=mlp())
     module(torch.ones(2, 6))
     with pytest.raises(ValueError, match="cannot be copied"):
         adapt(module).replace({})
@@ -402,7 +416,9 @@ def test_a_head_that_ignores_the_layer_is_constant():
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_head_is_found_from_a_single_row(rows):
-    assert adapt(mlp(nn.Sigmoid())).head(X[:rows]).kind == "sigmoid"
+    adapter = adapt(mlp(nn.Sigmoid()))
+    assert adapter.head(X[:rows]).kind == "sigmoid"
+    assert adapter.head(X[2:7]).kind == "sigmoid"  # remembered, though these are other rows
 
 
 def test_a_batch_of_no_rows():
@@ -520,18 +536,39 @@ def old_weight_norm():
 @pytest.mark.parametrize(
     ("layer", "match"),
     [
-        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), "'1' is not a parameter"),
-        (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), "'1' is not a parameter"),
-        (old_weight_norm, "'1' is not a parameter"),
-        (pruned, "'1' is not a parameter"),
         (quantised, "'1' is quantised"),
         (Int8, "'1' is quantised"),
-        (lambda: Masked(8, 8), "'1' is a Masked, whose output is not"),
+        (lambda: Masked(8, 8), "'1' is a Masked, whose output"),
     ],
 )
 def test_layers_that_cannot_be_edited(layer, match):
     with pytest.raises(ValueError, match=match):
         adapt(nn.Sequential(nn.Linear(6, 8), layer(), nn.Linear(8, 1))).layers(X)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
+        old_weight_norm,
+        pruned,
+    ],
+)
+def test_layers_whose_weight_is_computed(layer):
+    """They are listed and read; they are no obstacle unless it is they that should be edited."""
+    adapter = adapt(nn.Sequential(nn.Linear(6, 8), layer(), nn.Linear(8, 1)))
+    _, hidden, _ = adapter.layers(X)
+    inputs, _ = adapter.capture(X, ["1", "2"])
+    np.testing.assert_allclose(inputs["1"].numpy() @ hidden.weight.T + hidden.bias, inputs["2"].numpy(), atol=1e-5)
+    assert adapter.head(X).kind == "identity"
+    edited = adapter.replace({"2": (np.zeros((1, 8)), np.ones(1))})
+    np.testing.assert_array_equal(edited.predict(X), np.ones(300))
+    np.testing.assert_array_equal(edited.layers(X)[1].weight, hidden.weight)
+    with pytest.raises(ValueError, match="'1' is not a parameter"):
+        adapter.replace({"1": (hidden.weight, None)})
+    with pytest.raises(ValueError, match="'1' is not a parameter"):
+        adapt(nn.Sequential(nn.Linear(6, 8), layer()), output=0).layers(X)
 
 
 def test_a_layer_of_a_quantile_package_is_not_quantised():
@@ -581,6 +618,7 @@ def test_a_scripted_part_of_a_model_is_left_alone():
     adapter = adapt(nn.Sequential(part, *mlp()).train())
     assert [layer.name for layer in adapter.layers(X)] == ["1", "3", "5"]
     assert adapter.head(X).kind == "identity"
+    np.testing.assert_array_equal(adapter.replace({}).predict(X), adapter.predict(X))
     assert part.training
 
 
@@ -668,25 +706,25 @@ def test_threads_share_a_module_that_is_left_in_train_mode():
 
 
 class Shy(nn.Linear):
-    """Gives itself, or its weight, instead of a copy."""
+    """Gives itself, its weight or the memory of its weight instead of a copy."""
 
-    def __init__(self, whole):
+    def __init__(self, shared):
         super().__init__(6, 1)
-        self.whole = whole
+        self.shared = shared
 
     def __deepcopy__(self, memo):
-        if self.whole:
+        if self.shared == "module":
             return self
-        twin = Shy(False)
-        twin.weight, twin.bias = self.weight, self.bias
+        twin = Shy(self.shared)
+        twin.weight = self.weight if self.shared == "weight" else nn.Parameter(self.weight.data)
         return twin
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_copy_that_is_none(whole):
-    model = nn.Sequential(Shy(whole))
+@pytest.mark.parametrize("shared", ["module", "weight", "memory"])
+def test_a_copy_that_is_none(shared):
+    model = nn.Sequential(Shy(shared))
     before = model[0].weight.detach().clone()
-    with pytest.raises(ValueError, match=r"gives back '0(\.bias)?' itself and no copy"):
+    with pytest.raises(ValueError, match=r"gives back '0(\.weight)?' itself and no copy"):
         adapt(model).replace({"0": (np.zeros((1, 6)), None)})
     assert torch.equal(model[0].weight, before)
 

@@ -1,6 +1,6 @@
 """Closed-form edits of one linear layer that bring the groups' means or covariances together after it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.linalg
@@ -31,7 +31,8 @@ class LayerEdit:
     achieved : what it is, measured on ``weight_after``
     converged : whether the multiplier was found to machine precision
     output_change : ``‖Z' − Z‖_F²``, squared change of the layer's outputs summed over the rows
-    gap_before, gap_after : d_e² (mean edits) or d_v² (covariance edits)
+    gap_before, gap_after : d_e² (mean edits) or d_v² (covariance edits); ``gap_after`` of the covariance edit within
+        :func:`edit_exact` is that of the layer as it ends, after the mean edit
     """
 
     layer: str
@@ -185,11 +186,12 @@ def edit_covariance(
     bias: ArrayLike | None = None,
     layer: str = "",
 ) -> LayerEdit:
-    """The optimal covariance edit within the paper's singular directions (docs/method.md 2.2).
+    """The optimal covariance edit within its singular directions (docs/method.md 2.2), budget ``c_v = Σσ⁴/reduction``.
 
-    The budget is ``c_v = Σσ⁴/reduction``. It meets ``Σσ'⁴ ≤ c_v`` as :func:`edit_covariance_paper` does, keeps what W
-    does outside the range of M, and never changes the layer's outputs more. With a bias the inputs are
-    centred and the bias moves with the weight.
+    The singular directions are those of the paper for inputs in units of their spread, so that scaling a unit up and
+    its weights down changes nothing. It meets ``Σσ'⁴ ≤ c_v`` as :func:`edit_covariance_paper` does, keeps what W does
+    outside the range of M, and on inputs of unit spread never changes the layer's outputs more. With a bias the inputs
+    are centred and the bias moves with the weight.
     """
     checked = _Layer.check(weight, bias, layer, moments)
     return _edit_covariance(checked, moments, reduction, budget, checked.whitening(moments))
@@ -204,7 +206,10 @@ def edit_exact(
     bias: ArrayLike | None = None,
     layer: str = "",
 ) -> tuple[LayerEdit, ...]:
-    """The optimal covariance edit, then the exact mean edit of its result: Algorithm 1 without its restrictions."""
+    """The optimal covariance edit, then the exact mean edit of its result: Algorithm 1 without its restrictions.
+
+    The mean edit moves the covariance gap again, a little up or down: the first account says where it ends.
+    """
     checked = _Layer.check(weight, bias, layer, moments)
     whitening = checked.whitening(moments)
     edits: list[LayerEdit] = []
@@ -213,6 +218,8 @@ def edit_exact(
         checked = _Layer(edits[-1].weight_after, edits[-1].bias_after, layer)
     if mean_reduction is not None:
         edits.append(_edit_mean(checked, moments, mean_reduction, None, whitening))
+    if len(edits) == 2:
+        edits[0] = replace(edits[0], gap_after=gaps.squared_covariance_gap(edits[1].weight_after, moments))
     return tuple(edits)
 
 

@@ -118,22 +118,29 @@ def covariance_axes(moments: GroupMoments) -> tuple[Array, Array]:
     return axes, np.abs(values)
 
 
-def covariance_spectrum(moments: GroupMoments) -> tuple[Array, Array]:
+def covariance_spectrum(moments: GroupMoments, unit: Array | None = None) -> tuple[Array, Array]:
     """Q (n, q) and λ (q,), the non-zero spectrum of M for two groups, of ``Σ|M_gh|`` for more.
 
-    A difference of covariances that is nothing but their rounding counts as none, so that groups that are alike are
-    left alone.
+    With ``unit`` (n,) of inputs that are measured in it: of ``M / (unit unitᵀ)``. A difference of covariances that is
+    nothing but their rounding counts as none, so that groups that are alike are left alone.
 
     Differs from the paper: Algorithm 1 takes the spectrum of W and leaves out the square root.
     """
-    differences = covariance_differences(moments)
+    differences, spread = covariance_differences(moments), _spreads(moments)
+    if unit is not None:
+        differences, spread = differences / np.outer(unit, unit), spread / unit**2
     matrix = differences[0] if len(differences) == 1 else np.sum([_absolute(m) for m in differences], axis=0)
     values, vectors = scipy.linalg.eigh(matrix, driver="evd")
     magnitude = np.abs(values)
-    spread = max(np.diag(covariance).max() for covariance in moments.covariances())
-    rounding = max(len(values) * magnitude.max(), max(len(values), 64) * spread) * np.finfo(np.float64).eps
+    rounding = max(len(values) * magnitude.max(), max(len(values), 64) * spread.max()) * np.finfo(np.float64).eps
     live = magnitude > rounding
     return vectors[:, live], values[live]
+
+
+def _spreads(moments: GroupMoments) -> Array:
+    """(n,) largest variance of each input in any group."""
+    spreads: Array = np.max([np.diag(covariance) for covariance in moments.covariances()], axis=0)
+    return spreads
 
 
 def _absolute(matrix: Array) -> Array:
@@ -228,29 +235,33 @@ def explain_covariance(
 def explain_covariance_optimal(
     weight: ArrayLike, moments: GroupMoments, *, whitening: tuple[Array, Array]
 ) -> ExplainableSVD:
-    """The same singular values, with the cheapest change of weight that moves each of them alone (docs/method.md 2.2).
+    """Singular values in the inputs' own units, with the cheapest change of weight that moves each of them alone.
 
-    ``A = (SᵀC⁺S)⁺``, ``k_i = v_iᵀ A v_i``, ``p_i = v_iᵀ A Sᵀ C⁺``. With ``C = LLᵀ`` and ``T = L⁺Q``, so that
-    ``L⁺S = T|Λ|^½``, this is ``p_i = (v_iᵀ|Λ|^{-½} T⁺) L⁺`` and ``k_i = ‖v_iᵀ|Λ|^{-½} T⁺‖²``. When S and C are
-    invertible ``T⁺ = QᵀL``, and p_i is the paper's.
+    docs/method.md 2.2: ``A = (SᵀC⁺S)⁺``, ``k_i = v_iᵀ A v_i``, ``p_i = v_iᵀ A Sᵀ C⁺``. With ``C = LLᵀ``, every input in
+    units of its spread d and ``T = L⁺dQ``, so that ``S = dQ|Λ|^½`` and ``L⁺S = T|Λ|^½``, this is
+    ``p_i = (v_iᵀ|Λ|^{-½} T⁺) L⁺`` and ``k_i = ‖v_iᵀ|Λ|^{-½} T⁺‖²``. When S and C are invertible ``T⁺ = Qᵀd⁻¹L``.
 
-    Differs from the paper: its ``S⁺`` loses ``W(I − SS⁺)`` when M is singular; this change keeps it.
+    Differs from the paper: its ``S⁺`` loses ``W(I − SS⁺)`` when M is singular; this change keeps it. And it takes the
+    spectrum of M in whatever units the inputs come: scaling a unit up and its weights down, which leaves the network
+    as it is, changes the paper's edit, and inputs in small units are lost to rounding. With d it changes nothing.
 
     Parameters
     ----------
     whitening : L and L⁺ of C, from :func:`whitener`
     """
     w = np.asarray(weight, dtype=np.float64)
-    axes, values = covariance_spectrum(moments)
+    spread = np.sqrt(_spreads(moments))
+    unit = np.where(spread > 0, spread, 1.0)
+    axes, values = covariance_spectrum(moments, unit)
     root = np.sqrt(np.abs(values))
-    factor = axes * root
+    factor = unit[:, None] * axes * root
     u, sigma, vt = _svd(w @ factor)
     lower, inverse = whitening
     if axes.shape == lower.shape == (w.shape[1], w.shape[1]):
-        step = (vt / root) @ axes.T
+        step = (vt / root) @ axes.T / unit
         moved = step @ lower
     else:
-        moved = (vt / root) @ scipy.linalg.pinv(inverse @ axes)
+        moved = (vt / root) @ scipy.linalg.pinv(inverse @ (unit[:, None] * axes))
         step = moved @ inverse
     return ExplainableSVD(factor, u, sigma, vt.T, step, np.sum(moved**2, axis=1), np.sign(values))
 

@@ -18,6 +18,7 @@ from esvdfair.methods import exact_refit, parity
 from esvdfair.models import adapt
 from esvdfair.models.base import LinearLayer, Weights
 from esvdfair.sample import Effort, Setting, draw, prepare
+from esvdfair.threads import few_threads
 
 Array = NDArray[np.float64]
 
@@ -139,7 +140,11 @@ def scan_layers(
         seed=int(random_state),
         effort=effort,
     )
-    reductions = {"mean_reduction": mean_reduction, "covariance_reduction": covariance_reduction}
+    with few_threads(setting.width):
+        return _scan(setting, {"mean_reduction": mean_reduction, "covariance_reduction": covariance_reduction})
+
+
+def _scan(setting: Setting, reductions: dict[str, float]) -> LayerScan:
     sample = draw(setting, inner=[layer.name for layer in setting.layers])
     if sample.judged_on == "train":
         setting = replace(setting, split=None)  # it has warned already that no rows could be held out

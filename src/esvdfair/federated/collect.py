@@ -15,6 +15,7 @@ from esvdfair.federated.sites import MomentsFile, Site, SiteMoments, content_of,
 from esvdfair.models import adapt
 from esvdfair.models.base import fingerprint
 from esvdfair.sample import Effort, draw, prepare
+from esvdfair.threads import few_threads
 from esvdfair.versions import version_of
 
 T = TypeVar("T")
@@ -85,7 +86,8 @@ def collect_moments(
             effort=Effort(training_rows=1, judging_rows=1),  # rows are of no use here, and dropped at once
         )
         layer = setting.last
-        sample = draw(setting)
+        with few_threads(setting.width):
+            sample = draw(setting)
         moments = sample.moments if setting.has_labels else sample.moments.columns(slice(0, layer.weight.shape[1]))
         _check_sizes(moments, min_rows)
     version = version_of("esvdfair") or "unknown"

@@ -10,13 +10,14 @@ from esvdfair.core.checks import Label
 from esvdfair.core.refit.quadratic import Fit
 from esvdfair.curve import choose, judge
 from esvdfair.distributed import together
-from esvdfair.estimator import ESVDFair, check_options, take_point
+from esvdfair.estimator import ESVDFair, check_options, take_model, take_point
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.federated.sites import MomentsFile, SiteMoments, loaded
 from esvdfair.methods import account_for, parity, predict, weights_of
 from esvdfair.models import ModelAdapter, adapt
 from esvdfair.models.base import fingerprint
 from esvdfair.sample import Effort, Rows, Sample, draw_judging, meet, validation_batches
+from esvdfair.threads import few_threads
 
 RIDGE = 1e-4
 """Ridge of a repair that no rows judge; with validation rows, those choose among those of ``Effort``."""
@@ -84,7 +85,7 @@ def repair_from_moments(
     _check_model(adapter, site)
     site.moments.require_groups(rows=2)
     fair.model_ = adapter.model
-    with together():
+    with together(), few_threads(site.layer.weight.shape[1]):
         if validation is None:
             _repair_blindly(fair, adapter, site)
         else:
@@ -130,7 +131,7 @@ def _repair_blindly(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments) ->
         sample, targets=_targets(site)[:1], mean_reduction=np.inf, covariance_reduction=np.inf, effort=effort
     )
     fair.point_ = None
-    fair.estimator_ = adapter.replace(weights_of(site.layer, fit)).model
+    take_model(fair, adapter.replace(weights_of(site.layer, fit)).model)
     fair.edits_ = account_for(sample, fit)
     fair.summary_ = _known(site, fit)
 

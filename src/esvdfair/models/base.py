@@ -12,8 +12,9 @@ Rules that every adapter keeps (for whoever writes the next one):
 - The user's model is never changed, not even when a call raises.
 - `layers` lists a linear layer only if the prediction depends on it. A layer that does not run, or that feeds
   another output only, is left out; asking for it by name is then an error of `find_layer` or of `capture`.
-- A layer that runs but cannot be edited by itself (tied weights, called twice, lazy, quantised, parametrised) is
-  a `ValueError` that names it, raised by `layers`: an index must not silently skip a layer.
+- A layer that runs but cannot be edited by itself (tied weights, called twice, lazy, quantised) is a `ValueError` that
+  names it, raised by `layers`: an index must not silently skip a layer. A hidden layer whose weight is computed from
+  others (spectral norm, pruning) is listed; `replace` refuses it.
 - `weight` is (outputs, inputs), as in `Z = X Wᵀ + b`, however the framework stores it; `replace` takes the same
   orientation back.
 - `capture` runs its whole argument in one pass and returns the framework's own arrays on the model's own device;
@@ -106,8 +107,9 @@ class Tail:
     ----------
     layer : str
         Name of the last linear layer.
+    rows : the rows that were looked at
     output : (rows, ...)
-        What it gives for the rows that were looked at.
+        What the layer gives for them.
     run : callable
         Takes outputs z (n, ...) to `(z, prediction)`: z as the model's arithmetic holds it, and what the model makes of
         it, with rows of the batch repeated as needed.
@@ -121,6 +123,7 @@ class Tail:
     """
 
     layer: str
+    rows: Any
     output: NDArray[Any]
     run: Callable[[NDArray[np.float64]], tuple[NDArray[Any], NDArray[Any]]]
     operation: str
@@ -132,7 +135,7 @@ class Tail:
 class ModelAdapter(ABC):
     """One trained regressor, seen through its linear layers."""
 
-    _column: Column | None = None
+    column: Column | None = None
 
     @property
     @abstractmethod
@@ -187,15 +190,14 @@ class ModelAdapter(ABC):
         What follows the layer is run on chosen values, within and beyond the range of what the layer gives on `x`; its
         operations are named when they make none of the known kinds.
         """
-        rows = first_rows(x)
-        tail = self._tail(rows)
-        shape = tail.output.shape
+        tail = self._tail(first_rows(x))
+        rows, shape = tail.rows, tail.output.shape
         column = self._find_column(tail) if len(shape) == 2 and shape[1] > 1 else None
         if column is None and shape not in ((row_count(rows),), (row_count(rows), 1)):
             raise ValueError(
                 f"the last linear layer {tail.layer!r} gives shape {shape} for {row_count(rows)} rows, and "
                 f"{tail.operation} makes one prediction a row of them. Only one of its outputs, or the difference of "
-                "two, can stand before a head."
+                "two, can stand before a head. (A product with a bare parameter is not seen as a layer.)"
             )
         if tail.joined is not None:
             raise ValueError(_bypassed(tail.layer, repr(tail.joined)))
@@ -218,27 +220,27 @@ class ModelAdapter(ABC):
     def _narrowed(self, layers: tuple[LinearLayer, ...], rows: Any) -> tuple[LinearLayer, ...]:
         """The layers, the last of them, if it is wide, as what of it the prediction depends on."""
         last = layers[-1]
-        if len(last.weight) == 1 or (column := self._column or self._find_column(self._tail(rows))) is None:
+        if len(last.weight) == 1 or (column := self.column or self._find_column(self._tail(rows))) is None:
             return layers
         bias = None if last.bias is None else column.read(last.bias)
         return (*layers[:-1], LinearLayer(last.name, last.index, column.read(last.weight), bias))
 
     def _find_column(self, tail: Tail) -> Column | None:
-        if self._column is None:
-            self._column = _find_column(tail)
-        return self._column
+        if self.column is None:
+            self.column = _find_column(tail)
+        return self.column
 
     def _whole(
         self, layer: LinearLayer, weight: NDArray[Any], bias: NDArray[Any] | None
     ) -> tuple[NDArray[Any], NDArray[Any] | None]:
         """New weights of a layer, checked; those of a column within what the layer holds."""
-        if self._column is None or self._column.layer != layer.name:
+        if self.column is None or self.column.layer != layer.name:
             check_replacement(layer, weight, bias)
             return weight, bias
         (seen,) = self._narrowed((layer,), None)
         check_replacement(seen, weight, bias)
-        new = None if bias is None or layer.bias is None else self._column.write(layer.bias, np.asarray(bias))
-        return self._column.write(layer.weight, np.asarray(weight)), new
+        new = None if bias is None or layer.bias is None else self.column.write(layer.bias, np.asarray(bias))
+        return self.column.write(layer.weight, np.asarray(weight)), new
 
     def _check_repeats(self, rows: Any, eps: float) -> NDArray[Any]:
         """Raise unless the model predicts the same for the same rows; the prediction."""
@@ -329,6 +331,13 @@ def find_layer(layers: Sequence[LinearLayer], which: int | str) -> LinearLayer:
         )
     if isinstance(which, bool) or not isinstance(which, int | np.integer):
         raise TypeError(f"layer must be an index or a name, got {which!r}. {_listing(layers)}")
+    if which == -2 and len(layers) == 1:
+        raise InputError(
+            "the model has one linear layer, {name!r}, and no hidden one before it to edit. Use {method}, which edits "
+            "the last layer alone.",
+            name=layers[0].name,
+            method=Given("transport"),
+        )
     if not -len(layers) <= which < len(layers):
         raise ValueError(f"layer {which} is out of range. {_listing(layers)}")
     return layers[which]
@@ -429,7 +438,7 @@ def fingerprint(model: Any) -> str:
     if isinstance(model, str | bytes | bytearray | os.PathLike):
         return _of_onnx(bytes(model) if isinstance(model, bytearray) else model)
     if hasattr(model, "state_dict"):
-        from esvdfair.models.torch import unwrap
+        from esvdfair.models.torch_modules import unwrap
 
         core = unwrap(model)
         model = {name: type(module).__qualname__ for name, module in core.named_modules()}, core.state_dict()

@@ -7,7 +7,7 @@ metadata are as they were.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,32 +25,26 @@ except ImportError as error:
         f"ONNX models need onnx and onnxruntime ({error}): pip install 'esvdfair[onnx]'.", name=error.name
     ) from error
 
-from esvdfair.core.checks import row_count, several_inputs, to_numpy
+from esvdfair.core.checks import row_count
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, as_column, find_layer, first_rows
 from esvdfair.models.onnx_graph import FLOATS, VOCABULARY, Graph, check_inference, feeding, operation_name
-from esvdfair.models.onnx_io import ModelSource, first_line, read_model, write_model
+from esvdfair.models.onnx_io import (
+    Feeds,
+    ModelInput,
+    ModelSource,
+    batch_size,
+    blank_rows,
+    first_line,
+    make_feeds,
+    model_inputs,
+    read_model,
+    write_model,
+)
 
-Feeds = dict[str, NDArray[Any]]
 Selector = str | int | tuple[str | int, int]
 
 _FATAL = 4  # onnxruntime's log level: what goes wrong is raised, too
-
-
-@dataclass(frozen=True)
-class _Input:
-    """An input of a model: its name, its dtype (object for text) and its shape with None for what is open."""
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int | None, ...] | None
-
-    @property
-    def width(self) -> int | None:
-        """Number of columns of a table that it takes, where it tells."""
-        if self.shape is None or not 1 <= len(self.shape) <= 2:
-            return None
-        return self.shape[1] if len(self.shape) == 2 else 1
 
 
 class OnnxAdapter(ModelAdapter):
@@ -148,12 +142,12 @@ class OnnxAdapter(ModelAdapter):
         )
 
     @cached_property
-    def _inputs(self) -> tuple[_Input, ...]:
-        return _model_inputs(self._proto)
+    def _inputs(self) -> tuple[ModelInput, ...]:
+        return model_inputs(self._proto)
 
     @cached_property
     def _batch(self) -> int | None:
-        return _batch_size(self._inputs)
+        return batch_size(self._inputs)
 
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession:
@@ -177,19 +171,19 @@ class OnnxAdapter(ModelAdapter):
 
     def _run_open(self, x: Any, tensors: Iterable[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
         """Tensors inside the model, and the prediction, for all rows of `x`."""
-        feeds = _make_feeds(x, self._inputs)
+        feeds = make_feeds(x, self._inputs)
         inside = [self._output, *(set(tensors) - feeds.keys() - {self._output})]
         values = dict(zip(inside, _run(self._open_session, feeds, inside, self._batch), strict=True))
         return feeds | values, as_column(values[self._output], row_count(x), self._place)
 
     def _predict(self, x: Any) -> NDArray[Any]:
-        feeds = _make_feeds(x, self._inputs)
+        feeds = make_feeds(x, self._inputs)
         (value,) = _run(self._session, feeds, [self._output], self._batch)
         return np.asarray(as_column(value, len(next(iter(feeds.values()))), self._place))
 
     def _tail(self, rows: Any) -> Tail:
         last = self._graph.layers[-1]
-        rows = _blank(self._inputs) if rows is None else rows
+        rows = blank_rows(self._inputs) if rows is None else rows
         shown, _ = self._run_open(rows, [last.input, last.output])
         output = shown[last.output]
         if last.transform is not None:
@@ -202,7 +196,7 @@ class OnnxAdapter(ModelAdapter):
             if last.output == self._output:
                 return values, as_column(finished, len(values), self._place)
             index = np.arange(len(values)) % row_count(rows)
-            feeds = {name: value[index] for name, value in _make_feeds(rows, self._inputs).items()}
+            feeds = {name: value[index] for name, value in make_feeds(rows, self._inputs).items()}
             feeds[last.output] = np.ascontiguousarray(finished)
             (prediction,) = _run(self._tail_session, feeds, [self._output], self._batch)
             return values, as_column(prediction, len(values), self._place)
@@ -210,6 +204,7 @@ class OnnxAdapter(ModelAdapter):
         operations = [*last.operations, *(operation_name(node) for node in self._graph.path(last.output))]
         return Tail(
             last.name,
+            rows,
             output,
             run,
             operation=VOCABULARY.describe(operations),
@@ -358,171 +353,3 @@ def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     return copy
-
-
-# --- rows of a table as inputs: one matrix, or one input for each column or block of columns -------------------------
-
-
-def _model_inputs(model: onnx.ModelProto) -> tuple[_Input, ...]:
-    """Inputs that a caller must give: those without an initialiser."""
-    graph = model.graph
-    preset = {tensor.name for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))}
-    inputs = tuple(_model_input(value) for value in graph.input if value.name not in preset)
-    if not inputs:
-        raise ValueError("the model has no input, so its prediction depends on no data.")
-    for item in inputs:
-        if len(inputs) > 1 and item.width is None:
-            raise ValueError(
-                f"the model has {len(inputs)} inputs, and {item.name!r} does not say how many columns it takes (its "
-                f"shape is {item.shape}). Export the model with one input, or with inputs of fixed widths."
-            )
-    return inputs
-
-
-def _batch_size(inputs: Sequence[_Input]) -> int | None:
-    """Number of rows that the model takes at once, if it was exported for one number alone."""
-    sizes = {item.shape[0] for item in inputs if item.shape} - {None}
-    if len(sizes) > 1:
-        raise ValueError(f"the inputs of the model take different numbers of rows: {', '.join(map(str, sizes))}.")
-    return sizes.pop() if sizes else None
-
-
-def _make_feeds(x: Any, inputs: Sequence[_Input]) -> Feeds:
-    """Split `x` into the inputs of a model, each in its own dtype.
-
-    With one input for each column, the columns of a DataFrame are taken by name; else columns are taken in order.
-    """
-    several = None if hasattr(x, "shape") else several_inputs(x)
-    if several is not None:
-        return _feeds_of_several(several, inputs)
-    x = x.toarray() if hasattr(x, "toarray") else x
-    x = x if _is_frame(x) else to_numpy(x)
-    if len(inputs) == 1 and (inputs[0].shape is None or len(inputs[0].shape) > 2):
-        whole = np.asarray(x)
-        return {inputs[0].name: _convert(whole, inputs[0], "X")}
-    if x.ndim != 2:
-        raise ValueError(f"X has {x.ndim} dimensions; the model takes a table of {_columns_of(inputs)}.")
-    feeds = {}
-    for item, columns in zip(inputs, _assign_columns(x, inputs), strict=True):
-        block = _take(x, columns, item)
-        feeds[item.name] = block[:, 0] if item.shape is not None and len(item.shape) == 1 else block
-    return feeds
-
-
-def _feeds_of_several(several: Mapping[Any, Any], inputs: Sequence[_Input]) -> Feeds:
-    """Inputs that were given one by one: by name, or in order."""
-    names = {item.name for item in inputs}
-    by_place = set(several) == set(range(len(inputs)))
-    if not by_place and set(several) != names:
-        raise ValueError(
-            f"X has the inputs {', '.join(map(str, several))}; the model takes {', '.join(sorted(names))}."
-        )
-    return {
-        item.name: _convert(to_numpy(several[place if by_place else item.name]), item, item.name)
-        for place, item in enumerate(inputs)
-    }
-
-
-def _model_input(value: onnx.ValueInfoProto) -> _Input:
-    kind = value.type.tensor_type
-    if not value.type.HasField("tensor_type"):
-        raise ValueError(f"input {value.name!r} of the model is not a tensor.")
-    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
-    if dtype.kind not in "fiubO":
-        raise ValueError(f"input {value.name!r} of the model takes {dtype}; numbers or text can be given.")
-    sizes = (dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else None for dim in kind.shape.dim)
-    return _Input(value.name, dtype, tuple(sizes) if kind.HasField("shape") else None)
-
-
-def _assign_columns(x: Any, inputs: Sequence[_Input]) -> list[list[int]]:
-    """Positions of the columns of `x` that go to each input."""
-    names = list(x.columns) if _is_frame(x) else []
-    if len(inputs) > 1 and any(isinstance(name, str) for name in names) and all(item.width == 1 for item in inputs):
-        if sorted(map(str, names)) != sorted(item.name for item in inputs):
-            raise ValueError(
-                f"X has {_columns_in(x)}; the model takes {_columns_of(inputs)}, by name. Pass these columns alone, or "
-                "an array with the columns in that order."
-            )
-        return [[names.index(item.name)] for item in inputs]
-    if len(inputs) == 1 and inputs[0].width is None:
-        return [list(range(x.shape[1]))]
-    ends = np.cumsum([item.width for item in inputs]).tolist()
-    if x.shape[1] != ends[-1]:
-        raise ValueError(f"X has {_columns_in(x)}; the model takes {_columns_of(inputs)}.")
-    return [list(range(start, end)) for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _columns_in(x: Any) -> str:
-    names = f" ({', '.join(map(str, x.columns))})" if _is_frame(x) else ""
-    return f"{x.shape[1]} columns{names}"
-
-
-def _columns_of(inputs: Sequence[_Input]) -> str:
-    if len(inputs) == 1:
-        return f"{inputs[0].width or 'any number of'} columns (input {inputs[0].name!r})"
-    parts = (item.name if item.width == 1 else f"{item.name}: {item.width} columns" for item in inputs)
-    return f"{sum(item.width or 0 for item in inputs)} columns ({', '.join(parts)})"
-
-
-def _blank(inputs: Sequence[_Input]) -> dict[str, NDArray[Any]]:
-    """Two rows of nothing, on which to look at what follows the last layer."""
-    rows = _batch_size(inputs) or 2
-    sizes = {item.name: tuple(size or 1 for size in (item.shape or (rows,))[1:]) for item in inputs}
-    return {
-        item.name: np.full((rows, *sizes[item.name]), "" if item.dtype.kind == "O" else 0, item.dtype)
-        for item in inputs
-    }
-
-
-def _is_frame(x: Any) -> bool:
-    return hasattr(x, "iloc") and hasattr(x, "columns")
-
-
-def _take(x: Any, columns: list[int], item: _Input) -> NDArray[Any]:
-    """Columns of a table as (rows, columns), in the dtype of the input that they go to."""
-    if not _is_frame(x):
-        return _convert(x[:, columns[0] : columns[-1] + 1], item, "X")
-    parts = [_convert(_values(x.iloc[:, column]), item, repr(x.columns[column])) for column in columns]
-    return np.column_stack(parts)
-
-
-def _values(series: Any) -> NDArray[Any]:
-    """Values of a column; a missing number becomes NaN."""
-    if isinstance(series.dtype, np.dtype):
-        return np.asarray(series.to_numpy())
-    numeric = getattr(series.dtype, "kind", "O") in "fiub"
-    return np.asarray(series.to_numpy(np.float64, na_value=np.nan) if numeric else series.to_numpy(object))
-
-
-def _convert(values: NDArray[Any], item: _Input, column: str) -> NDArray[Any]:
-    """Values in the dtype of an input, if they can be said in it."""
-    if item.dtype.kind == "O":
-        if not all(isinstance(value, str) for value in values.ravel()):
-            raise ValueError(f"column {column} holds values that are not text; input {item.name!r} takes text.")
-        return values.astype(object)
-    values = _numbers(values, item, column)
-    if item.dtype.kind in "iub":
-        with np.errstate(invalid="ignore"):
-            same = values.astype(item.dtype) == values
-        if not np.all(same):
-            kind = "0 or 1" if item.dtype.kind == "b" else "whole numbers"
-            raise ValueError(
-                f"column {column} holds {values[~same].ravel()[0]!s}; input {item.name!r} takes {kind} ({item.dtype})."
-            )
-    with np.errstate(over="ignore"):
-        return values.astype(item.dtype)
-
-
-def _numbers(values: NDArray[Any], item: _Input, column: str) -> NDArray[Any]:
-    if values.dtype.kind in "fiub":
-        return values
-    # Text that looks like a number is still text: how it was encoded in training is not ours to guess.
-    if values.dtype.kind == "O" and not any(isinstance(value, str | bytes) for value in values.ravel()):
-        try:
-            return values.astype(np.float64)
-        except (TypeError, ValueError):
-            pass
-    raise ValueError(
-        f"column {column} is not numeric ({values.dtype}), and input {item.name!r} takes {item.dtype}. Encode it as it "
-        "was encoded in training."
-    )

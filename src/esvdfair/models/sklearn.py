@@ -121,7 +121,7 @@ class SklearnAdapter(ModelAdapter):
         whole = {layer.name: layer for layer in self._all_layers()}
         new = {name: self._whole(whole[self._names[self._index(name)]], *given) for name, given in weights.items()}
         adapter = SklearnAdapter(copy.deepcopy(self._model), output=self._place)
-        adapter._column = self._column
+        adapter.column = self.column
         for name, (weight, bias) in new.items():
             adapter._write(name, np.asarray(weight), bias)
         return adapter
@@ -151,7 +151,7 @@ class SklearnAdapter(ModelAdapter):
                 warnings.simplefilter("ignore")  # a transformer may complain of values beyond its domain
                 return values, self._finish(values)
 
-        return Tail(self._names[-1], last, run, operation=self._finishing())
+        return Tail(self._names[-1], rows, last, run, operation=self._finishing())
 
     def _index(self, name: str) -> int:
         if name not in self._names:

@@ -4,20 +4,18 @@ A wrapper made by `torch.compile` or `nn.DataParallel` is looked through: the mo
 own device; a repaired copy wears the same wrapper. Layer names are those inside it.
 """
 
-import copy
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from esvdfair.core.checks import row_count, to_numpy
 from esvdfair.exceptions import Given, InputError
@@ -32,6 +30,18 @@ from esvdfair.models.base import (
     take,
 )
 from esvdfair.models.heads import KINDS
+from esvdfair.models.torch_modules import (
+    assign,
+    check_initialised,
+    computes_linear_map,
+    copied,
+    describe_layer,
+    find_problem,
+    is_computed,
+    is_linear,
+    private,
+    unwrap,
+)
 from esvdfair.models.torch_trace import INPUT, VOCABULARY, Operation, Trace, mixing, weight_of
 
 Selector = str | int | tuple[str | int, ...] | Callable[[Any], Any]
@@ -71,8 +81,8 @@ class TorchAdapter(ModelAdapter):
 
     def __init__(self, model: nn.Module, *, output: Selector | None = None) -> None:
         self._model = model
-        _check_initialised(unwrap(model))
-        self._core = _private(unwrap(model))
+        check_initialised(unwrap(model))
+        self._core = private(unwrap(model))
         self._output = output
         self._probed: _Probe | None = None
         self._lock = threading.Lock()  # hooks of one call must not be seen by another
@@ -114,17 +124,17 @@ class TorchAdapter(ModelAdapter):
         new: dict[str, Any] = {}
         for name, (weight, bias) in weights.items():
             module = self._linear(name)
-            problem = _find_problem(name, module, self._core)
+            problem = find_problem(name, module, self._core)
             if problem is not None:
                 raise ValueError(problem)
-            new[name] = self._whole(_describe_layer(name, 0, module), weight, bias)
-        adapter = TorchAdapter(_copied(self._model), output=self._output)
-        adapter._column = self._column
+            new[name] = self._whole(describe_layer(name, 0, module), weight, bias)
+        adapter = TorchAdapter(copied(self._model), output=self._output)
+        adapter.column = self.column
         for name, (weight, bias) in new.items():
             module = adapter._linear(name)
-            _assign(name, module.weight, weight)
+            assign(name, module.weight, weight)
             if bias is not None:
-                _assign(name, module.bias, bias)
+                assign(name, module.bias, bias)
         return adapter
 
     def __getstate__(self) -> dict[str, Any]:
@@ -148,6 +158,7 @@ class TorchAdapter(ModelAdapter):
         operations = [operation.name for operation in path]
         return Tail(
             name,
+            probe.rows,
             to_numpy(like),
             run,
             operation=VOCABULARY.describe(operations),
@@ -163,7 +174,7 @@ class TorchAdapter(ModelAdapter):
         return self._probed
 
     def _trace(self, x: Inputs) -> _Probe:
-        modules = {name: module for name, module in self._core.named_modules() if _is_linear(module)}
+        modules = {name: module for name, module in self._core.named_modules() if is_linear(module)}
         trace = Trace({name: module._parameters.get("weight") for name, module in modules.items()})
         outputs: dict[str, torch.Tensor] = {}
         problems: dict[str, str | None] = {}
@@ -172,8 +183,8 @@ class TorchAdapter(ModelAdapter):
             trace.inside = name
 
         def leave(name: str, module: nn.Linear, args: Any, kwargs: Any, output: torch.Tensor) -> None:
-            problems[name] = _TWICE.format(name) if name in outputs else _find_problem(name, module, self._core)
-            if problems[name] is None and not _computes_linear_map(module, _layer_input(args, kwargs), output):
+            problems[name] = _TWICE.format(name) if name in outputs else find_problem(name, module, self._core)
+            if problems[name] is None and not computes_linear_map(module, _layer_input(args, kwargs), output):
                 problems[name] = f"layer {name!r} is a {type(module).__name__}, whose output is not X Wᵀ + b."
             outputs[name] = output.detach().clone()
             trace.mark(output, name)
@@ -188,11 +199,12 @@ class TorchAdapter(ModelAdapter):
         names = [name for name in outputs if name in reached or self._moves(name, rows, outputs[name], prediction)]
         for name in names:
             problem = problems[name] or (_TWICE.format(name) if weight_of(name) in reached else None)
-            if problem is not None:
+            # A hidden layer that can be read, but not edited, is no obstacle to one who edits the last.
+            if problem is not None and (name == names[-1] or not is_computed(modules[name])):
                 raise ValueError(problem)
         if not names:
             raise ValueError("no nn.Linear layer feeds the prediction, so there is no weight to edit.")
-        layers = tuple(_describe_layer(name, index, modules[name]) for index, name in enumerate(names))
+        layers = tuple(describe_layer(name, index, modules[name]) for index, name in enumerate(names))
         path = tuple(trace.path(names[-1], prediction)) if names[-1] in reached else None
         return _Probe(layers, rows, outputs[names[-1]], prediction, path)
 
@@ -251,8 +263,8 @@ class TorchAdapter(ModelAdapter):
             module = self._core.get_submodule(name)
         except AttributeError:
             module = self._core
-        if not _is_linear(module):
-            known = [repr(n) for n, m in self._core.named_modules() if _is_linear(m)]
+        if not is_linear(module):
+            known = [repr(n) for n, m in self._core.named_modules() if is_linear(m)]
             raise ValueError(f"the model has no linear layer {name!r}; it has {', '.join(known) or 'none'}.")
         return module
 
@@ -290,164 +302,6 @@ _TWICE = (
 def _layer_input(args: Any, kwargs: Any) -> torch.Tensor:
     value: torch.Tensor = args[0] if args else kwargs["input"]
     return value
-
-
-# --- modules, looked at without running them --------------------------------------------------------------------------
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """Module inside `torch.compile` and `nn.DataParallel`; other wrappers are a `ValueError`."""
-    kind = type(model).__name__
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError(
-            f"got a {kind}: TorchScript does not let its layers be observed or edited. Pass the nn.Module from which "
-            "it was made, and script the repaired model again."
-        )
-    if kind in ("DistributedDataParallel", "FullyShardedDataParallel"):
-        raise ValueError(f"got a {kind}, whose copies would need a process group of their own. Pass model.module.")
-    if isinstance(model, nn.DataParallel):
-        return unwrap(model.module)
-    compiled = model._modules.get("_orig_mod")
-    return model if compiled is None else unwrap(compiled)
-
-
-def _check_initialised(model: nn.Module) -> None:
-    """Raise if a parameter has no values yet: running the model would initialise it, at random, in place."""
-    for name, module in model.named_modules():
-        for parameter in module._parameters.values():
-            if is_lazy(parameter):
-                raise ValueError(
-                    f"layer {name!r} ({type(module).__name__}) is lazy and not initialised yet, so this model is not "
-                    "trained. Run it once on data, train it, then repair it."
-                )
-            if parameter is not None and parameter.is_meta:
-                raise ValueError(f"layer {name!r} is on the 'meta' device: it has no weights. Load them first.")
-
-
-def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether a module is an `nn.Linear`, or a quantised stand-in for one (`_find_problem` tells)."""
-    return isinstance(module, nn.Linear) or (_quantised(module) and "Linear" in type(module).__name__)
-
-
-def _find_problem(name: str, module: nn.Module, model: nn.Module) -> str | None:
-    """Say why a linear layer cannot be given new weights of its own, or None if it can."""
-    if _quantised(module) or _quantised(module._parameters.get("weight")):
-        return f"layer {name!r} is quantised ({_kind(module)}): repair the float model, then quantise it again."
-    if not isinstance(module._parameters.get("weight"), nn.Parameter) or hasattr(module, "parametrizations"):
-        return (
-            f"the weight of layer {name!r} is not a parameter but computed from others (a parametrisation, weight norm "
-            "or pruning), so it cannot be set. Make it permanent first: torch.nn.utils.parametrize."
-            "remove_parametrizations, or remove_weight_norm, or prune.remove."
-        )
-    weight = module._parameters["weight"]
-    assert weight is not None
-    if not weight.is_floating_point() or weight.dtype.itemsize < 2 or hasattr(type(weight), "__tensor_flatten__"):
-        return (
-            f"the weight of layer {name!r} is quantised or sharded ({type(weight).__name__}, {weight.dtype}): repair "
-            "the plain float model."
-        )
-    sharing = _sharing(module, model)
-    if sharing is not None:
-        return (
-            f"layer {name!r} shares (ties) its {sharing[0]} with {sharing[1]!r}: an edit of one would change "
-            "the other. Give each its own parameter."
-        )
-    return None
-
-
-def _kind(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _quantised(value: Any) -> bool:
-    """Whether a module or weight comes from a library that quantises (torch.ao, torchao, bitsandbytes)."""
-    return any(word in type(value).__module__ for word in ("quantiz", ".qat.", "bitsandbytes"))
-
-
-def _sharing(layer: nn.Module, model: nn.Module) -> tuple[str, str] | None:
-    """Which parameter of the layer another module holds too, and under what name."""
-    for own, parameter in layer._parameters.items():
-        for name, module in model.named_modules():
-            for other, candidate in module._parameters.items():
-                if candidate is None or parameter is None or (module is layer and own == other):
-                    continue
-                if candidate is parameter or (candidate.data_ptr() == parameter.data_ptr() != 0):
-                    return own, f"{name}.{other}".lstrip(".")
-    return None
-
-
-def _computes_linear_map(module: nn.Linear, value: torch.Tensor, output: torch.Tensor) -> bool:
-    """Whether a subclass of `nn.Linear`, or one with a patched `forward`, still gives `X Wᵀ + b`."""
-    if type(module).forward is nn.Linear.forward and "forward" not in vars(module):
-        return True
-    bias = None if module.bias is None else module.bias.double()
-    expected = nn.functional.linear(value.double(), module.weight.double(), bias)
-    tolerance = max(2e-3, 8 * torch.finfo(output.dtype).eps)
-    size = float(expected.abs().max()) if expected.numel() else 0.0
-    return output.shape == expected.shape and bool((output - expected).abs().max() <= tolerance * size)
-
-
-def _describe_layer(name: str, index: int, module: nn.Linear) -> LinearLayer:
-    """Copy a layer's weights into float64."""
-    bias = None if module.bias is None else _to_float64(module.bias)
-    return LinearLayer(name, index, _to_float64(module.weight), bias)
-
-
-def _to_float64(tensor: torch.Tensor) -> NDArray[np.float64]:
-    return tensor.detach().cpu().to(torch.float64, copy=True).numpy()
-
-
-def _assign(name: str, parameter: torch.Tensor, values: NDArray[Any]) -> None:
-    """Write values into a parameter, in its own dtype and on its own device."""
-    rounded = torch.as_tensor(np.asarray(values, dtype=np.float64)).to(parameter.dtype)
-    if not bool(torch.isfinite(rounded).all()):
-        raise ValueError(f"new weights of layer {name!r} are too large for {parameter.dtype}.")
-    with torch.no_grad():
-        parameter.copy_(rounded)
-
-
-def _private(model: nn.Module) -> nn.Module:
-    """A copy to run, with the parameters of the original, in eval mode, without compiled parts, which know no hooks.
-
-    The flags are set directly: `eval()` calls the user's `train`, which may do more (merge adapters) than is wanted.
-    """
-    shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
-    for value in (value for module in model.modules() for value in vars(module).values()):
-        if isinstance(value, torch.Tensor) and not value.is_leaf:  # a pruned weight, a hidden state: no copy is allowed
-            shared[id(value)] = value.detach()
-    twin = _copied(model, shared)
-    for module in [*twin.modules()]:
-        module.training = False
-        for name, child in module._modules.items():
-            if child is not None and "_orig_mod" in child._modules:
-                module._modules[name] = unwrap(child)
-    return twin
-
-
-def _copied(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
-    """A deep copy, checked to be one: what it holds beyond `shared` (by id) is its own."""
-    try:
-        twin = copy.deepcopy(model, dict(shared or {}))
-    except Exception as error:  # whatever the parts of a model raise when they are copied
-        raise ValueError(
-            f"the model cannot be copied ({error}). An attribute that holds a tensor computed in a forward pass is "
-            "the usual cause: detach it, or do not keep it on the module."
-        ) from error
-    parts = [{id(part): name for name, part in _parts(item)} for item in (model, twin)]
-    kept = [parts[1][key] for key in parts[0].keys() & parts[1].keys() - (shared or {}).keys()]
-    if kept:
-        raise ValueError(
-            f"copy.deepcopy of the model gives back {min(kept)!r} itself and no copy of it: an edit would reach the "
-            "original. Check __deepcopy__ of the model's classes."
-        )
-    return twin
-
-
-def _parts(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Submodules, parameters and buffers, by name."""
-    yield from ((name or type(model).__name__, module) for name, module in model.named_modules())
-    yield from model.named_parameters()
-    yield from model.named_buffers()
 
 
 # --- values that go into a model and come out of it -------------------------------------------------------------------

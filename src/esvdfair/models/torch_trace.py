@@ -43,7 +43,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
 
     def __init__(self, weights: Mapping[str, torch.Tensor | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
-        self._weights = {_storage(weight): name for name, weight in weights.items() if weight is not None}
+        self._weights = {storage_of(weight): name for name, weight in weights.items() if weight is not None}
         self._operations: list[Operation] = []
         self._labels: dict[int, frozenset[str]] = {}
         self._kept: list[torch.Tensor] = []  # a storage that is freed could come back as another tensor
@@ -56,16 +56,16 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
     def mark(self, tensor: torch.Tensor, label: str) -> None:
         """Say that `tensor`, and all that is computed from it from now on, depends on `label`."""
         self._kept.append(tensor)
-        key = _storage(tensor)
+        key = storage_of(tensor)
         self._labels[key] = self._labels.get(key, frozenset()) | {label}
 
     def labels(self, tensor: torch.Tensor) -> frozenset[str]:
         """What `tensor` depends on."""
-        return self._labels.get(_storage(tensor), frozenset())
+        return self._labels.get(storage_of(tensor), frozenset())
 
     def path(self, label: str, tensor: torch.Tensor) -> list[Operation]:
         """Operations by which `label` reaches `tensor`, in order of execution."""
-        wanted = {_storage(tensor)}
+        wanted = {storage_of(tensor)}
         found = []
         for operation in reversed(self._operations):
             carriers = {key for key, labels in operation.read if label in labels}
@@ -78,21 +78,21 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        read = tuple((_storage(t), self.labels(t) | self._foreign_use(t)) for t in _tensors((args, kwargs)))
+        read = tuple((storage_of(t), self.labels(t) | self._foreign_use(t)) for t in _tensors((args, kwargs)))
         result = func(*args, **kwargs)
         written = list(_tensors(result))
         self._kept += written
         name = str(func.overloadpacket.__name__).rstrip("_")
         labels = frozenset[str]().union(*(labels for _, labels in read))
         if labels and not _only_shape(name):
-            keys = frozenset(_storage(t) for t in written)
+            keys = frozenset(storage_of(t) for t in written)
             self._operations.append(Operation(name, read, keys))
             for key in keys:
                 self._labels[key] = self._labels.get(key, frozenset()) | labels
         return result
 
     def _foreign_use(self, tensor: torch.Tensor) -> frozenset[str]:
-        owner = self._weights.get(_storage(tensor))
+        owner = self._weights.get(storage_of(tensor))
         return frozenset() if owner is None or owner == self.inside else frozenset({weight_of(owner)})
 
 
@@ -111,7 +111,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def storage_of(tensor: torch.Tensor) -> int:
+    """A number by which tensors that share their memory are known, while they live."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except NotImplementedError:  # sparse and opaque tensors have no storage, and no views either

@@ -1,0 +1,73 @@
+"""A fit on a narrow network runs on one thread and leaves the caller's settings as they were."""
+
+import threading
+
+import numpy as np
+import pytest
+from threadpoolctl import ThreadpoolController
+
+from esvdfair.threads import WIDE, few_threads
+
+torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
+
+
+def libraries():
+    return ThreadpoolController().select(user_api="blas").lib_controllers
+
+
+def blas():
+    return {library.num_threads for library in libraries()}
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    before = torch.get_num_threads(), [library.num_threads for library in libraries()]
+    torch.set_num_threads(2)
+    for library in libraries():
+        library.set_num_threads(2)
+    yield
+    torch.set_num_threads(before[0])
+    for library, threads in zip(libraries(), before[1], strict=True):
+        library.set_num_threads(threads)
+
+
+def test_narrow_layers_get_one_thread_and_settings_come_back():
+    with few_threads(256):
+        assert blas() == {1}
+        assert torch.get_num_threads() == 1
+    assert blas() == {2}
+    assert torch.get_num_threads() == 2
+
+
+def test_wide_layers_keep_theirs():
+    with few_threads(WIDE):
+        assert blas() == {2}
+        assert torch.get_num_threads() == 2
+
+
+def test_settings_come_back_after_an_exception_and_inside_each_other():
+    with pytest.raises(ValueError, match="broken"), few_threads(8), few_threads(8):
+        raise ValueError("broken")
+    assert blas() == {2}
+    assert torch.get_num_threads() == 2
+
+
+def test_several_threads_at_once_leave_them_too():
+    start, seen = threading.Barrier(4), []
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        start.wait()
+        for _ in range(20):
+            with few_threads(8):
+                seen.append(torch.get_num_threads())  # OpenBLAS lets only the thread that set a number change it
+                rng.normal(size=(50, 50)) @ rng.normal(size=(50, 50))
+
+    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert set(seen) == {1}
+    assert blas() == {2}
+    assert torch.get_num_threads() == 2
