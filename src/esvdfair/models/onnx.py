@@ -41,6 +41,7 @@ from esvdfair.models.onnx_io import (
     read_model,
     write_model,
 )
+from esvdfair.models.onnx_io import save_model as save_model  # where README and guides find it
 
 Selector = str | int | tuple[str | int, int]
 
@@ -124,7 +125,7 @@ class OnnxAdapter(ModelAdapter):
 
     def __getstate__(self) -> dict[str, Any]:
         # A session cannot be pickled, and the graph refers to tensors inside the model: both are made anew when needed.
-        kept = ("_given", "_proto", "_external", "_output", "_place", "_column")
+        kept = ("_given", "_proto", "_external", "_output", "_place", "column")
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
