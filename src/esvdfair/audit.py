@@ -1,6 +1,6 @@
 """What can be said of predictions, their groups and, if there are any, labels: figures, a verdict, densities."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,17 +9,8 @@ from numpy.typing import NDArray
 from scipy.stats import t as student
 
 from esvdfair.core.checks import check_column, check_groups, check_weight
-from esvdfair.core.metrics import (
-    Peak,
-    ks_distance,
-    ks_distance_ci,
-    ks_floor,
-    ks_peak,
-    mean_gap,
-    variance_gap,
-    wasserstein_distance,
-)
-from esvdfair.curve import NULL_QUANTILE
+from esvdfair.core.ks import Peak, ks_null, ks_peak, ks_to_rest
+from esvdfair.core.metrics import ks_distance, ks_distance_ci, mean_gap, variance_gap, wasserstein_distance
 from esvdfair.text import label_text, number, share
 
 Array = NDArray[np.float64]
@@ -66,6 +57,8 @@ class Audit:
     mse: float | None
     widest: Peak
     groups: tuple[GroupFigures, ...]
+    ks_chance: float
+    """What parity would stay below in 95 % of cases on so many rows."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, such as JSON takes."""
@@ -82,7 +75,7 @@ class Audit:
     def verdict(self) -> str:
         """What the figures say, in plain words."""
         parts = [self._difference()]
-        if self.ks > NULL_QUANTILE * self.ks_floor:
+        if self.ks > self.ks_chance:
             peak, (more, fewer) = self.widest, self._farthest()
             parts.append(
                 f"Where they differ most, {peak.high_share:.0%} of {more} but {peak.low_share:.0%} of {fewer} are "
@@ -99,7 +92,7 @@ class Audit:
 
     def _difference(self) -> str:
         ks, floor = share(self.ks), share(self.ks_floor)
-        if self.ks <= NULL_QUANTILE * self.ks_floor:
+        if self.ks <= self.ks_chance:
             return f"No difference beyond chance: KS {ks}, and parity itself would show about {floor} on so many rows."
         times = f"KS {ks}, {self.ks / self.ks_floor:.1f} times what parity would show on so many rows"
         if self.ks_interval[0] == 0:
@@ -150,40 +143,49 @@ def audit_predictions(
         live = weight > 0
         scores, codes, weight, truth = scores[live], codes[live], weight[live], None if truth is None else truth[live]
     names = [label_text(label) for label in labels]
-    floor = ks_floor(sensitive_features=codes, y_pred=scores, sample_weight=weight, random_state=seed)
+    null = ks_null(codes, len(names), scores, weight, seed)
     both: dict[str, Any] = {"sensitive_features": codes, "sample_weight": weight}
     return Audit(
         rows=len(scores),
         ks=ks_distance(scores, **both),
-        ks_interval=ks_distance_ci(scores, **both, floor=floor, random_state=seed),
-        ks_floor=floor,
+        ks_interval=ks_distance_ci(scores, **both, floor=null.floor, random_state=seed),
+        ks_floor=null.floor,
+        ks_chance=null.quantile(0.95),
         mean_gap=mean_gap(scores, **both),
         variance_gap=variance_gap(scores, **both),
         wasserstein=wasserstein_distance(scores, **both),
         mse=None if truth is None else float(np.average((scores - truth) ** 2, weights=weight)),
         widest=ks_peak(scores, codes, len(names), weight),
-        groups=tuple(_figures(name, codes == code, scores, truth, weight, seed) for code, name in enumerate(names)),
+        groups=_groups(names, codes, scores, truth, weight),
     )
 
 
-def _figures(
-    name: str, mine: NDArray[np.bool_], scores: Array, truth: Array | None, weight: Array | None, seed: int
-) -> GroupFigures:
-    own = None if weight is None else weight[mine]
-    errors = None if truth is None else scores[mine] - truth[mine]
-    to_rest: dict[str, Any] = {"sensitive_features": mine, "sample_weight": weight}
-    return GroupFigures(
-        group=name,
-        rows=int(mine.sum()),
-        mean=float(np.average(scores[mine], weights=own)),
-        mean_interval=mean_interval(scores[mine], own),
-        std=_spread(scores[mine], own),
-        ks_to_rest=ks_distance(scores, **to_rest),
-        ks_to_rest_interval=ks_distance_ci(scores, **to_rest, random_state=seed),
-        mse=None if errors is None else float(np.average(errors**2, weights=own)),
-        mse_interval=None if errors is None else mean_interval(errors**2, own),
-        mean_error=None if errors is None else float(np.average(errors, weights=own)),
-    )
+def _groups(
+    names: Sequence[str], codes: Codes, scores: Array, truth: Array | None, weight: Array | None
+) -> tuple[GroupFigures, ...]:
+    """The figures of every group; the rows are put in order of their groups once, however many there are."""
+    to_rest = ks_to_rest(scores, codes, len(names), weight)
+    order = np.argsort(codes, kind="stable")
+    ends = np.cumsum(np.bincount(codes, minlength=len(names)))[:-1]
+    own = [None] * len(names) if weight is None else np.split(weight[order], ends)
+    errors = [None] * len(names) if truth is None else np.split((scores - truth)[order], ends)
+    found = []
+    for g, (name, mine, w, error) in enumerate(zip(names, np.split(scores[order], ends), own, errors, strict=True)):
+        found.append(
+            GroupFigures(
+                group=name,
+                rows=len(mine),
+                mean=float(np.average(mine, weights=w)),
+                mean_interval=mean_interval(mine, w),
+                std=_spread(mine, w),
+                ks_to_rest=float(to_rest.distance[g]),
+                ks_to_rest_interval=(float(to_rest.low[g]), float(to_rest.high[g])),
+                mse=None if error is None else float(np.average(error**2, weights=w)),
+                mse_interval=None if error is None else mean_interval(error**2, w),
+                mean_error=None if error is None else float(np.average(error, weights=w)),
+            )
+        )
+    return tuple(found)
 
 
 def mean_interval(values: Array, weight: Array | None = None, *, confidence: float = 0.95) -> tuple[float, float]:

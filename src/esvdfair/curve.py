@@ -10,7 +10,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from esvdfair.core.checks import Label
-from esvdfair.core.metrics import group_mse, ks_distance_ci, ks_floor, ks_from_codes, mean_gap, variance_gap
+from esvdfair.core.ks import ks_from_codes, ks_null
+from esvdfair.core.metrics import group_mse, ks_distance_ci, mean_gap, variance_gap
 from esvdfair.core.refit.quadratic import Fit
 from esvdfair.distributed import broadcast
 from esvdfair.exceptions import ESVDFairWarning, Given
@@ -22,8 +23,8 @@ Array = NDArray[np.float64]
 
 MARGIN = 0.2
 """Part of the sampling floor that is added to the expected KS distance of the best of many candidates."""
-NULL_QUANTILE = 1.5657
-"""95 % quantile over mean of the KS distance of two samples of one distribution (1.3581 / 0.8687)."""
+DIGITS = 1e-9
+"""Part of its scale to which a prediction, an error or a distance is rounded before it is compared."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Curve:
     ks_floor : what two samples of one distribution would show at these group sizes
     evaluated_on : "validation", "heldout" or "train"
     weights : of every point, what it puts in place of the layers of the model
+    ks_chance : what they would stay below in 95 % of cases; a larger distance is more than chance
     """
 
     points: tuple[CurvePoint, ...]
@@ -83,6 +85,7 @@ class Curve:
     evaluated_on: str
     weights: tuple[Weights, ...] = field(repr=False)
     build: Callable[[Weights], Any] = field(repr=False)
+    ks_chance: float = 1.0
 
     def __len__(self) -> int:
         return len(self.points)
@@ -132,12 +135,16 @@ def judge(
     """
     effort = effort or Effort()
 
-    def look() -> tuple[list[CurvePoint], float, list[int]]:
-        judging, training = predict(sample, fits) if predicted is None else predicted
-        rows = sample.judging
-        floor = ks_floor(sensitive_features=rows.codes)
-        mse, ks = (measure(rows, judging) for measure in (mean_squared_errors, ks_distances))
-        expected = expected_ks(sample, judging, training, ks, floor)
+    def look() -> tuple[list[CurvePoint], float, float, list[int]]:
+        rows, known = sample.judging, predict(sample, fits) if predicted is None else predicted
+        # Neither the order of two rows nor that of two candidates may hang on the last bits of a sum.
+        judging, training = (_rounded(part, np.ptp(rows.prediction)) for part in known)
+        null = ks_null(rows.codes, len(sample.labels), None, _weight(rows), seed)
+        floor = null.floor
+        ks = ks_distances(rows, judging)
+        mse = mean_squared_errors(rows, judging)
+        mse = _rounded(mse, mse.max())
+        expected = _rounded(expected_ks(sample, judging, training, ks, floor), 1.0)
         order: list[int] = []
         for front in _fronts(mse, expected):
             if len(order) >= effort.points:
@@ -163,11 +170,17 @@ def judge(
                     index=position,
                 )
             )
-        return points, floor, order
+        return points, floor, null.quantile(0.95), order
 
-    points, floor, order = broadcast(look)
+    points, floor, chance, order = broadcast(look)
     weights = tuple(weights_of(sample.layer, fits[i]) for i in order)
-    return Curve(tuple(points), floor, sample.judged_on, weights, Builder(adapter)), order
+    return Curve(tuple(points), floor, sample.judged_on, weights, Builder(adapter), chance), order
+
+
+def _rounded(values: Array, unit: float) -> Array:
+    """To a billionth of the unit."""
+    step = DIGITS * max(float(unit), np.finfo(np.float64).tiny)
+    return np.asarray(np.round(values / step) * step, dtype=np.float64)
 
 
 def expected_ks(sample: Sample, judging: Array, training: Array, alone: Array, floor: float) -> Array:
@@ -284,7 +297,7 @@ def choose(
         return _fairest_within(curve, max_mse_increase, mse_before)
     if target_ks is None:
         if as_far_as_told:
-            return curve.select(target_ks=max(0.05, NULL_QUANTILE * curve.ks_floor))
+            return curve.select(target_ks=max(0.05, curve.ks_chance))
         return min(curve.points, key=lambda point: point.mse)
     point = curve.select(target_ks=target_ks)
     if target_ks < curve.ks_floor:

@@ -22,7 +22,7 @@ from scipy.optimize import brentq, minimize
 from sklearn.exceptions import ConvergenceWarning
 
 from esvdfair.core.edits import LayerEdit, account, edit_exact, edit_paper
-from esvdfair.core.metrics import ks_from_codes
+from esvdfair.core.ks import ks_from_codes
 from esvdfair.core.optimum import fit_optimum
 from esvdfair.core.refit.parity import ParityProblem
 from esvdfair.core.refit.quadratic import FeatureSpace, Fit, Quadratic
@@ -100,11 +100,16 @@ def parity(
         return [
             replace(problem.solve(problem.budget(reduction)), target=name, strength=problem.mean_penalty)
             for name, quadratic in quadratics
-            for problem in (ParityProblem(quadratic, penalty) for penalty in effort.mean_penalties)
-            for reduction in effort.variance_reductions
+            for problem in (ParityProblem(quadratic, penalty) for penalty in _thinned(effort.mean_penalties, name))
+            for reduction in _thinned(effort.variance_reductions, name)
         ]
 
     return broadcast(solve)
+
+
+def _thinned(grid: Sequence[float], target: str) -> Sequence[float]:
+    """All values for the labels; for the other targets the ends and the middle (see :func:`transport`)."""
+    return grid if target == "labels" else sorted({grid[0], grid[len(grid) // 2], grid[-1]})
 
 
 # --- a hidden layer first ------------------------------------------------------------------------------------------

@@ -13,15 +13,21 @@ from scipy import stats
 from scipy.optimize import linprog
 from sklearn.metrics import mean_squared_error
 
-from esvdfair.core import metrics
+from esvdfair.core import ks
 from esvdfair.core.metrics import (
     group_mse,
+    ks_bound,
     ks_distance,
     ks_distance_ci,
     ks_floor,
     ks_from_codes,
+    ks_null,
+    ks_null_quantile,
     ks_peak,
+    ks_population,
+    ks_to_rest,
     mean_gap,
+    rows_to_certify,
     variance_gap,
     wasserstein_distance,
 )
@@ -175,7 +181,7 @@ def test_floor_is_the_simulated_distance_of_one_distribution(sizes: tuple[int, .
     assert ks_floor(sensitive_features=codes) == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize("sizes", [(10, 14), (50, 50, 90), (400, 250), (200, 120, 240)])
+@pytest.mark.parametrize("sizes", [(10, 14), (50, 50, 90), (200, 120, 240)])
 @pytest.mark.parametrize("kind", ["two values", "nine values", "clipped"])
 def test_floor_with_ties_is_the_simulated_one(sizes: tuple[int, ...], kind: str) -> None:
     rng = np.random.default_rng(1)
@@ -185,9 +191,9 @@ def test_floor_with_ties_is_the_simulated_one(sizes: tuple[int, ...], kind: str)
         "nine values": rng.integers(9, size=len(codes)).astype(float),
         "clipped": np.maximum(0.3, rng.standard_normal(len(codes))),
     }[kind]
-    expected = simulated_ks(codes, rng.permuted(np.tile(scores, (3000, 1)), axis=1))
+    expected = simulated_ks(codes, rng.permuted(np.tile(scores, (2000, 1)), axis=1))
     floor = ks_floor(sensitive_features=codes, y_pred=scores)
-    assert floor == pytest.approx(expected, rel=0.02)
+    assert floor == pytest.approx(expected, rel=0.03)
     assert floor < 0.95 * ks_floor(sensitive_features=codes)
 
 
@@ -214,14 +220,72 @@ def test_floor_does_not_mind_a_few_ties_and_repeats_itself() -> None:
 
 def test_floor_tells_tied_values_from_their_neighbours() -> None:
     scores = np.sort(np.append(np.random.default_rng(0).random(900), np.full(100, 0.5)))
-    masses, tied = metrics._null_cells(scores, None)
+    masses, tied = ks._null_cells(scores, None)
     assert masses[tied] == pytest.approx([0.1])
     assert masses[~tied].sum() == pytest.approx(0.9)
     assert masses[~tied].max() < 0.01
 
 
-def test_floor_of_two_single_rows_is_a_distance() -> None:
+def test_floor_of_many_small_groups_is_the_simulated_one_and_a_distance() -> None:
+    codes = codes_of(*[8] * 100)
+    draws = np.random.default_rng(0).random((60, len(codes)))
+    expected = np.mean([ks_from_codes(scores, codes, 100) for scores in draws])
+    floor = ks_floor(sensitive_features=codes)
+    assert floor == pytest.approx(expected, rel=0.03)
+    assert 0.85 < floor < 0.95
+    assert ks_floor(sensitive_features=np.arange(300)) <= 1
     assert ks_floor(sensitive_features=[0, 1]) <= 1
+
+
+def test_floor_of_groups_of_very_different_sizes_is_the_simulated_one() -> None:
+    codes = codes_of(20, 3000, 9000)  # of which but a part of the large ones is dealt out
+    draws = np.random.default_rng(0).random((400, len(codes)))
+    expected = np.mean([ks_from_codes(scores, codes, 3) for scores in draws])
+    assert ks_floor(sensitive_features=codes) == pytest.approx(expected, rel=0.04)
+
+
+def test_floor_of_heavy_tailed_weights_is_the_simulated_one() -> None:
+    rng = np.random.default_rng(3)
+    for codes in (codes_of(150, 350), codes_of(60, 60, 60)):
+        weights = rng.lognormal(0, 1.5, len(codes))
+        draws = rng.random((600, len(codes)))
+        expected = np.mean([ks_from_codes(scores, codes, codes[-1] + 1, weights) for scores in draws])
+        floor = ks_floor(sensitive_features=codes, sample_weight=weights)
+        assert floor == pytest.approx(expected, rel=0.05)
+        assert floor > 1.5 * ks_floor(sensitive_features=codes)
+
+
+@pytest.mark.parametrize(("groups", "ratio"), [(2, 1.563), (3, 1.46), (5, 1.37)])
+def test_the_95_per_cent_point_of_parity_depends_on_the_number_of_groups(groups: int, ratio: float) -> None:
+    codes = codes_of(*[2000] * groups)
+    quantile = ks_null_quantile(sensitive_features=codes)
+    assert quantile / ks_floor(sensitive_features=codes) == pytest.approx(ratio, rel=0.03)
+    if groups == 2:
+        assert stats.ks_2samp([0], [1]).pvalue == 1  # the p-value of our quantile is 5 %:
+        assert stats.kstwo.sf(quantile, 1000) == pytest.approx(0.05, abs=0.003)
+
+
+# --- each group against the rest --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_each_group_against_the_rest_equals_one_distance_for_each(weighted: bool) -> None:
+    rng = np.random.default_rng(8)
+    codes = np.append(np.repeat(np.arange(15), 2), rng.integers(15, size=300))
+    scores = np.round(rng.standard_normal(330) + 0.1 * codes, 1)
+    weights = rng.exponential(size=330) if weighted else None
+    found = ks_to_rest(scores, codes, 15, weights)
+    for g in range(15):
+        mine = codes == g
+        assert found.distance[g] == pytest.approx(
+            ks_distance(scores, sensitive_features=mine, sample_weight=weights), abs=1e-12
+        )
+        assert 0 <= found.low[g] <= found.distance[g] <= found.high[g] <= 1
+        if not weighted:
+            high = ks_bound(scores, sensitive_features=mine, confidence=0.975)
+            assert found.high[g] == pytest.approx(high, abs=0.05)  # which lends rows to each side
+    assert (found.low > 0).any()
+    assert (found.low == 0).any()
 
 
 # --- ks_distance_ci ---------------------------------------------------------------------------------------------
@@ -263,12 +327,40 @@ def test_interval_lies_in_the_unit_interval_around_the_estimate(shift: float, gr
     assert low < 1
 
 
-def test_interval_below_three_floors_starts_at_zero() -> None:
+def test_interval_leaves_zero_out_where_a_test_of_parity_rejects_it() -> None:
     rng = np.random.default_rng(4)
     codes = codes_of(200, 200)
-    for ks, starts_at_zero in ((1.5, True), (5.0, False)):
-        scores = normal_shift(rng, codes, ks * ks_floor(sensitive_features=codes))
-        assert (ks_distance_ci(scores, sensitive_features=codes)[0] == 0) is starts_at_zero
+    seen = set()
+    for ks_true in np.repeat([0.05, 0.1, 0.15], 10):
+        scores = normal_shift(rng, codes, ks_true)
+        p = stats.ks_2samp(scores[codes == 0], scores[codes == 1], method="exact").pvalue
+        if p < 0.045 or p > 0.055:
+            low, _ = ks_distance_ci(scores, sensitive_features=codes)
+            assert (low > 0) == (p < 0.05)
+            seen.add(p < 0.05)
+    assert seen == {True, False}
+
+
+def test_interval_near_the_floor_of_many_rows() -> None:
+    """5,000 rows a group at a distance of .041, p = .0004: [0, .056] before, though parity is out of the question."""
+    grid = np.linspace(0, 1, 5000)
+    scores, codes = np.append(grid, grid + 0.041), codes_of(5000, 5000)
+    low, high = ks_distance_ci(scores, sensitive_features=codes)
+    assert 0.008 < low < 0.025
+    assert 0.055 < high < 0.065
+
+
+def test_interval_of_many_groups_subtracts_what_parity_shows() -> None:
+    rng = np.random.default_rng(10)
+    codes = codes_of(*[30] * 20)
+    apart = rng.standard_normal(600) + 3 * (codes == 0)
+    alike = rng.standard_normal(600)
+    null = ks_null(codes, 20, alike)
+    assert ks_distance_ci(alike, sensitive_features=codes)[0] == 0
+    low, high = ks_distance_ci(apart, sensitive_features=codes, floor=null)
+    distance = ks_distance(apart, sensitive_features=codes)
+    assert distance - null.quantile(0.975) <= low <= distance - null.quantile(0.95)
+    assert high == 1
 
 
 def test_complete_separation_is_not_certain() -> None:
@@ -280,14 +372,13 @@ def test_complete_separation_is_not_certain() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(3000, 3000), (30, 5000)])
-def test_thresholds_that_are_resampled_hold_the_peak_and_stay_few(sizes: tuple[int, int]) -> None:
+def test_thresholds_of_a_table_hold_the_peak_and_stay_few(sizes: tuple[int, int]) -> None:
     codes = codes_of(*sizes)
     scores = np.random.default_rng(7).standard_normal(len(codes)) * (1 + 99 * codes)
-    cdfs = metrics._cdfs(scores, codes, 2, None)
-    kept = cdfs[:, metrics._thresholds(cdfs)]
-    assert kept.shape[1] <= 258
-    assert np.ptp(kept, axis=0).max() == np.ptp(cdfs, axis=0).max()
-    assert np.diff(kept, axis=1).max() <= 2 / 256 + 1 / min(sizes)  # narrow in the small group as well
+    cdfs = ks._table(scores, codes, 2, None, 256).cdfs
+    assert cdfs.shape[1] <= 258
+    assert np.ptp(cdfs, axis=0).max() == pytest.approx(ks_from_codes(scores, codes, 2), abs=1e-12)
+    assert np.diff(cdfs, axis=1).max() <= 2 / 256 + 1 / min(sizes)  # narrow in the small group as well
 
 
 def test_interval_of_constant_scores_is_zero() -> None:
@@ -327,20 +418,21 @@ def test_interval_knows_only_relative_weights_and_widens_with_them() -> None:
     assert (high - low) / (plain[1] - plain[0]) == pytest.approx(2, rel=0.2)
 
 
-def test_interval_of_weighted_rows_agrees_with_resampling_the_rows() -> None:
+def test_variance_of_weighted_shares_agrees_with_resampling_the_rows() -> None:
     rng = np.random.default_rng(0)
     codes = codes_of(250, 400)
     scores = shifted(rng, codes, 1.0)
     weights = np.exp(scores)  # rows in the upper tail count most, so w² is distributed unlike w
+    table = ks._table(scores, codes, 2, weights, 10**6)
+    at = int(np.searchsorted(np.sort(scores), 0.0)) - 1
 
     def resampled() -> float:
-        rows = np.concatenate([rng.integers(250, size=250), 250 + rng.integers(400, size=400)])
-        return ks_from_codes(scores[rows], codes, 2, weights[rows])
+        rows = rng.integers(250, size=250)
+        return float(np.average(scores[rows] <= 0.0, weights=weights[rows]))
 
-    estimate = ks_from_codes(scores, codes, 2, weights)
-    basic = 2 * estimate - np.quantile([resampled() for _ in range(1500)], 0.025)
-    _, high = ks_distance_ci(scores, sensitive_features=codes, sample_weight=weights)
-    assert high == pytest.approx(basic, abs=0.012)
+    draws = [resampled() for _ in range(2000)]
+    assert np.sqrt(table.variances[0, at]) == pytest.approx(np.std(draws), rel=0.08)
+    assert abs(np.std(draws) / np.sqrt(table.cdfs[0, at] * (1 - table.cdfs[0, at]) / table.sizes[0]) - 1) > 0.15
 
 
 def test_resamples_in_chunks_agree_with_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,8 +440,97 @@ def test_resamples_in_chunks_agree_with_all_at_once(monkeypatch: pytest.MonkeyPa
     codes = codes_of(100, 150)
     scores = shifted(rng, codes, 1.0)
     whole = ks_distance_ci(scores, sensitive_features=codes, n_resamples=2030)
-    monkeypatch.setattr(metrics, "_DRAWS_AT_ONCE", 1)  # chunks of 50, the last of 30
+    monkeypatch.setattr(ks, "_NOISE_CELLS", 1)  # chunks of 50, the last of 30
     assert ks_distance_ci(scores, sensitive_features=codes, n_resamples=2030) == pytest.approx(whole, abs=0.02)
+
+
+# --- ks_bound and ks_population ---------------------------------------------------------------------------------
+
+
+def sharp(rng: np.random.Generator, codes: NDArray[np.intp], ks: float) -> Floats:
+    """Uniform groups that differ at a sharp peak in the middle: where a bound has least to spare."""
+    grid = np.linspace(0, 1, 2001)
+    peak = ks / 2 * np.maximum(0, 1 - np.abs(grid - 0.5) / max(0.2, 0.7 * ks))
+    u = rng.random(len(codes))
+    return np.where(codes == 0, np.interp(u, grid + peak, grid), np.interp(u, grid - peak, grid))
+
+
+@pytest.mark.parametrize(("sizes", "sigma"), [((360, 40), 0.0), ((200, 200), 0.0), ((150, 350), 1.0)])
+def test_the_bound_is_exceeded_as_rarely_as_it_says(sizes: tuple[int, int], sigma: float) -> None:
+    """A small version of benchmarks/promise.py."""
+    rng = np.random.default_rng(11)
+    codes = codes_of(*sizes)
+    exceeded, tight = [], []
+    for _ in range(200):
+        scores = sharp(rng, codes, 0.2)
+        weights = rng.lognormal(0, sigma, len(codes)) if sigma else None
+        bounds = [
+            ks_bound(scores, sensitive_features=codes, sample_weight=weights, confidence=0.9, method=method)
+            for method in ("normal", "hoeffding")
+        ]
+        assert bounds[0] < bounds[1]
+        exceeded.append(bounds[0] < 0.2)
+        tight.append(bounds[0])
+    assert np.mean(exceeded) <= 0.1 + 2 * np.sqrt(0.1 * 0.9 / 200)
+    assert np.mean(tight) < 0.2 + 3 * ks_floor(sensitive_features=codes, sample_weight=weights)
+
+
+def test_the_bound_is_the_largest_over_thresholds_and_pairs() -> None:
+    rng = np.random.default_rng(12)
+    codes = codes_of(40, 60, 25)
+    scores = rng.standard_normal(125) + 0.3 * codes
+    below = np.array([[np.mean(scores[codes == g] <= t) for t in scores] for g in range(3)])
+    sizes = np.array([40, 60, 25.0])
+    margin = np.sqrt(np.log(20) / 2)
+    by_hand = max(
+        (below[g] - below[h]).max() + margin * np.sqrt(1 / sizes[g] + 1 / sizes[h])
+        for g in range(3) for h in range(3) if g != h
+    )  # fmt: skip
+    assert ks_bound(scores, sensitive_features=codes, method="hoeffding") == pytest.approx(by_hand, abs=1e-12)
+    wald = max(
+        (below[g] - below[h] + 1.644854 * np.sqrt(
+            below[g] * (1 - below[g]) / sizes[g] + below[h] * (1 - below[h]) / sizes[h])).max()
+        for g in range(3) for h in range(3) if g != h
+    )  # fmt: skip
+    assert ks_bound(scores, sensitive_features=codes) == pytest.approx(wald, abs=0.01)  # which lends no rows
+    heavy = ks_bound(scores, sensitive_features=codes, sample_weight=np.full(125, 3.0))
+    assert heavy == pytest.approx(ks_bound(scores, sensitive_features=codes), abs=1e-12)
+
+
+def test_many_groups_are_bounded_as_few_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(13)
+    codes = np.append(np.repeat(np.arange(10), 2), rng.integers(10, size=150) ** 2 // 10)
+    scores = rng.standard_normal(170) + 0.2 * codes
+    for method in ("normal", "hoeffding"):
+        pairs = ks_bound(scores, sensitive_features=codes, method=method)
+        monkeypatch.setattr(ks, "_FEW_GROUPS", 1)
+        assert ks_bound(scores, sensitive_features=codes, method=method) == pytest.approx(pairs, abs=1e-12)
+        monkeypatch.undo()
+
+
+def test_the_estimate_takes_off_what_sampling_adds() -> None:
+    rng = np.random.default_rng(14)
+    codes = codes_of(150, 250)
+    floor = ks_floor(sensitive_features=codes)
+    draws = [normal_shift(rng, codes, 2 * floor) for _ in range(150)]
+    estimates = [ks_population(scores, sensitive_features=codes) for scores in draws]
+    plain = [ks_distance(scores, sensitive_features=codes) for scores in draws]
+    assert np.mean(estimates) == pytest.approx(2 * floor, rel=0.1)
+    assert np.mean(plain) > 2.2 * floor
+    assert ks_population(draws[0], sensitive_features=codes, floor=1.0) == 0
+
+
+def test_rows_to_certify_are_those_at_which_the_bound_meets_the_target() -> None:
+    needed = rows_to_certify(0.05, target_ks=0.1, confidence=0.9, method="hoeffding")
+    assert needed == pytest.approx(np.log(10) / 2 / 0.05**2)
+    assert rows_to_certify(0.05, target_ks=0.1, confidence=0.9) / needed == pytest.approx(0.36, abs=0.01)
+    assert rows_to_certify(0.2, target_ks=0.1) == np.inf
+
+
+def test_a_constant_predictor_is_certain() -> None:
+    codes = codes_of(40, 50)
+    assert ks_bound(np.full(90, 0.3), sensitive_features=codes) == 0
+    assert ks_population(np.full(90, 0.3), sensitive_features=codes) == 0
 
 
 # --- Wasserstein ------------------------------------------------------------------------------------------------
@@ -398,6 +579,20 @@ def test_wasserstein_of_more_groups_is_the_largest_pairwise() -> None:
     scores = rng.standard_normal(63) * np.array([1.0, 2.0, 0.5])[codes]
     pairs = [stats.wasserstein_distance(scores[codes == g], scores[codes == h]) for g, h in combinations(range(3), 2)]
     assert wasserstein_distance(scores, sensitive_features=codes) == pytest.approx(max(pairs), rel=1e-12)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_wasserstein_of_many_groups_finds_the_farthest_pair(order: int) -> None:
+    rng = np.random.default_rng(4)
+    codes = np.append(np.arange(40), rng.integers(40, size=300))
+    scores, weights = rng.standard_normal(340) * (1 + codes % 3), rng.exponential(size=340)
+    pairs = [
+        wasserstein_distance(scores[mine], sensitive_features=codes[mine], sample_weight=weights[mine], order=order)
+        for g, h in combinations(range(40), 2)
+        for mine in [(codes == g) | (codes == h)]
+    ]
+    got = wasserstein_distance(scores, sensitive_features=codes, sample_weight=weights, order=order)
+    assert got == pytest.approx(max(pairs), rel=1e-12)
 
 
 # --- moments and errors by group --------------------------------------------------------------------------------
@@ -489,6 +684,10 @@ def test_confidence_must_be_a_proper_share(confidence: float) -> None:
 def test_other_arguments_that_cannot_be_used_are_refused() -> None:
     with pytest.raises(ValueError, match="n_resamples=0"):
         ks_distance_ci(GOOD, sensitive_features=NAMES, n_resamples=0)
+    with pytest.raises(ValueError, match="method='exact'"):
+        ks_bound(GOOD, sensitive_features=NAMES, method="exact")
+    with pytest.raises(ValueError, match="level=1"):
+        ks_null_quantile(1, sensitive_features=NAMES)
     with pytest.raises(ValueError, match="order=3"):
         wasserstein_distance(GOOD, sensitive_features=NAMES, order=3)
     with pytest.raises(ValueError, match="y_pred has 4 rows but y_true has 3"):
@@ -499,12 +698,3 @@ def test_other_arguments_that_cannot_be_used_are_refused() -> None:
         ks_floor(sensitive_features=NAMES, y_pred=GOOD[:3])
     with pytest.raises(ValueError, match="one group"):
         ks_floor(sensitive_features=["a", "a"])
-
-
-def test_a_known_floor_is_not_computed_again():
-    rng = np.random.default_rng(0)
-    groups = np.repeat([0, 1], 200)
-    scores = rng.normal(size=400) + 0.5 * groups
-    distance = ks_distance(scores, sensitive_features=groups)
-    assert ks_distance_ci(scores, sensitive_features=groups, floor=distance / 2)[0] == 0.0
-    assert ks_distance_ci(scores, sensitive_features=groups, floor=distance / 4)[0] > 0.0

@@ -1,6 +1,7 @@
 import copy
 import os
 import pickle
+import signal
 import sys
 
 import numpy as np
@@ -806,6 +807,30 @@ def test_a_batch_that_the_model_cannot_run():
     with pytest.raises(ValueError, match=r"onnxruntime cannot run the model on this batch: .*Reshape") as error:
         adapter.predict(X)
     assert "\n" not in str(error.value)
+
+
+def endless():
+    scalar, any_shape = make_tensor_value_info("c", TensorProto.BOOL, []), make_tensor_value_info("v", 1, None)
+    body = make_graph(
+        [make_node("Identity", ["c"], ["c2"]), make_node("Neg", ["v"], ["v2"])],
+        "body",
+        [make_tensor_value_info("i", TensorProto.INT64, []), scalar, any_shape],
+        [make_tensor_value_info("c2", TensorProto.BOOL, []), make_tensor_value_info("v2", 1, None)],
+    )
+    yes = numpy_helper.from_array(np.array(True), "yes")
+    return network(last=[make_node("Loop", ["", "yes", "z"], ["y"], body=body)], tensors=[yes])
+
+
+def test_a_model_that_loops_for_ever(monkeypatch):
+    monkeypatch.setenv("ESVDFAIR_TIME_LIMIT", "0.2")
+    with pytest.raises(ValueError, match=r"not finished a batch of 300 rows in 0\.2 seconds, .*ESVDFAIR_TIME_LIMIT"):
+        OnnxAdapter(endless().SerializeToString()).predict(X)
+    monkeypatch.delenv("ESVDFAIR_TIME_LIMIT")
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C is handled
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        OnnxAdapter(endless().SerializeToString()).predict(X)
+    signal.signal(signal.SIGALRM, before)
 
 
 def test_threads_follow_the_environment(monkeypatch):

@@ -1,34 +1,57 @@
-"""How far apart the groups' predictions are: KS with its interval and floor, Wasserstein, moment gaps, errors."""
+"""How far apart the groups' predictions are: KS with floor, interval and bound, Wasserstein, moment gaps, errors."""
 
-from itertools import combinations, permutations
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
+from scipy.special import ndtri
 
-from esvdfair.core.checks import (
-    Label,
-    check_column,
-    check_rows,
-    check_weight,
-    encode_groups,
-    unit_scale,
-    unscaled,
+from esvdfair.core.checks import Label, check_column, check_rows, check_weight, encode_groups, unit_scale, unscaled
+from esvdfair.core.ks import (
+    Codes,
+    Floats,
+    Null,
+    Peak,
+    Seed,
+    ToRest,
+    effective_sizes,
+    ks_from_codes,
+    ks_null,
+    ks_peak,
+    ks_to_rest,
+    lower_end,
+    upper_bound,
 )
 from esvdfair.exceptions import Given, InputError
 
-Floats: TypeAlias = NDArray[np.float64]
-Codes: TypeAlias = NDArray[np.intp]
-Seed: TypeAlias = int | np.random.Generator | None
+__all__ = [
+    "Null",
+    "Peak",
+    "ToRest",
+    "group_mse",
+    "ks_bound",
+    "ks_distance",
+    "ks_distance_ci",
+    "ks_floor",
+    "ks_from_codes",
+    "ks_null",
+    "ks_null_quantile",
+    "ks_peak",
+    "ks_population",
+    "ks_to_rest",
+    "mean_gap",
+    "rows_to_certify",
+    "variance_gap",
+    "wasserstein_distance",
+]
 
-_PERMUTED_ROWS = 400  # up to here the floor is simulated by permutations, above by their limit
-_NULL_CELLS = 256  # thresholds of that limit
-_DRAWS_AT_ONCE = 4_000_000  # numbers held by one chunk of resamples
-_SHRINK_ROWS = 2.0  # pooled rows lent to each group, without which complete separation would look certain
-_NEAR_PEAK = 2.0  # standard errors within which another threshold may be the true peak
-_FLOORS_ABOVE_ZERO = 3.0  # below this many floors the interval starts at 0
-_TIED_SHARE = 0.05  # share of tied rows below which ties hardly move the floor
-_GRID_SHIFT = 0.5826  # −ζ(1/2)/√(2π): what a supremum over a grid misses, in standard deviations of one step
+_FEW_GROUPS = 8  # up to here every pair is summed
+_SKETCH = 64  # levels at which quantile functions are compared before they are compared exactly
+
+
+# --- Kolmogorov–Smirnov --------------------------------------------------------------------------------------------
 
 
 def ks_distance(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None) -> float:
@@ -57,40 +80,6 @@ def ks_distance(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = No
     return ks_from_codes(scores, codes, len(labels), weights)
 
 
-def ks_from_codes(scores: Floats, codes: Codes, n_groups: int, weights: Floats | None = None) -> float:
-    """`ks_distance` without its checks, for callers in a loop: every code in ``range(n_groups)`` must occur.
-
-    One sort, whatever the number of groups: see `_envelopes`.
-    """
-    _, upper, lower = _envelopes(scores, codes, n_groups, weights)
-    return float((upper - lower).max())
-
-
-class Peak(NamedTuple):
-    """Where two groups differ most: ``high_share`` of one and ``low_share`` of the other are at or below ``threshold``.
-
-    ``distance``, the difference of the two shares, is the KS distance; ``high_group`` and ``low_group`` are codes.
-    """
-
-    distance: float
-    threshold: float
-    high_group: int
-    high_share: float
-    low_group: int
-    low_share: float
-
-
-def ks_peak(scores: Floats, codes: Codes, n_groups: int, weights: Floats | None = None) -> Peak:
-    """The threshold at which two groups differ most, and who they are; arguments as for `ks_from_codes`."""
-    thresholds, upper, lower = _envelopes(scores, codes, n_groups, weights)
-    peak = int(np.argmax(upper - lower))
-    below = scores <= thresholds[peak]
-    shares = _group_means(below.astype(np.float64), codes, n_groups, weights)
-    high, low = int(shares.argmax()), int(shares.argmin())
-    distance = float(upper[peak] - lower[peak])
-    return Peak(distance, float(thresholds[peak]), high, float(shares[high]), low, float(shares[low]))
-
-
 def ks_distance_ci(
     y_pred: Any,
     *,
@@ -98,50 +87,119 @@ def ks_distance_ci(
     sample_weight: Any = None,
     confidence: float = 0.95,
     n_resamples: int = 1000,
-    floor: float | None = None,
+    floor: float | Null | None = None,
     random_state: Seed = 0,
 ) -> tuple[float, float]:
-    """Bootstrap interval of `ks_distance`, resampled within each group.
+    """Interval of the population's KS distance: at least ``confidence`` of such intervals hold it.
 
-    With T the estimate, D(t) the difference of two groups and ε*(t) its bootstrap noise (a multiplier bootstrap,
-    so that weights need no special case and, after one sort, the cost does not grow with the rows):
+    With T the distance of these rows, D(t) the difference of two groups and α = 1 − confidence:
 
-    - upper end ``T − q_{α/2}[sup_t (D + ε*) − T]``, the basic interval;
-    - lower end ``T − q_{1−α/2}[sup_t (ε* − (T − D − c·sd)₊)]``, where sd is the standard error of T − D(t). The
-      basic interval is the case c = 0. It takes every threshold below the peak for truly lower and so misses part
-      of the upward bias of a supremum: it covers 0.83 to 0.92 at a nominal 0.95, and c = 2 covers 0.93 to 0.98.
+    - upper end: `ks_bound` at 1 − α/2;
+    - lower end, from three floors on: T − q with q the 1 − α/2 quantile of ``sup_t (ε* − (T − D − c·sd)₊)``, where ε*
+      is bootstrap noise and sd the standard error of T − D(t): the noise wherever the true peak may be, c = 4 standard
+      errors being the doubt. (c = 0, the basic bootstrap, takes every threshold below the peak for truly lower and
+      misses the upward bias of a supremum.)
+    - lower end near parity, up to two floors: T − q with q the 1 − α quantile of the distance that parity shows. There
+      the upper end never fails, so the lower one may have all of α, and the interval leaves 0 out exactly where a test
+      of parity at level α rejects it. In between, both are mixed. Above 12 groups q is this quantile everywhere.
 
-    The interval lies in [0, 1] and holds the estimate. Its lower end is 0 when the estimate is below three times
-    `ks_floor`, where no bootstrap can tell a gap from none; pass ``floor`` when it is known already.
+    Parameters
+    ----------
+    floor : float or Null, optional
+        `ks_floor` of these rows, or what `ks_null` gave for them, when it is known already.
+    n_resamples : int
+        Draws of the lower end.
 
     Returns
     -------
-    (low, high) : tuple of float
+    (low, high) : tuple of float in [0, 1], the distance of these rows between them
 
     Raises
     ------
     ValueError
         As `ks_distance`; also a group with one row, ``confidence`` outside (0, 1), ``n_resamples`` below 1.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence} is not strictly between 0 and 1; use for example 0.95.")
+    _check_confidence(confidence)
     if n_resamples < 1:
-        raise ValueError(f"n_resamples={n_resamples} draws nothing; use at least a few hundred.")
+        raise InputError("{n_resamples} draws nothing; use at least a few hundred.", n_resamples=Given(n_resamples))
     scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight, rows_needed=2)
-    rng = np.random.default_rng(random_state)
-    sizes = _effective_sizes(codes, len(labels), weights)
-    cdfs = _cdfs(scores, codes, len(labels), weights)
-    # the distribution of w², which has the variance of a weighted distribution function; the same for equal weights
-    squares = cdfs if weights is None else _cdfs(scores, codes, len(labels), weights**2)
-    kept = _thresholds(cdfs)
-    above, basic = _resample(cdfs[:, kept], squares[:, kept], sizes, n_resamples, rng)
-    distance = float(np.ptp(cdfs, axis=0).max())
-    tail = (1 - confidence) / 2
-    low = distance - max(0.0, float(np.quantile(above, 1 - tail)))
-    high = distance - min(0.0, float(np.quantile(basic, tail)))
-    if distance < _FLOORS_ABOVE_ZERO * (_floor(codes, sizes, scores, weights, rng) if floor is None else floor):
-        low = 0.0
-    return max(low, 0.0), min(high, 1.0)
+    rows = (scores, codes, len(labels), weights)
+    low = lower_end(*rows, confidence, floor=floor, n_resamples=n_resamples, random_state=random_state)
+    return low, upper_bound(*rows, (1 + confidence) / 2)
+
+
+def ks_bound(
+    y_pred: Any,
+    *,
+    sensitive_features: Any,
+    confidence: float = 0.95,
+    method: str = "normal",
+    sample_weight: Any = None,
+) -> float:
+    """One-sided upper bound of the population's KS distance: it exceeds the bound in at most 1 − confidence of samples.
+
+    To show that no two groups differ by more than the bound at any threshold is an intersection–union test: it can fail
+    only at the true peak, so a bound for a single threshold, taken at all of them, is enough. With δ = 1 − confidence:
+
+    - ``"normal"``: ``sup over t and pairs of F_g − F_h + z_{1−δ} √(v_g + v_h)``, ``v = F(1 − F)/n``, and with weights
+      ``v = Σ w²(1{x ≤ t} − F)²/(Σw)²``;
+    - ``"hoeffding"``: ``√(ln(1/δ)/2) √(1/n_g + 1/n_h)`` for the margin, which holds at every sample size and for every
+      distribution; with weights n is (Σw)²/Σw², and it holds when the weights do not depend on the predictions.
+
+    The rows must neither have fitted nor have chosen the model.
+
+    Parameters
+    ----------
+    y_pred : array-like of shape (rows,) or (rows, 1)
+    sensitive_features : array-like of shape (rows,) or (rows, attributes)
+    confidence : float in (0, 1)
+    method : {"normal", "hoeffding"}
+    sample_weight : array-like of shape (rows,), optional
+
+    Examples
+    --------
+    >>> groups, scores = ["a", "b"] * 200, list(range(400))
+    >>> round(ks_bound(scores, sensitive_features=groups), 3), round(ks_distance(scores, sensitive_features=groups), 3)
+    (0.087, 0.005)
+    """
+    _check_confidence(confidence)
+    _check_method(method)
+    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight)
+    return upper_bound(scores, codes, len(labels), weights, confidence, method)
+
+
+def rows_to_certify(ks: float, *, target_ks: float, confidence: float = 0.95, method: str = "normal") -> float:
+    """Effective rows n_e = 1/(1/n₁ + 1/n₂) at which `ks_bound` of two groups at distance ``ks`` meets the target.
+
+    ``z²/4/(target − ks)²``, or ``ln(1/δ)/2/(target − ks)²`` for Hoeffding; infinite when ``ks`` is no smaller.
+    """
+    _check_confidence(confidence)
+    _check_method(method)
+    if ks >= target_ks:
+        return float("inf")
+    needed = ndtri(confidence) ** 2 / 4 if method == "normal" else np.log(1 / (1 - confidence)) / 2
+    return float(needed / (target_ks - ks) ** 2)
+
+
+def ks_population(
+    y_pred: Any,
+    *,
+    sensitive_features: Any,
+    sample_weight: Any = None,
+    floor: float | None = None,
+    random_state: Seed = 0,
+) -> float:
+    """Estimate of the population's KS distance: ``√(T² − floor²)``, 0 below the floor.
+
+    T, the distance of these rows, is larger by sampling, about √(k² + floor²) for a population distance k. On known
+    populations (`benchmarks/promise.py`) the mean of the estimate is within a few per cent of k from k = 2 floors on;
+    at k = floor it is a quarter too small where the groups differ at a sharp peak and a third too large where they
+    differ over the whole range. Pass ``floor`` when `ks_floor` of these rows is known already.
+    """
+    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight)
+    if floor is None:
+        floor = ks_null(codes, len(labels), scores, weights, random_state).floor
+    return float(np.sqrt(max(0.0, ks_from_codes(scores, codes, len(labels), weights) ** 2 - floor**2)))
 
 
 def ks_floor(
@@ -151,8 +209,8 @@ def ks_floor(
 
     An estimate near the floor is what parity itself would show at these group sizes. For two groups, with
     n_e = n₁n₂/(n₁+n₂): ``0.868731/√n_e − (max+2·min)/(6n₁n₂) + 0.06/n_e^{1.5}`` (within 2 % from three rows a group);
-    with more groups, or tied scores, it is simulated, up to 400 rows by permutations, above by their Gaussian limit.
-    Weighted groups count with their effective sizes (Σw)²/Σw².
+    with more groups, or tied scores, it is simulated, by permutations where groups are small, else by their Gaussian
+    limit. Weighted groups count with their effective sizes (Σw)²/Σw².
 
     Parameters
     ----------
@@ -168,28 +226,57 @@ def ks_floor(
     >>> round(ks_floor(sensitive_features=["a"] * 100 + ["b"] * 100), 3)
     0.118
     """
+    return _null(sensitive_features, y_pred, sample_weight, random_state).floor
+
+
+def ks_null_quantile(
+    level: float = 0.95,
+    *,
+    sensitive_features: Any,
+    y_pred: Any = None,
+    sample_weight: Any = None,
+    random_state: Seed = 0,
+) -> float:
+    """The KS distance that groups of one distribution stay below with probability ``level``; arguments as `ks_floor`.
+
+    A larger distance is a difference beyond chance at level 1 − level. The 95 % point is 1.56 floors for two groups,
+    1.46 for three, 1.37 for five.
+    """
+    if not 0 < level < 1:
+        raise InputError("{level} is not strictly between 0 and 1; use for example 0.95.", level=Given(level))
+    return _null(sensitive_features, y_pred, sample_weight, random_state).quantile(level)
+
+
+def _null(sensitive_features: Any, y_pred: Any, sample_weight: Any, random_state: Seed) -> Null:
     labels, codes, weights = _check_groups(sensitive_features, sample_weight)
     scores = None if y_pred is None else check_column(y_pred, len(codes), "y_pred", of="sensitive_features")
-    sizes = _effective_sizes(codes, len(labels), weights)
-    return _floor(codes, sizes, scores, weights, np.random.default_rng(random_state))
+    return ks_null(codes, len(labels), scores, weights, random_state)
+
+
+# --- Wasserstein, moments, errors ----------------------------------------------------------------------------------
 
 
 def wasserstein_distance(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None, order: int = 1) -> float:
     """Largest Wasserstein distance of order 1 or 2 between the predictions of two groups.
 
     ``W_p = (∫₀¹ |Q_g(u) − Q_h(u)|^p du)^{1/p}`` with Q the quantile functions, summed exactly over their merged steps.
+    Of many groups only pairs that may be the farthest are summed: see `_farthest_first`.
     """
     if order not in (1, 2):
-        raise ValueError(f"order={order!r} is not available; use order=1 or order=2.")
-    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight)
+        raise InputError("{order} is not available; use order 1 or 2.", order=Given(order))
+    scores, _, codes, weights = _check(y_pred, sensitive_features, sample_weight)
     unit = unit_scale(scores)
-    scores = np.ldexp(scores, -unit)
-    groups = [
-        _quantile_steps(scores[codes == g], None if weights is None else weights[codes == g])
-        for g in range(len(labels))
-    ]
-    distance = max(_quantile_distance(*a, *b, order) for a, b in combinations(groups, 2))
-    return unscaled(distance, unit, "the Wasserstein distance")
+    by_group = np.lexsort((scores, codes))
+    bounds = np.cumsum(np.bincount(codes))[:-1]
+    values = np.split(np.ldexp(scores, -unit)[by_group], bounds)
+    masses = np.split(np.ones(len(scores)) if weights is None else weights[by_group], bounds)
+    groups = [(x, np.cumsum(mass)) for x, mass in zip(values, masses, strict=True)]
+    farthest = 0.0
+    for g, h, at_most in _farthest_first(groups, order):
+        if at_most <= farthest:
+            break
+        farthest = max(farthest, _quantile_distance(*groups[g], *groups[h], order))
+    return unscaled(farthest, unit, "the Wasserstein distance")
 
 
 def mean_gap(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None) -> float:
@@ -212,7 +299,7 @@ def variance_gap(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = N
     deviations = scores - _group_means(scores, codes, len(labels), weights)[codes]
     variances = _group_means(deviations**2, codes, len(labels), weights)
     # Σw(x−x̄)²/(Σw − Σw²/Σw) = (weighted mean of (x−x̄)²) / (1 − 1/n_e)
-    gap = np.ptp(variances / (1 - 1 / _effective_sizes(codes, len(labels), weights)))
+    gap = np.ptp(variances / (1 - 1 / effective_sizes(codes, len(labels), weights)))
     return unscaled(float(gap), 2 * unit, "the variance gap")
 
 
@@ -226,169 +313,35 @@ def group_mse(y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weigh
     return {label: unscaled(mse, 2 * unit, "the error") for label, mse in zip(labels, means, strict=True)}
 
 
-def _envelopes(scores: Floats, codes: Codes, n_groups: int, weights: Floats | None) -> tuple[Floats, Floats, Floats]:
-    """Distinct scores, and at each of them max_g F_g and min_g F_g; shapes (distinct,).
+def _farthest_first(groups: list[tuple[Floats, Floats]], order: int) -> Iterator[tuple[int, int, float]]:
+    """Pairs of groups and what their distance is at most, the farthest first; of many, those that may be farthest.
 
-    No F_g falls, so the largest at a threshold is the largest value that any row up to it stepped *to*, and the
-    smallest is the smallest value that any row beyond it will step *from*: two running extrema, without G.
+    A sketch of Q is its mean over each of 64 equal cells of levels. Distances of sketches are never above those of the
+    functions (Jensen), and below by at most what both functions vary within the cells (half a cell's range each).
     """
-    order = np.argsort(scores)
-    ranked = scores[order]
-    before, after = _steps(codes[order], n_groups, None if weights is None else weights[order])
-    ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
-    upper = np.maximum.accumulate(after)[ends]
-    lower = np.append(np.minimum.accumulate(before[::-1])[::-1], 1.0)[ends + 1]
-    return ranked[ends], upper, lower
-
-
-def _steps(codes: Codes, n_groups: int, weights: Floats | None) -> tuple[Floats, Floats]:
-    """F of its own group before and after each row, for rows in the order of their scores; shapes (rows,)."""
-    small = codes.astype(np.uint16) if n_groups <= 2**16 else codes  # which NumPy sorts by digits, in linear time
-    by_group = np.argsort(small, kind="stable")
-    counts = np.bincount(codes, minlength=n_groups)
-    before, after = np.empty((2, len(codes)))
-    if weights is None:
-        rank = np.arange(len(codes)) - np.repeat(np.cumsum(counts) - counts, counts)
-        sizes = np.repeat(counts, counts)
-        before[by_group], after[by_group] = rank / sizes, (rank + 1) / sizes
-        return before, after
-    share = weights / np.bincount(codes, weights, n_groups)[codes]  # each group sums to 1, so none drowns in another
-    run = np.cumsum(share[by_group])
-    starts = np.cumsum(counts) - counts
-    base = np.repeat(np.append(0.0, run)[starts], counts)
-    total = np.repeat(run[starts + counts - 1], counts) - base
-    after[by_group] = (run - base) / total
-    before[by_group] = (np.append(0.0, run[:-1]) - base) / total
-    return before, after
-
-
-def _cdfs(scores: Floats, codes: Codes, n_groups: int, weights: Floats | None) -> Floats:
-    """(G, distinct scores): F_g at each distinct score."""
-    order = np.argsort(scores)
-    ranked = scores[order]
-    last_of_tie = np.append(ranked[1:] != ranked[:-1], True)
-    member = codes[order] == np.arange(n_groups)[:, None]  # (G, rows)
-    below = np.cumsum(member if weights is None else member * weights[order], axis=1)[:, last_of_tie]
-    return np.asarray(below / below[:, -1:], dtype=np.float64)
-
-
-def _thresholds(cdfs: Floats) -> Codes:
-    """Columns to resample: the peak, the end, and a bounded number of others, equally dense in every group."""
-    cells = max(64, 512 // len(cdfs))  # all pairs are resampled, so the more groups the coarser
-    if cdfs.shape[1] <= cells:
-        return np.arange(cdfs.shape[1])
-    cell = np.floor(cdfs.mean(axis=0) * cells)
-    peak = np.argmax(np.ptp(cdfs, axis=0))
-    return np.unique(np.append(np.flatnonzero(np.diff(cell, append=np.inf)), peak))
-
-
-def _resample(
-    cdfs: Floats, squares: Floats, sizes: Floats, n_resamples: int, rng: np.random.Generator
-) -> tuple[Floats, Floats]:
-    """Draws of the two suprema of `ks_distance_ci`, each of shape (n_resamples,)."""
-    pooled = sizes @ cdfs / sizes.sum()
-    lent = (_SHRINK_ROWS / (sizes + _SHRINK_ROWS))[:, None]
-    centre = cdfs + lent * (pooled - cdfs)  # (G, K)
-    spread = np.diff(squares + lent * (pooled - squares), axis=1, prepend=0.0)
-    variance = np.maximum(0.0, spread) / sizes[:, None]  # a step of zero can be negative by rounding
-    at_once = max(50, _DRAWS_AT_ONCE // cdfs.size)
-    above, basic = [], []
-    for start in range(0, n_resamples, at_once):
-        size = min(at_once, n_resamples - start)
-        noise = np.stack([_bridges(v, f, size, rng) for v, f in zip(variance, centre, strict=True)])  # (G, B, K)
-        above.append(_noise_near_peak(cdfs, noise))
-        basic.append(np.ptp(cdfs[:, None] + noise, axis=0).max(axis=1) - np.ptp(cdfs, axis=0).max())
-    return np.concatenate(above), np.concatenate(basic)
-
-
-def _bridges(variance: Floats, cdf: Floats, size: int, rng: np.random.Generator) -> Floats:
-    """(size, K) draws of the sampling noise of one F: Σ_{i≤k} e_i − F_k Σ_i e_i with e_i ~ N(0, variance_i)."""
-    walk = np.cumsum(rng.standard_normal((size, len(cdf))) * np.sqrt(variance), axis=1)
-    return np.asarray(walk - walk[:, -1:] * cdf, dtype=np.float64)
-
-
-def _noise_near_peak(cdfs: Floats, noise: Floats) -> Floats:
-    """sup over pairs and thresholds of ε* − (T − D − c·sd)₊, the noise wherever the true peak may be; shape (B,)."""
-    gaps = np.ptp(cdfs, axis=0)
-    peak = int(np.argmax(gaps))
-    high, low = np.argmax(cdfs[:, peak]), np.argmin(cdfs[:, peak])
-    at_peak = noise[high, :, peak] - noise[low, :, peak]
-    supremum = np.full(noise.shape[1], -np.inf)
-    for g, h in permutations(range(len(cdfs)), 2):
-        epsilon = noise[g] - noise[h]  # (B, K)
-        doubt = _NEAR_PEAK * (epsilon - at_peak[:, None]).std(axis=0)
-        shortfall = np.maximum(0.0, gaps[peak] - (cdfs[g] - cdfs[h]) - doubt)
-        supremum = np.maximum(supremum, (epsilon - shortfall).max(axis=1))
-    return supremum
-
-
-def _floor(
-    codes: Codes, sizes: Floats, scores: Floats | None, weights: Floats | None, rng: np.random.Generator
-) -> float:
-    masses, tied = _null_cells(scores, weights)
-    if len(sizes) == 2 and masses[tied].sum() < _TIED_SHARE:
-        n, m = sizes
-        n_e = n * m / (n + m)
-        return min(1.0, float(0.868731 / np.sqrt(n_e) - _lattice_shift(n, m) + 0.06 / n_e**1.5))
-    draws = max(500, 8000 // len(sizes))  # the more pairs, the less their maximum varies
-    if len(codes) <= _PERMUTED_ROWS:
-        return _permuted_floor(codes, len(sizes), scores, weights, draws, rng)
-    return _limit_floor(sizes, masses, tied, draws, rng)
-
-
-def _permuted_floor(
-    codes: Codes,
-    n_groups: int,
-    scores: Floats | None,
-    weights: Floats | None,
-    draws: int,
-    rng: np.random.Generator,
-) -> float:
-    """Mean KS when the groups are dealt out anew over the sorted scores; exact but for the number of draws."""
-    ranked = np.sort(np.arange(len(codes)) if scores is None else scores)
-    last_of_tie = np.append(ranked[1:] != ranked[:-1], True)
-    rows = rng.permuted(np.tile(np.arange(len(codes)), (draws, 1)), axis=1)  # (draws, rows)
-    mass = np.ones(len(codes)) if weights is None else weights
-    below = np.stack([np.cumsum(((codes == g) * mass)[rows], axis=1)[:, last_of_tie] for g in range(n_groups)])
-    return float(np.ptp(below / below[..., -1:], axis=0).max(axis=1).mean())
-
-
-def _limit_floor(sizes: Floats, masses: Floats, tied: NDArray[np.bool_], draws: int, rng: np.random.Generator) -> float:
-    """Mean supremum of the limiting bridges on a grid, moved by what grid and finite samples change in expectation."""
-    cdf = np.cumsum(masses)
-    noise = [_bridges(masses / n, cdf, draws, rng) for n in sizes]
-    supremum = np.zeros(draws)
-    for g, h in combinations(range(len(sizes)), 2):
-        step = np.sqrt(masses * (1 / sizes[g] + 1 / sizes[h]))
-        between = np.where(tied, 0.0, _GRID_SHIFT * step - _lattice_shift(sizes[g], sizes[h]))
-        supremum = np.maximum(supremum, (np.abs(noise[g] - noise[h]) + between).max(axis=1))
-    return float(supremum.mean())
-
-
-def _lattice_shift(n: float, m: float) -> float:
-    """By how much finite samples without ties fall short of the Brownian bridge, in expectation."""
-    return (max(n, m) + 2 * min(n, m)) / (6 * n * m)
-
-
-def _null_cells(scores: Floats | None, weights: Floats | None) -> tuple[Floats, NDArray[np.bool_]]:
-    """Masses of consecutive cells of the pooled scores, and which cells are one tied value."""
-    if scores is None:
-        return np.full(_NULL_CELLS, 1 / _NULL_CELLS), np.zeros(_NULL_CELLS, dtype=bool)
-    _, value, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    mass = np.bincount(value, weights)
-    mass = mass / mass.sum()
-    tied = (counts > 1) & (mass > 0.5 / _NULL_CELLS)
-    cell = np.floor(np.cumsum(mass) * _NULL_CELLS)
-    first = np.append(True, (cell[1:] != cell[:-1]) | tied[1:] | tied[:-1])
-    masses = np.asarray(np.bincount(np.cumsum(first) - 1, mass), dtype=np.float64)
-    return masses, tied[first]
-
-
-def _quantile_steps(values: Floats, weights: Floats | None) -> tuple[Floats, Floats]:
-    """Sorted values and the weight up to each."""
-    order = np.argsort(values)
-    mass = np.ones(len(values)) if weights is None else weights[order]
-    return values[order], np.cumsum(mass)
+    if len(groups) <= _FEW_GROUPS:
+        yield from ((g, h, np.inf) for g, h in combinations(range(len(groups)), 2))
+        return
+    levels = np.linspace(0, 1, _SKETCH + 1)
+    means, rough = np.empty((len(groups), _SKETCH)), np.empty(len(groups))
+    for g, (values, below) in enumerate(groups):
+        upto = below / below[-1]
+        integral = np.append(0.0, np.cumsum(values * np.diff(upto, prepend=0.0)))
+        means[g] = np.diff(np.interp(levels, np.append(0.0, upto), integral)) * _SKETCH
+        starts, ends = np.searchsorted(upto, levels[:-1] + 1e-12), np.searchsorted(upto, levels[1:] - 1e-12)
+        rough[g] = np.mean(np.maximum(0.0, (values[ends] - values[starts]) / 2) ** order) ** (1 / order)
+    found: list[Floats] = []
+    at_least = 0.0
+    for first in range(0, len(groups) - 1, 500):
+        rows = slice(first, first + 500)
+        sketch = cdist(means[rows], means, "cityblock" if order == 1 else "euclidean") * _SKETCH ** (-1 / order)
+        at_least = max(at_least, float(sketch.max()))
+        at_most = np.triu(sketch + rough[rows, None] + rough, 1 + first)
+        near = np.nonzero(at_most >= at_least)
+        found.append(np.stack([near[0] + first, near[1], at_most[near]]))
+    pairs = np.concatenate(found, axis=1)
+    for g, h, most in pairs[:, np.argsort(-pairs[2])].T:
+        yield int(g), int(h), float(most) * (1 + 1e-9)
 
 
 def _quantile_distance(a: Floats, below_a: Floats, b: Floats, below_b: Floats, order: int) -> float:
@@ -406,11 +359,7 @@ def _group_means(values: Floats, codes: Codes, n_groups: int, weights: Floats | 
     return np.asarray(sums / np.bincount(codes, weights, n_groups), dtype=np.float64)
 
 
-def _effective_sizes(codes: Codes, n_groups: int, weights: Floats | None) -> Floats:
-    """(Σw)²/Σw² of each group: its number of rows without weights."""
-    if weights is None:
-        return np.bincount(codes, minlength=n_groups).astype(np.float64)
-    return np.asarray(np.bincount(codes, weights) ** 2 / np.bincount(codes, weights**2), dtype=np.float64)
+# --- checks --------------------------------------------------------------------------------------------------------
 
 
 def _check(
@@ -448,3 +397,15 @@ def _check_groups(
         np.maximum.at(largest, codes, weights)
         weights = weights / largest[codes]  # sums and squares then neither overflow nor vanish
     return labels, codes, weights
+
+
+def _check_confidence(confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise InputError(
+            "{confidence} is not strictly between 0 and 1; use for example 0.95.", confidence=Given(confidence)
+        )
+
+
+def _check_method(method: str) -> None:
+    if method not in ("normal", "hoeffding"):
+        raise InputError("{method} is no bound; use 'normal' or 'hoeffding'.", method=Given(method))

@@ -7,6 +7,7 @@ metadata are as they were.
 """
 
 import os
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,11 +40,17 @@ from esvdfair.models.onnx_io import (
     make_feeds,
     model_inputs,
     read_model,
+    save_model,
     write_model,
 )
 from esvdfair.models.onnx_io import save_model as save_model  # where README and guides find it
 
+__all__ = ["OnnxAdapter", "save_model"]
+
 Selector = str | int | tuple[str | int, int]
+
+TIME_LIMIT = "ESVDFAIR_TIME_LIMIT"
+"""Environment variable: seconds that a model from a file may take for one batch; a file may hold an endless loop."""
 
 _FATAL = 4  # onnxruntime's log level: what goes wrong is raised, too
 
@@ -335,11 +342,33 @@ def _substitute(model: onnx.ModelProto, tensor: str, data_type: int, output: str
 
 
 def _call(session: onnxruntime.InferenceSession, feeds: Feeds, outputs: Sequence[str]) -> list[NDArray[Any]]:
+    limit = float(os.environ.get(TIME_LIMIT) or 600)
+    options = onnxruntime.RunOptions()
+    options.log_severity_level = _FATAL
+    values: list[NDArray[Any]] = []
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            values.extend(np.asarray(value) for value in session.run(list(outputs), feeds, options))
+        except Exception as error:  # see _start_session
+            errors.append(error)
+
+    # In a thread of its own: a call into onnxruntime listens to nobody, neither a clock nor Ctrl-C.
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
     try:
-        values = session.run(list(outputs), feeds)
-    except Exception as error:  # see start_session
-        raise ValueError(f"onnxruntime cannot run the model on this batch: {first_line(error)}") from error
-    return [np.asarray(value) for value in values]
+        thread.join(limit)
+        if thread.is_alive():
+            raise ValueError(
+                f"the model has not finished a batch of {len(next(iter(feeds.values())))} rows in {limit:g} seconds, "
+                f"maybe for an endless loop. {TIME_LIMIT} in the environment sets how many it may take."
+            )
+    finally:
+        options.terminate = True  # of no effect on a call that has ended
+    if errors:
+        raise ValueError(f"onnxruntime cannot run the model on this batch: {first_line(errors[0])}") from errors[0]
+    return values
 
 
 def _cut(value: NDArray[Any], rows: int, batch: int) -> NDArray[Any]:

@@ -1,0 +1,461 @@
+"""The KS distance of groups, and what sampling does to it: its peak, what parity itself shows, bounds.
+
+Everything here takes rows that are checked already: ``scores`` (rows,) finite, ``codes`` (rows,) in
+``range(n_groups)``, each of which occurs with positive weight, ``weights`` (rows,) or None. The front door is
+:mod:`esvdfair.core.metrics`.
+"""
+
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import kolmogi, ndtri
+
+Floats: TypeAlias = NDArray[np.float64]
+Codes: TypeAlias = NDArray[np.intp]
+Seed: TypeAlias = int | np.random.Generator | None
+
+_FEW_GROUPS = 12  # up to here every pair is looked at by itself
+_TABLE_CELLS = 200_000  # numbers in the table of distribution functions from which a bound is read
+_NOISE_CELLS = 4_000_000  # numbers held by one chunk of simulated noise
+_SHRINK_ROWS = 2.0  # pooled rows lent to each group, without which complete separation would look certain
+_FLOORS_APART = 3.0  # distances from here on are no longer near parity
+_NEAR_PEAK = 4.0  # standard errors within which another threshold may be the true peak
+_PERMUTED_ROWS = 400  # up to here parity is simulated by permutations, above by their limit
+_LARGE_GROUP = 50  # effective rows from which a group is near enough to that limit
+_NULL_CELLS = 256  # thresholds of that limit
+_TIED_SHARE = 0.05  # share of tied rows below which ties hardly move the floor
+_GRID_SHIFT = 0.5826  # −ζ(1/2)/√(2π): what a supremum over a grid misses, in standard deviations of one step
+
+
+# --- distances -----------------------------------------------------------------------------------------------------
+
+
+def ks_from_codes(scores: Floats, codes: Codes, n_groups: int, weights: Floats | None = None) -> float:
+    """`ks_distance` without its checks, for callers in a loop. One sort, whatever the number of groups."""
+    if n_groups == 2 and weights is None:
+        return _ks_of_two(scores[codes == 0], scores[codes == 1])
+    _, upper, lower = _envelopes(scores, codes, n_groups, weights)
+    return float((upper - lower).max())
+
+
+def _ks_of_two(a: Floats, b: Floats) -> float:
+    """KS of two samples. NumPy sorts values several times faster than it finds their order.
+
+    F_a rises at values of a alone: F_a − F_b is largest at one of them, and F_b − F_a just before one.
+    """
+    few, many = np.sort(a if len(a) <= len(b) else b), np.sort(b if len(a) <= len(b) else a)
+    rank = np.arange(len(few) + 1) / len(few)
+    above = rank[1:] - many.searchsorted(few, side="right") / len(many)
+    below = many.searchsorted(few, side="left") / len(many) - rank[:-1]
+    return float(max(above.max(), below.max()))
+
+
+class Peak(NamedTuple):
+    """Where two groups differ most: ``high_share`` of one and ``low_share`` of the other are at or below ``threshold``.
+
+    ``distance``, the difference of the two shares, is the KS distance; ``high_group`` and ``low_group`` are codes.
+    """
+
+    distance: float
+    threshold: float
+    high_group: int
+    high_share: float
+    low_group: int
+    low_share: float
+
+
+def ks_peak(scores: Floats, codes: Codes, n_groups: int, weights: Floats | None = None) -> Peak:
+    """The threshold at which two groups differ most, and who they are."""
+    thresholds, upper, lower = _envelopes(scores, codes, n_groups, weights)
+    peak = int(np.argmax(upper - lower))
+    below = (scores <= thresholds[peak]).astype(np.float64)
+    mass = np.bincount(codes, weights, n_groups)
+    shares = np.bincount(codes, below if weights is None else below * weights, n_groups) / mass
+    high, low = int(shares.argmax()), int(shares.argmin())
+    distance = float(upper[peak] - lower[peak])
+    return Peak(distance, float(thresholds[peak]), high, float(shares[high]), low, float(shares[low]))
+
+
+def _envelopes(scores: Floats, codes: Codes, n_groups: int, weights: Floats | None) -> tuple[Floats, Floats, Floats]:
+    """Distinct scores, and at each of them max_g F_g and min_g F_g; shapes (distinct,)."""
+    order = np.argsort(scores)
+    ranked = scores[order]
+    ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
+    upper, lower = _extremes(codes[order], n_groups, None if weights is None else weights[order], ends)
+    return ranked[ends], upper, lower
+
+
+def _extremes(codes: Codes, n_groups: int, weights: Floats | None, ends: Codes) -> tuple[Floats, Floats]:
+    """max_g F_g and min_g F_g after the rows at ``ends``, for rows in the order of their scores.
+
+    No F_g falls, so the largest at a threshold is the largest value that any row up to it stepped *to*, and the
+    smallest is the smallest value that any row beyond it will step *from*: two running extrema, without G.
+    """
+    _, before, after = _steps(codes, n_groups, weights)
+    upper = np.maximum.accumulate(after)[ends]
+    lower = np.append(np.minimum.accumulate(before[::-1])[::-1], 1.0)[ends + 1]
+    return upper, lower
+
+
+def _steps(codes: Codes, n_groups: int, weights: Floats | None) -> tuple[Codes, Floats, Floats]:
+    """The rows group by group, and F of its own group before and after each row; shapes (rows,)."""
+    small = codes.astype(np.uint16) if n_groups <= 2**16 else codes  # which NumPy sorts by digits, in linear time
+    by_group = np.argsort(small, kind="stable")
+    counts = np.bincount(codes, minlength=n_groups)
+    before, after = np.empty((2, len(codes)))
+    if weights is None:
+        rank = np.arange(len(codes)) - np.repeat(np.cumsum(counts) - counts, counts)
+        sizes = np.repeat(counts, counts)
+        before[by_group], after[by_group] = rank / sizes, (rank + 1) / sizes
+        return by_group, before, after
+    run = np.cumsum(_shares(codes, n_groups, weights)[by_group])
+    starts = np.cumsum(counts) - counts
+    base = np.repeat(np.append(0.0, run)[starts], counts)
+    total = np.repeat(run[starts + counts - 1], counts) - base
+    after[by_group] = (run - base) / total
+    before[by_group] = (np.append(0.0, run[:-1]) - base) / total
+    return by_group, before, after
+
+
+def _shares(codes: Codes, n_groups: int, weights: Floats | None) -> Floats:
+    """(rows,) each row's share of its group: they sum to 1 in every group, so that none drowns in another."""
+    share = (1.0 if weights is None else weights) / np.bincount(codes, weights, n_groups)[codes]
+    return np.asarray(share, dtype=np.float64)
+
+
+def effective_sizes(codes: Codes, n_groups: int, weights: Floats | None) -> Floats:
+    """(Σw)²/Σw² of each group: its number of rows without weights."""
+    if weights is None:
+        return np.bincount(codes, minlength=n_groups).astype(np.float64)
+    return np.asarray(1.0 / np.bincount(codes, _shares(codes, n_groups, weights) ** 2, n_groups), dtype=np.float64)
+
+
+# --- each group against the rest -----------------------------------------------------------------------------------
+
+
+class ToRest(NamedTuple):
+    """KS distance of every group to all other rows, and its interval; shapes (G,)."""
+
+    distance: Floats
+    low: Floats
+    high: Floats
+
+
+def ks_to_rest(
+    scores: Floats, codes: Codes, n_groups: int, weights: Floats | None = None, *, confidence: float = 0.95
+) -> ToRest:
+    """Each group against the rest, in one sort for all groups.
+
+    With p the weight of group g among all, ``F_g − F_rest = (F_g − F_all)/(1 − p)``, and F_g is flat between the rows
+    of g: its largest distances are just after or just before one of them. The interval is in closed form: the upper end
+    is that of `ks_distance_ci`, the lower end ``T − q`` with q the quantile of the distance that parity would show,
+    which holds wherever the true peak lies and is somewhat lower than that of `ks_distance_ci`.
+    """
+    order = np.argsort(scores)
+    ranked, c = scores[order], codes[order]
+    by_group, before, after = _steps(c, n_groups, None if weights is None else weights[order])
+    mass = np.bincount(codes, weights, n_groups)
+    part = mass / mass.sum()
+    pooled = np.append(0.0, np.cumsum(np.full(len(c), 1 / len(c)) if weights is None else weights[order] / mass.sum()))
+    tie = np.append(0, np.flatnonzero(ranked[1:] != ranked[:-1]) + 1)  # first row of every distinct score
+    block = np.repeat(np.arange(len(tie)), np.diff(tie, append=len(c)))
+    c, block = c[by_group], block[by_group]
+    new = (c[1:] != c[:-1]) | (block[1:] != block[:-1])
+    last, first = np.append(new, True), np.append(True, new)
+    sizes = effective_sizes(codes, n_groups, weights)
+    rest = _rest_sizes(codes, n_groups, weights)
+    z = float(ndtri((1 + confidence) / 2))
+    distance, high = np.zeros((2, n_groups))
+    for own, everyone, kept in (
+        (after[by_group], np.append(pooled[tie[1:]], 1.0)[block], last),
+        (before[by_group], pooled[tie[block]], first),
+    ):
+        g, f = c[kept], own[kept]
+        others = np.clip((everyone[kept] - part[g] * f) / (1 - part[g]), 0.0, 1.0)
+        gap = np.abs(f - others)
+        error = np.sqrt(f * (1 - f) / sizes[g] + others * (1 - others) / rest[g])
+        np.maximum.at(distance, g, gap)
+        np.maximum.at(high, g, gap + z * error)
+    low = np.empty(n_groups)
+    for g in range(n_groups):
+        null = _two_groups(sizes[g], rest[g])
+        tail = (1 - confidence) / 2 * (1 + _near_parity(distance[g], null.floor))
+        low[g] = max(0.0, distance[g] - null.quantile(1 - tail))
+    return ToRest(distance, low, np.minimum(1.0, np.maximum(high, distance)))
+
+
+def _rest_sizes(codes: Codes, n_groups: int, weights: Floats | None) -> Floats:
+    """Effective number of rows outside each group."""
+    if weights is None:
+        return len(codes) - np.bincount(codes, minlength=n_groups).astype(np.float64)
+    w = weights / weights.max()
+    mass, squares = np.bincount(codes, w, n_groups), np.bincount(codes, w**2, n_groups)
+    return np.asarray((w.sum() - mass) ** 2 / (w @ w - squares), dtype=np.float64)
+
+
+# --- what parity itself would show ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Null:
+    """The KS distance of samples of one and the same distribution: its mean, the floor, and its quantiles.
+
+    ``draws`` are simulated distances; None for two groups without ties, where there is a closed form of their
+    effective sizes.
+    """
+
+    floor: float
+    sizes: Floats
+    draws: Floats | None = None
+
+    def quantile(self, level: float) -> float:
+        """The distance below which parity stays with probability ``level``."""
+        if self.draws is not None:
+            return float(np.quantile(self.draws, level))
+        n, m = self.sizes
+        return float(np.clip(kolmogi(1 - level) / np.sqrt(n * m / (n + m)) - _lattice_shift(n, m), 0.0, 1.0))
+
+
+def ks_null(
+    codes: Codes, n_groups: int, scores: Floats | None = None, weights: Floats | None = None, random_state: Seed = 0
+) -> Null:
+    """What KS distance these groups would show if they came from one distribution; see `ks_floor`."""
+    sizes = effective_sizes(codes, n_groups, weights)
+    masses, tied = _null_cells(scores, weights)
+    if n_groups == 2 and masses[tied].sum() < _TIED_SHARE:
+        return _two_groups(*sizes)
+    rng = np.random.default_rng(random_state)
+    draws = max(200, 8000 // n_groups)  # the more pairs, the less their maximum varies
+    if len(codes) <= _PERMUTED_ROWS or sizes.min() < _LARGE_GROUP * max(1.0, np.log10(n_groups)):
+        found = _permuted(codes, n_groups, scores, weights, draws, rng)
+    else:
+        found = _limit(sizes, masses, tied, draws, rng)
+    return Null(float(found.mean()), sizes, found)
+
+
+def _two_groups(n: float, m: float) -> Null:
+    n_e = n * m / (n + m)
+    floor = 0.868731 / np.sqrt(n_e) - _lattice_shift(n, m) + 0.06 / n_e**1.5
+    return Null(min(1.0, float(floor)), np.array([n, m]))
+
+
+def _permuted(
+    codes: Codes,
+    n_groups: int,
+    scores: Floats | None,
+    weights: Floats | None,
+    draws: int,
+    rng: np.random.Generator,
+) -> Floats:
+    """KS when the groups are dealt out anew over the sorted scores; exact but for the number of draws."""
+    rows = rng.permutation(len(codes))
+    counts = np.bincount(codes, minlength=n_groups)
+    # beside the smallest group, a hundred times its rows is as good as any number
+    limit = max(100 * int(counts.min()), 20_000 // n_groups)
+    if counts.max() > limit:
+        rows = rows[np.argsort(codes[rows], kind="stable")]
+        rows = rows[np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts) < limit]
+    ranked = np.sort(np.arange(len(rows)) if scores is None else scores[rows])
+    ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
+    found = np.empty(int(np.clip(4_000_000 // len(rows), 30, draws)))
+    for i in range(len(found)):
+        rows = rng.permutation(rows)
+        upper, lower = _extremes(codes[rows], n_groups, None if weights is None else weights[rows], ends)
+        found[i] = (upper - lower).max()
+    return found
+
+
+def _limit(sizes: Floats, masses: Floats, tied: NDArray[np.bool_], draws: int, rng: np.random.Generator) -> Floats:
+    """Supremum of the limiting bridges on a grid, moved by what grid and finite samples change in expectation."""
+    cdf = np.cumsum(masses)
+    step = np.sqrt(masses)
+    found = []
+    at_once = max(1, _NOISE_CELLS // (len(sizes) * len(masses)))
+    for start in range(0, draws, at_once):
+        size = min(at_once, draws - start)
+        noise = np.stack([_bridges(masses / n, cdf, size, rng) for n in sizes])  # (G, size, cells)
+        at = np.ptp(noise, axis=0).argmax(axis=1)  # (size,)
+        there = np.take_along_axis(noise, at[None, :, None], axis=2)[:, :, 0]  # (G, size)
+        n, m = sizes[there.argmax(axis=0)], sizes[there.argmin(axis=0)]
+        between = _GRID_SHIFT * step[at] * np.sqrt(1 / n + 1 / m) - _lattice_shift(n, m)
+        found.append(np.ptp(there, axis=0) + np.where(tied[at], 0.0, between))
+    return np.asarray(np.clip(np.concatenate(found), 0.0, 1.0), dtype=np.float64)
+
+
+def _bridges(variance: Floats, cdf: Floats, size: int, rng: np.random.Generator) -> Floats:
+    """(size, K) draws of the sampling noise of one F: Σ_{i≤k} e_i − F_k Σ_i e_i with e_i ~ N(0, variance_i)."""
+    walk = np.cumsum(rng.standard_normal((size, len(cdf))) * np.sqrt(variance), axis=1)
+    return np.asarray(walk - walk[:, -1:] * cdf, dtype=np.float64)
+
+
+def _lattice_shift(n: Any, m: Any) -> Any:
+    """By how much finite samples without ties fall short of the Brownian bridge, in expectation."""
+    return (np.maximum(n, m) + 2 * np.minimum(n, m)) / (6 * n * m)
+
+
+def _null_cells(scores: Floats | None, weights: Floats | None) -> tuple[Floats, NDArray[np.bool_]]:
+    """Masses of consecutive cells of the pooled scores, and which cells are one tied value."""
+    if scores is None:
+        return np.full(_NULL_CELLS, 1 / _NULL_CELLS), np.zeros(_NULL_CELLS, dtype=bool)
+    _, value, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    mass = np.bincount(value, weights)
+    mass = mass / mass.sum()
+    tied = (counts > 1) & (mass > 0.5 / _NULL_CELLS)
+    cell = np.floor(np.cumsum(mass) * _NULL_CELLS)
+    first = np.append(True, (cell[1:] != cell[:-1]) | tied[1:] | tied[:-1])
+    masses = np.asarray(np.bincount(np.cumsum(first) - 1, mass), dtype=np.float64)
+    return masses, tied[first]
+
+
+# --- bounds on the population's distance ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Distribution functions of the groups at some thresholds, the peak among them; arrays (G, K).
+
+    ``squares`` is the distribution of w², which has the variance of a weighted distribution function.
+    """
+
+    cdfs: Floats
+    squares: Floats
+    sizes: Floats
+
+    @property
+    def variances(self) -> Floats:
+        """(G, K) of each F: ``Σ w²(1{x ≤ t} − F)²/(Σw)²``, F(1 − F)/n without weights."""
+        pooled = self.sizes @ self.cdfs / self.sizes.sum()
+        lent = (_SHRINK_ROWS / (self.sizes + _SHRINK_ROWS))[:, None]
+        f, q = (values + lent * (pooled - values) for values in (self.cdfs, self.squares))
+        return np.asarray(np.maximum(0.0, q * (1 - 2 * f) + f**2) / self.sizes[:, None], dtype=np.float64)
+
+
+def _table(scores: Floats, codes: Codes, n_groups: int, weights: Floats | None, cells: int) -> _Table:
+    """At most ``cells`` thresholds and the peak: all that there are, or such as are equally dense in every group."""
+    order = np.argsort(scores)
+    ranked, c = scores[order], codes[order]
+    w = None if weights is None else weights[order]
+    share = _shares(c, n_groups, w)
+    ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
+    if len(ends) > cells:
+        upper, lower = _extremes(c, n_groups, w, ends)
+        cell = np.floor(np.cumsum(share)[ends] / n_groups * cells)
+        ends = ends[np.unique(np.append(np.flatnonzero(np.diff(cell, append=np.inf)), np.argmax(upper - lower)))]
+    column = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=-1))
+    place = c * len(ends) + column
+
+    def distribution(mass: Floats) -> Floats:
+        below = np.cumsum(np.bincount(place, mass, n_groups * len(ends)).reshape(n_groups, -1), axis=1)
+        return np.asarray(below / below[:, -1:], dtype=np.float64)
+
+    cdfs = distribution(share)
+    squares = cdfs if weights is None else distribution(share**2)
+    return _Table(cdfs, squares, effective_sizes(c, n_groups, w))
+
+
+def upper_bound(
+    scores: Floats, codes: Codes, n_groups: int, weights: Floats | None, confidence: float, method: str = "normal"
+) -> float:
+    """`ks_bound` without its checks."""
+    distance = ks_from_codes(scores, codes, n_groups, weights)
+    cells = _TABLE_CELLS // n_groups if n_groups <= _FEW_GROUPS else _NULL_CELLS
+    table = _table(scores, codes, n_groups, weights, cells)
+    if method == "normal":
+        spread, z = table.variances, float(ndtri(confidence))
+    else:
+        # P(D − D̂ ≥ x) ≤ exp(−2x²/(1/n_g + 1/n_h)), Hoeffding's inequality with Σ (w/Σw)² = 1/n
+        spread, z = np.broadcast_to(1 / table.sizes[:, None], table.cdfs.shape), np.sqrt(-np.log1p(-confidence) / 2)
+    return float(np.clip(_largest_of_pairs(table.cdfs, spread, float(z)), distance, 1.0))
+
+
+def _largest_of_pairs(cdfs: Floats, spread: Floats, z: float) -> float:
+    """Largest ``F_g − F_h + z √(s_g + s_h)`` over pairs g ≠ h and thresholds."""
+    if len(cdfs) <= _FEW_GROUPS:
+        pairs = permutations(range(len(cdfs)), 2)
+        return max(float((cdfs[g] - cdfs[h] + z * np.sqrt(spread[g] + spread[h])).max()) for g, h in pairs)
+    largest = -np.inf
+    for f, s in zip(cdfs.T, spread.T, strict=True):
+        high, low = _front(f, s), _front(-f, s)
+        value = f[high, None] - f[low] + z * np.sqrt(s[high, None] + s[low])
+        largest = max(largest, float(value[high[:, None] != low].max()))
+    return largest
+
+
+def _front(value: Floats, spread: Floats) -> Codes:
+    """Groups that no two others exceed in both value and spread: the only ones a largest pair can hold."""
+    order = np.lexsort((-spread, -value))
+    front = []
+    for _ in range(2):  # the second layer serves the pairs whose best partner is the group itself
+        s = spread[order]
+        best = np.append(True, s[1:] > np.maximum.accumulate(s)[:-1])
+        front.append(order[best])
+        order = order[~best]
+        if not len(order):
+            break
+    return np.concatenate(front)
+
+
+def lower_end(
+    scores: Floats,
+    codes: Codes,
+    n_groups: int,
+    weights: Floats | None,
+    confidence: float,
+    *,
+    floor: float | Null | None,
+    n_resamples: int,
+    random_state: Seed,
+) -> float:
+    """Lower end of the interval of `ks_distance_ci`."""
+    distance = ks_from_codes(scores, codes, n_groups, weights)
+    rng = np.random.default_rng(random_state)
+    if not isinstance(floor, Null) and (floor is None or n_groups > _FEW_GROUPS or distance < _FLOORS_APART * floor):
+        floor = ks_null(codes, n_groups, scores, weights, rng)
+    near = _near_parity(distance, floor.floor if isinstance(floor, Null) else floor)
+    level = 1 - (1 - confidence) / 2 * (1 + near)
+    if n_groups > _FEW_GROUPS:
+        near = 1.0  # too many pairs to look at one by one
+    margin = near * floor.quantile(level) if isinstance(floor, Null) and near else 0.0
+    if near < 1:
+        table = _table(scores, codes, n_groups, weights, max(64, 512 // n_groups))  # all pairs: the more, the coarser
+        noise = float(np.quantile(_noise_near_peak(table, n_resamples, rng), level))
+        margin += (1 - near) * max(0.0, noise)
+    return max(0.0, distance - margin)
+
+
+def _near_parity(distance: float, floor: float) -> float:
+    """1 up to two floors, 0 from three on."""
+    return float(np.clip(_FLOORS_APART - distance / floor, 0.0, 1.0)) if floor else 0.0
+
+
+def _noise_near_peak(table: _Table, n_resamples: int, rng: np.random.Generator) -> Floats:
+    """Draws of sup over pairs and thresholds of ε* − (T − D − c·sd)₊: the noise wherever the true peak may be.
+
+    ε* is the noise of a multiplier bootstrap, so that weights need no special case and, after one sort, the cost does
+    not grow with the rows; sd is the standard error of T − D(t).
+    """
+    cdfs, sizes = table.cdfs, table.sizes
+    pooled = sizes @ cdfs / sizes.sum()
+    lent = (_SHRINK_ROWS / (sizes + _SHRINK_ROWS))[:, None]
+    centre, squares = (values + lent * (pooled - values) for values in (cdfs, table.squares))
+    variance = np.maximum(0.0, np.diff(squares, axis=1, prepend=0.0)) / sizes[:, None]  # < 0 by rounding alone
+    gaps = np.ptp(cdfs, axis=0)
+    peak = int(np.argmax(gaps))
+    high, low = np.argmax(cdfs[:, peak]), np.argmin(cdfs[:, peak])
+    at_once = max(50, _NOISE_CELLS // cdfs.size)
+    found = []
+    for start in range(0, n_resamples, at_once):
+        size = min(at_once, n_resamples - start)
+        noise = np.stack([_bridges(v, f, size, rng) for v, f in zip(variance, centre, strict=True)])  # (G, size, K)
+        at_peak = noise[high, :, peak] - noise[low, :, peak]
+        supremum = np.full(size, -np.inf)
+        for g, h in permutations(range(len(cdfs)), 2):
+            epsilon = noise[g] - noise[h]  # (size, K)
+            doubt = _NEAR_PEAK * (epsilon - at_peak[:, None]).std(axis=0)
+            shortfall = np.maximum(0.0, gaps[peak] - (cdfs[g] - cdfs[h]) - doubt)
+            supremum = np.maximum(supremum, (epsilon - shortfall).max(axis=1))
+        found.append(supremum)
+    return np.concatenate(found)
