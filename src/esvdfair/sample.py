@@ -517,7 +517,7 @@ class _Pass:
 
 
 def _in_order(rows: Rows, labels: tuple[Label, ...], *, beside: bool) -> GroupMoments:
-    """The moments again, from rows that are all there, in their own order: every bit is that of no batch and no rank."""
+    """The moments again, from rows that are all there, in their own order: no bit hangs on batches or ranks."""
     moments = GroupMoments()
     for start in range(0, len(rows), IN_ORDER_ROWS):
         part = slice(start, start + IN_ORDER_ROWS)

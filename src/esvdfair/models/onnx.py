@@ -43,7 +43,6 @@ from esvdfair.models.onnx_io import (
     save_model,
     write_model,
 )
-from esvdfair.models.onnx_io import save_model as save_model  # where README and guides find it
 
 __all__ = ["OnnxAdapter", "save_model"]
 
