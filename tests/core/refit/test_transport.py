@@ -268,6 +268,12 @@ def test_strengths_come_back_in_the_order_given():
     assert case.path(()) == []
 
 
+@pytest.mark.parametrize("name", ["more features than bins", "one column"])
+def test_no_strength_is_too_strong(name):
+    before, after = (fit.diagnostics["wasserstein2_squared"] for fit in CASES[name].path((0.0, 1e40)))
+    assert after < 0.3 * before
+
+
 def test_strength_is_free_of_units():
     case = CASES["two groups"]
     other = Case(1e5 * case.features, 1e-4 * case.y, case.codes, None, 0.0)

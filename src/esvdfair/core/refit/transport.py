@@ -96,6 +96,7 @@ def _ladder(strengths: set[float]) -> list[float]:
 
 def _solve(z: Array, b: Array, strength: float) -> Array:
     """``(I + λBᵀB)⁻¹ z``, by Woodbury when there are fewer bins than coordinates."""
+    strength = min(strength, 1e12 / max(float(np.sum(b**2)), 1e-300))  # beyond, only rounding changes
     solution: Array
     if len(b) < b.shape[1]:
         small = b @ b.T + np.eye(len(b)) / strength
