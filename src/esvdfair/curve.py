@@ -141,12 +141,10 @@ def judge(
         judging, training = (_rounded(part, np.ptp(rows.prediction)) for part in known)
         null = ks_null(rows.codes, len(sample.labels), None, _weight(rows), seed)
         floor = null.floor
-        ks = _rounded(ks_distances(rows, judging), 1.0)
-        mse = mean_squared_errors(rows, judging)
-        mse = _rounded(mse, mse.max())
-        expected = _rounded(expected_ks(sample, judging, training, ks, floor), 1.0)
+        mse, ks = mean_squared_errors(rows, judging), ks_distances(rows, judging)
+        expected = expected_ks(sample, judging, training, ks, floor)
         order: list[int] = []
-        for front in _fronts(mse, expected):
+        for front in _fronts(_rounded(mse, mse.max()), _rounded(expected, 1.0)):
             if len(order) >= effort.points:
                 break
             order += front

@@ -44,7 +44,9 @@ def complete(out: Path) -> dict[str, bytes]:
 
 
 def files(out: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    # A run that is killed while it writes leaves a hidden file beside, which nothing reads.
+    files = (path for path in out.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return {str(path.relative_to(out)): path.read_bytes() for path in files}
 
 
 def put(files: dict[str, bytes], out: Path) -> None:
