@@ -201,9 +201,10 @@ def ks_population(
     """Estimate of the population's KS distance: ``√(T² − floor²)``, 0 below the floor.
 
     T, the distance of these rows, is larger by sampling, about √(k² + floor²) for a population distance k. On known
-    populations (`benchmarks/promise.py`) the mean of the estimate is within a few per cent of k from k = 2 floors on;
-    at k = floor it is a quarter too small where the groups differ at a sharp peak and a third too large where they
-    differ over the whole range. Pass ``floor`` when `ks_floor` of these rows is known already.
+    populations (`benchmarks/promise.py`) the mean of the estimate is, at k = floor, a quarter too small where groups
+    differ at one sharp peak and a quarter too large where they differ over the whole range; at k = 2 floors a tenth too
+    small and a fifth too large; near k for a shift. Of many candidates the smallest estimate is a lucky one: see
+    `ks.population_along_curve`. Pass ``floor`` when `ks_floor` of these rows is known already.
     """
     scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight)
     if floor is None:
