@@ -23,7 +23,7 @@ demo test cov: export OPENBLAS_NUM_THREADS := 1
 demo test cov: export MKL_NUM_THREADS := 1
 
 demo: $(VENV)/.demo  ## Repair a small network on a wages table; print before and after, write demo-report.html
-	$(BIN)/python -m esvdfair demo
+	$(BIN)/python -m esvdfair demo --force
 
 test: $(VENV)/.dev  ## Run all tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal

@@ -18,7 +18,7 @@ def test_the_verdict_of_groups_that_differ_on_few_rows():
     sex = np.resize(["f", "m"], 80)
     scores = np.random.default_rng(0).normal(size=80) + 0.9 * (sex == "m")
     found = audit_predictions(scores, sex)
-    assert found.ks_interval[0] == 0
+    assert found.ks_interval[0] < found.ks / 2
     assert "but how much is uncertain" in found.verdict()
 
 

@@ -1,5 +1,6 @@
 """What README and guides show runs, prints what they say it prints, and every link leads somewhere."""
 
+import pkgutil
 import re
 import shlex
 import shutil
@@ -89,7 +90,10 @@ def given_pipeline(names):
     names.update(joblib=joblib)
 
 
-def test_readme(few, files):
+def test_readme(few, files, monkeypatch):
+    # Torch's own, and slow to start; the guide for ONNX runs it.
+    monkeypatch.setattr(torch.onnx, "export", lambda model, rows, path, **options: Path(path).touch())
+
     def given_file(names):
         shutil.copy(files / "model.onnx", "model.onnx")
         X = datasets.load_wages().X.to_numpy()
@@ -168,6 +172,16 @@ def test_guide_for_the_command_line(files):
 def test_the_guide_names_every_command():
     text = (ROOT / "docs/cli.md").read_text("utf-8")
     assert [name for name in main.list_commands(None) if f"`{name}`" not in text] == []
+
+
+def test_functions_and_tests_of_the_equations_are_there():
+    rows = re.findall(r"^\|.*\| (.*?) \| (.*?) \|$", (ROOT / "docs/equations.md").read_text("utf-8"), re.M)[2:]
+    assert len(rows) > 20
+    for functions, tests in rows:
+        for name in re.findall("`(.*?)`", functions):
+            assert pkgutil.resolve_name(f"esvdfair.{name}"), name
+        for place, _, test in (name.partition("::") for name in re.findall("`(.*?)`", tests)):
+            assert f"def {test}(" in (ROOT / "tests" / place).read_text("utf-8") or not test, f"{place} lacks {test}"
 
 
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]

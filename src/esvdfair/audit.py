@@ -95,7 +95,7 @@ class Audit:
         if self.ks <= self.ks_chance:
             return f"No difference beyond chance: KS {ks}, and parity itself would show about {floor} on so many rows."
         times = f"KS {ks}, {self.ks / self.ks_floor:.1f} times what parity would show on so many rows"
-        if self.ks_interval[0] == 0:
+        if self.ks_interval[0] < self.ks / 2:
             return f"The groups are predicted differently, but how much is uncertain: {times}."
         return f"The groups are predicted differently: {times}."
 

@@ -141,7 +141,7 @@ def judge(
         judging, training = (_rounded(part, np.ptp(rows.prediction)) for part in known)
         null = ks_null(rows.codes, len(sample.labels), None, _weight(rows), seed)
         floor = null.floor
-        ks = ks_distances(rows, judging)
+        ks = _rounded(ks_distances(rows, judging), 1.0)
         mse = mean_squared_errors(rows, judging)
         mse = _rounded(mse, mse.max())
         expected = _rounded(expected_ks(sample, judging, training, ks, floor), 1.0)

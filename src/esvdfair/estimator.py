@@ -334,7 +334,7 @@ def take_point(
     """Let a point of the curve, the fit behind it, be what ``fair`` has come to; ``after`` is what it predicts."""
     fair.curve_, fair.point_ = curve, point
     take_model(fair, curve.model(point.index))
-    fair.edits_ = methods.account_for(sample, fit)
+    fair.edits_ = broadcast(lambda: methods.account_for(sample, fit))
     fair.summary_ = broadcast(
         lambda: summarise(sample, after, curve, point, method=fair.method, target_ks=fair.target_ks)
     )

@@ -169,7 +169,7 @@ class HiddenEdit:
                 X=Given(),
             )
         fit = broadcast(lambda: refit_edited(edited, self._refit, mean, covariance, seed=setting.seed))
-        last = account_for(edited, fit)
+        last = broadcast(lambda: account_for(edited, fit))
         known = {**fit.diagnostics, "reductions": (mean, covariance)}
         fit = replace(fit, edits=(*steps, *last), strength=float(mean), diagnostics=known)
         return fit, predict(edited, [fit])

@@ -25,6 +25,9 @@ from esvdfair.models.heads import Head
 
 Array = NDArray[np.float64]
 
+IN_ORDER_ROWS = 8192
+"""Rows of which moments are gathered at once when all rows are in order."""
+
 MIN_GROUP_ROWS = 5
 """A group needs so many rows on both sides of the split; otherwise all rows fit and all rows judge."""
 
@@ -98,6 +101,10 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.codes)
+
+    def without_features(self) -> "Rows":
+        """The same rows, their features dropped."""
+        return replace(self, features=np.zeros((len(self), 0)))
 
     @classmethod
     def none(cls, width: int) -> "Rows":
@@ -452,10 +459,10 @@ class _Pass:
                 weight = (~out).astype(np.float64) if batch.weight is None else batch.weight * ~out
                 for name, found in inner.items():
                     found.update_codes(inputs[name], batch.labels, batch.codes, weight)
-                features = inputs[last.name] if self.features else np.zeros((rows, 0))
                 if self.features:
-                    _check_features(last, features, rows)
-                    moments.update_codes(features, batch.labels, batch.codes, weight, beside=y)
+                    _check_features(last, inputs[last.name], rows)
+                    moments.update_codes(inputs[last.name], batch.labels, batch.codes, weight, beside=y)
+                features = self._kept(inputs, rows)
                 for keeper, mine in zip(kept, (~out, out), strict=True):
                     keeper.add(batch, mine, features, prediction, y)
                 listen()
@@ -470,21 +477,34 @@ class _Pass:
         self, seen: _Seen, judging: Rows | None, judged_on: str, judging_sizes: tuple[int, ...] | None = None
     ) -> Sample:
         setting, training = self.setting, seen.rows(0)
+        moments, inner = seen.moments, dict(seen.inner)
+        if len(training) == sum(seen.sizes(0)) and training.features.shape[1]:
+            again = _in_order(training, seen.labels, beside=self.features)
+            moments, inner = (again, inner) if self.features else (moments, dict.fromkeys(inner, again))
+        if not self.features:
+            training, judging = training.without_features(), None if judging is None else judging.without_features()
         return Sample(
             labels=seen.labels,
-            moments=seen.moments,
+            moments=moments,
             layer=setting.last,
             head=setting.head,
             training=training,
             judging=training if judging is None else judging,
             judged_on=judged_on,
             error_against="labels" if setting.has_labels else "predictions",
-            inner=seen.inner,
+            inner=inner,
             sizes=seen.sizes(0),
             judging_sizes=judging_sizes or seen.sizes(0),
             order=seen.order,
             partial=setting.partial,
         )
+
+    def _kept(self, inputs: Mapping[str, Any], rows: int) -> Any:
+        """The features to keep of every row: those of the last layer, else of the one other layer that is asked for."""
+        if self.features:
+            return inputs[self.setting.last.name]
+        alone = inputs[self.inner[0]] if len(self.inner) == 1 else None
+        return alone if alone is not None and alone.ndim == 2 and alone.shape[0] == rows else np.zeros((rows, 0))
 
     def _labels(self, batch: Batch, prediction: Any) -> Array:
         """(rows,) labels, or what the untouched model predicts."""
@@ -494,6 +514,16 @@ class _Pass:
             self.setting.adapter.predict(batch.x) if self.edited else take_rows(prediction, np.arange(len(batch.codes)))
         )
         return np.asarray(own, dtype=np.float64)
+
+
+def _in_order(rows: Rows, labels: tuple[Label, ...], *, beside: bool) -> GroupMoments:
+    """The moments again, from rows that are all there, in their own order: no bit hangs on batches or ranks."""
+    moments = GroupMoments()
+    for start in range(0, len(rows), IN_ORDER_ROWS):
+        part = slice(start, start + IN_ORDER_ROWS)
+        y = rows.y[part] if beside else None
+        moments.update_codes(rows.features[part], labels, rows.codes[part], rows.weight[part], beside=y)
+    return moments
 
 
 def _check_features(layer: LinearLayer, features: Any, rows: int) -> None:
@@ -577,7 +607,9 @@ class _Keeper:
         code, weight = code[order], weight[order]
         for group in np.unique(code):
             mine = code == group
-            weight[mine] *= self.counts[labels[group]][1] / weight[mine].sum()  # they stand for the whole group
+            rows, total = self.counts[labels[group]]
+            if mine.sum() < rows:
+                weight[mine] *= total / weight[mine].sum()  # they stand for the whole group
         return Rows(features, prediction[order], y[order], code, weight)
 
     def _smallest(self, code: NDArray[np.intp], key: Array) -> NDArray[np.bool_]:

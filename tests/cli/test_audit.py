@@ -135,3 +135,28 @@ def test_the_target_of_an_audit_is_not_aimed_at(invoke):
     shown = " ".join(invoke("audit", "--help").stdout.split())
     assert "Largest KS distance between groups that passes; beyond it the exit code is 1." in shown
     assert "aim at" not in shown
+
+
+def test_compressed_tables_and_other_marks(files, invoke, tmp_path):
+    plain = json.loads(invoke("audit", files.model, files.data, *SEX, "--target", "income", "--json").stdout)
+    data = pd.read_csv(files.data)
+    data.to_csv(tmp_path / "people.tsv.gz", sep="\t", index=False)
+    data.to_csv(tmp_path / "people.txt", sep=":", index=False)
+    for name, more in (("people.tsv.gz", []), ("people.txt", ["--sep", ":"]), ("people.tsv.gz", ["--sep", "tab"])):
+        words = ["audit", files.model, tmp_path / name, *SEX, "--target", "income", *more, "--json"]
+        assert json.loads(invoke(*words).stdout)["ks"] == plain["ks"]
+
+
+def test_small_groups(files, invoke, tmp_path):
+    data = pd.read_csv(files.data)
+    data.loc[:2, "sex"] = "x"
+    data.loc[3:5, "sex"] = "z"
+    data.to_csv(tmp_path / "few.csv", index=False)
+    words = ["audit", files.model, tmp_path / "few.csv", *SEX, "--target", "income", "--min-group-rows", 5, "--json"]
+    result = invoke(*words)
+    assert "note: 6 rows of" in result.stderr
+    assert "were left out, as their groups have fewer than 5: 'x' 3, 'z' 3." in result.stderr
+    found = json.loads(result.stdout)
+    assert (found["rows"], found["small_groups"]) == (594, {"x": 3, "z": 3})
+    joined = json.loads(invoke(*words, "--other").stdout)
+    assert [(g["group"], g["rows"]) for g in joined["groups"]][-1] == ("other", 6)

@@ -65,7 +65,6 @@ def test_a_directory(refuses, tmp_path):
         (b"sex,income,age,hours,school\n", "5 columns and no rows"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "neither Parquet nor text in UTF-8"),
         (b"sex,income,age,hours,school\n\xe9,1,2,3,4\n", "not text in UTF-8"),
-        (b"sex;income;age;hours;school\nm;1;2;3;4\n", "separated by something else than commas"),
         (b"sex,income,age,hours,school\nm,1,2,3," + b"4" * 10_000_000 + b"\n", "line 2 is longer than 4 MB"),
         (b"x" * 10_000_000, "line 1 is longer than 4 MB"),
         (b'sex,income,age,hours,school\n"m,1,2,3,4\nf,1,2,3,4\n', "cannot be read as a table"),
@@ -189,6 +188,59 @@ def test_infinite_values(refuses, changed):
     path = changed(age=lambda column: column.where(column.index != 3, np.inf))
     assert "column 'age' of" in refuses(data=path)
     assert "holds 1 infinite values; correct or remove those rows" in refuses(data=path)
+
+
+def test_a_mark_that_does_not_separate(refuses, files):
+    assert "separated by another mark: --sep" in refuses(more=["--sep", ";"])
+    assert "one character is needed" in refuses(more=["--sep", "::"])
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("net.pt", "torch.onnx.export("), ("net.pkl", "skl2onnx.to_onnx("), ("net.keras", "model.export(")],
+)
+def test_models_of_other_formats_are_told_how_to_export(refuses, tmp_path, name, how):
+    (tmp_path / name).write_bytes(b"PK\x03\x04 something")
+    said = refuses(model=tmp_path / name)
+    assert "is not an ONNX model" in said
+    assert how in said
+
+
+def test_a_pipe_or_a_device_as_the_model(refuses, tmp_path):
+    os.mkfifo(tmp_path / "pipe.onnx")
+    assert "is a pipe or a device" in refuses(model=tmp_path / "pipe.onnx")
+    assert "is a pipe or a device" in refuses(model="/dev/zero")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RecursionError("too deep")])
+def test_a_file_that_needs_too_much_memory(refuses, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(table, "scan_table", fail)
+    assert "this needs more memory than there is" in refuses()
+
+
+def test_a_fault_of_ours_is_no_target_that_was_not_met(invoke, files, monkeypatch):
+    def fail(*_, **__):
+        raise KeyError("something")
+
+    monkeypatch.setattr(table, "scan_table", fail)
+    result = invoke("audit", files.model, files.data, *ROLES)
+    assert result.exit_code == 70
+    assert "KeyError" in result.stderr
+
+
+def test_nobody_reads_the_output():
+    """`esvdfair … | head`: silent, and not the exit code of a target that was not met."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "esvdfair", "audit", "--help"], stdout=writing, stderr=subprocess.PIPE, timeout=120,
+        check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")

@@ -24,3 +24,10 @@ def test_a_plot_that_cannot_be_written_is_refused_before_any_work(refused, monke
     assert "'demo.gif': the name must end in one of .png, .svg, .pdf" in refused("demo", "--plot", "demo.gif")
     assert "no folder 'absent'" in refused("demo", "--plot", "absent/demo.svg")
     assert written() == []
+
+
+def test_a_demo_replaces_nothing_unless_it_is_told_to(refused, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("demo-report.html").write_text("mine")
+    assert "'demo-report.html' is there already; --force replaces it" in refused("demo")
+    assert Path("demo-report.html").read_text() == "mine"

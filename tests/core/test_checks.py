@@ -13,6 +13,7 @@ from esvdfair.core.checks import (
     check_labels,
     check_weight,
     encode_groups,
+    make_generator,
     unit_scale,
     unscaled,
 )
@@ -150,6 +151,18 @@ def test_weights_of_nothing_are_refused_unless_allowed():
     with pytest.raises(InputError, match="not zero everywhere"):
         check_weight([0, 0], 2)
     assert check_weight([0, 0], 2, zero=True).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("random_state", [-1, "x", 1.5, True])
+def test_what_is_no_seed_is_refused(random_state):
+    with pytest.raises(InputError, match="random_state="):
+        make_generator(random_state)
+
+
+def test_a_seed_serves_several_purposes():
+    draws = {make_generator(7, *purpose).random() for purpose in ((), (1,), (2,))}
+    assert len(draws) == 3
+    assert make_generator(np.int64(7), 1).random() in draws
 
 
 def test_units_are_exact_and_their_limits_are_said():

@@ -520,6 +520,23 @@ def test_the_estimate_takes_off_what_sampling_adds() -> None:
     assert ks_population(draws[0], sensitive_features=codes, floor=1.0) == 0
 
 
+def test_the_best_of_many_estimates_is_not_a_lucky_one() -> None:
+    """60 candidates at one and the same distance: the smallest single estimate is far too small."""
+    rng = np.random.default_rng(15)
+    codes = codes_of(200, 200)
+    judged, other = (
+        np.array([ks_distance(normal_shift(rng, codes, 0.15), sensitive_features=codes) for _ in range(60)])
+        for _ in range(2)
+    )
+    floor = ks_floor(sensitive_features=codes)
+    single = np.sqrt(np.maximum(0, judged**2 - floor**2))
+    along = ks.population_along_curve(judged, other, floor)
+    assert single.min() < 0.06
+    assert along.min() > 0.1
+    assert (along >= single).all()
+    assert ks.population_along_curve(judged[:1], other[:1], floor) == pytest.approx(single[:1])
+
+
 def test_rows_to_certify_are_those_at_which_the_bound_meets_the_target() -> None:
     needed = rows_to_certify(0.05, target_ks=0.1, confidence=0.9, method="hoeffding")
     assert needed == pytest.approx(np.log(10) / 2 / 0.05**2)

@@ -1,12 +1,17 @@
+import gzip
 import hashlib
 import re
 import sys
+import warnings
+import zipfile
+from contextlib import suppress
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from esvdfair.tables import Roles, open_table, read_rows
+from esvdfair import ESVDFairWarning
+from esvdfair.tables import Roles, TableBatches, open_table, read_rows
 
 TABLE = pd.DataFrame({"a": [1.0, 2.0, 3.0, 4.0], "b": [0, 1, 0, 1], "y": [0.5, 1.5, 2.5, 3.5], "sex": list("fmfm")})
 
@@ -75,7 +80,9 @@ def test_line_ends_and_byte_order_marks(tmp_path, mark, end):
         ("a,sex\n1,2\n1,2,3,4\n", "Expected 2 fields in line 3, saw 4"),
         ("a,sex\n1,2,3\n4,5,6\n", "more fields than the header has names"),
         ("a,sex,a\n1,f,2\n", "header has 'a' more than once"),
-        ("a;sex\n1;f\n", "separated by something else than commas"),
+        ("a:sex\n1:f\n", "no column 'sex'"),
+        (b"\x1f\x8b\x08 cut short", "cannot be read as a table"),
+        (b"PK\x03\x04 cut short", "cannot be read as a table"),
         (b"PAR1 cut short", "cannot be read as a table"),
         ('a,sex\n"1,f\n2,m\n', "cannot be read as a table"),
     ],
@@ -177,3 +184,112 @@ def test_long_names_are_cut_in_errors(tmp_path):
     with pytest.raises(ValueError, match="and 28 more") as error:
         read_rows(file, Roles(("sex",)))
     assert len(str(error.value)) < 1200
+
+
+# --- other marks, compressed files ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sep", ["\t", ";", "|", ","])
+def test_the_header_tells_what_separates_the_fields(tmp_path, sep):
+    odd = TABLE.assign(sex=['f"x', f"m{sep}y", "f\nz", "m"])
+    odd.to_csv(tmp_path / "odd.txt", sep=sep, index=False)
+    rows = read_rows(tmp_path / "odd.txt", Roles(("sex",), "y"))
+    assert list(rows.groups["sex"]) == list(odd["sex"])
+    np.testing.assert_array_equal(rows.X, TABLE[["a", "b"]])
+
+
+def test_a_mark_can_be_named(tmp_path):
+    file = save(tmp_path, "a:sex\n1:f\n2:m\n")
+    assert list(read_rows(file, Roles(("sex",)), sep=":").X["a"]) == [1, 2]
+    file = save(tmp_path, "a;sex\n1;f\n2;m\n")
+    with pytest.raises(ValueError, match=r"separated by another mark: sep\.$"):
+        read_rows(file, Roles(("sex",)), sep=",")
+    file = save(tmp_path, '"a;b","sex;x"\n1,f\n2,m\n')  # marks in quotes do not count
+    assert list(read_rows(file, Roles(("sex;x",))).X) == ["a;b"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("packed", ["gz", "zip"])
+def test_compressed_files_are_read_and_known_by_their_own_hash(tmp_path, kind, packed):
+    getattr(TABLE, f"to_{kind}")(tmp_path / "plain", index=False)
+    content, path = (tmp_path / "plain").read_bytes(), tmp_path / "packed"
+    if packed == "gz":
+        path.write_bytes(gzip.compress(content))
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("folder/people", content)
+    rows = read_rows(path, Roles(("sex",), "y"))
+    np.testing.assert_array_equal(rows.X, TABLE[["a", "b"]])
+    assert rows.scan.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_damaged_and_crowded_archives(tmp_path):
+    whole = gzip.compress(b"a,sex\n" + b"1,f\n2,m\n" * 500)
+    for content in (whole[:40], whole[:-1], whole[:20] + bytes(8) + whole[28:]):
+        with pytest.raises(ValueError, match=r"odd\.csv' cannot be read as a table: "):
+            open_table(save(tmp_path, content))
+    with zipfile.ZipFile(tmp_path / "two.zip", "w") as archive:
+        archive.writestr("a", "x")
+        archive.writestr("b", "x")
+    with pytest.raises(ValueError, match="holds 2 files; one table is needed"):
+        open_table(tmp_path / "two.zip")
+
+
+def test_a_parquet_file_of_no_rows(tmp_path):
+    TABLE[:0].to_parquet(tmp_path / "none.parquet")
+    with pytest.raises(ValueError, match="4 columns and no rows"):
+        read_rows(tmp_path / "none.parquet", Roles(("sex",), "y"))
+
+
+def test_mutated_parquet_is_an_error_of_one_line_or_a_table(tmp_path):
+    TABLE.to_parquet(tmp_path / "whole.parquet")
+    whole, rng = (tmp_path / "whole.parquet").read_bytes(), np.random.default_rng(0)
+    for _ in range(150):
+        content = bytearray(whole)
+        for place in rng.integers(4, len(whole), 3):
+            content[place] = rng.integers(256)
+        with warnings.catch_warnings(), suppress(ValueError):
+            warnings.simplefilter("ignore")  # of pandas, about strange metadata
+            assert len(read_rows(save(tmp_path, bytes(content)), Roles(("sex",), "y"), drop_missing=True)) <= 4
+
+
+# --- weights and small groups --------------------------------------------------------------------------------------
+
+
+def test_weights_come_with_the_rows(tmp_path):
+    file = save(tmp_path, "a,w,sex\n1,1,f\n2,0.5,m\n3,2,f\n")
+    roles = Roles(("sex",), weight="w")
+    rows = read_rows(file, roles)
+    assert (list(rows.X), list(rows.weight)) == (["a"], [1, 0.5, 2])
+    assert list(rows.take(np.array([True, False, True])).weight) == [1, 2]
+    (batch,) = TableBatches(file, roles)
+    assert batch.weight.tolist() == [1, 0.5, 2]
+    with pytest.raises(ValueError, match=r"'w' of .*, the weight, holds negative"):
+        read_rows(save(tmp_path, "a,w,sex\n1,1,f\n2,-1,m\n"), roles)
+    with pytest.raises(ValueError, match="'a' is the weight and something else"):
+        read_rows(file, Roles(("sex",), features=("a",), weight="a"))
+
+
+def test_small_groups_are_left_out_or_joined(tmp_path):
+    sexes = ["f"] * 5 + ["m"] * 4 + ["x"] * 2 + ["z"]
+    file = save(tmp_path, "a,sex\n" + "".join(f"{i},{sex}\n" for i, sex in enumerate(sexes)))
+    with pytest.warns(ESVDFairWarning, match=r"3 rows of .* were left out, as .* fewer than 3: 'x' 2, 'z' 1\."):
+        rows = read_rows(file, Roles(("sex",)), min_group_rows=3)
+    assert (rows.scan.labels, rows.scan.sizes, rows.scan.rows) == (("f", "m"), (5, 4), 9)
+    assert (rows.scan.small, rows.scan.dropped, list(rows.X.index)) == ({"x": 2, "z": 1}, 0, list(range(9)))
+    with pytest.warns(ESVDFairWarning, match="became the group 'other'"):
+        rows = read_rows(file, Roles(("sex",)), min_group_rows=3, other=True)
+    assert (rows.scan.labels, rows.scan.sizes, len(rows)) == (("f", "m", "other"), (5, 4, 3), 12)
+    assert list(rows.groups["sex"][9:]) == ["other"] * 3
+    with pytest.raises(ValueError, match=r"has 1 of 4 groups with min_group_rows=5 rows or more"):
+        read_rows(file, Roles(("sex",)), min_group_rows=5)
+
+
+def test_small_combinations_are_joined(tmp_path):
+    pairs = [("f", 0)] * 3 + [("m", 0)] * 3 + [("f", 1), ("m", 1)]
+    file = save(tmp_path, "a,sex,b\n" + "".join(f"1,{sex},{b}\n" for sex, b in pairs))
+    with pytest.warns(ESVDFairWarning, match="became the group"):
+        rows = read_rows(file, Roles(("sex", "b")), min_group_rows=2, other=True)
+    assert rows.scan.labels == (("f", 0), ("m", 0), ("other", "other"))
+    (table,) = [part.labels for part in TableBatches(file, Roles(("sex", "b")))]
+    assert len(table) == 4

@@ -349,7 +349,7 @@ def test_what_ranks_have_seen_adds_up(small_chunks, monkeypatch, tmp_path):
     def two_ranks(source, usage, chunks, *rest):
         (first, _), (second, _) = (observe(source, usage, chunks[i::2], *rest) for i in range(2))
         first.merge(second)
-        return first, None
+        return first, []
 
     monkeypatch.setattr(scan, "_observe", two_ranks)
     shared = TableBatches(path, roles, drop_missing=True).scan
@@ -370,6 +370,23 @@ def test_progress_is_told_in_bytes(small_chunks, tmp_path):
     assert told[0] == (0, size)
     assert told == sorted(told)
     assert told[-1] == (size, size)
+
+
+def test_a_look_at_the_first_rows_parses_nothing_again(small_chunks, monkeypatch, tmp_path):
+    """A repair looks at a few rows and then makes one pass: with the scan, every row is parsed twice."""
+    table, parsed = TableBatches(save(people(), tmp_path), Roles(("sex",), "y")), []
+    frames = files.CsvFile.frames
+
+    def count(self, chunks, *rest, **options):
+        for chunk, frame in frames(self, chunks, *rest, **options):
+            parsed.append(chunk.index)
+            yield chunk, frame
+
+    monkeypatch.setattr(files.CsvFile, "frames", count)
+    assert next(iter(table)).row_id[0] == 0
+    assert parsed == []
+    assert sum(len(batch.codes) for batch in table) == 500
+    assert parsed == [chunk.index for chunk in table.scan.chunks[1:]]
 
 
 def test_a_file_that_changes_between_passes(small_chunks, tmp_path):

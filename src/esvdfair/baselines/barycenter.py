@@ -5,8 +5,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from esvdfair.baselines.base import Codes, FitRows, FittedOn, Floats, RandomState, ScoreMap, generator
-from esvdfair.core.checks import unit_scale
+from esvdfair.baselines.base import FIT, PREDICT, Codes, FitRows, FittedOn, Floats, RandomState, ScoreMap
+from esvdfair.core.checks import make_generator, unit_scale
 
 # j/n and k/m that are equal as fractions differ by rounding as floats; far below 1/n for any n that fits in memory
 _LEVEL_TOLERANCE = 1e-12
@@ -111,7 +111,7 @@ class WassersteinBarycenter(ScoreMap):
             raise ValueError(f"jitter is {self.jitter!r}; expected 0 or a small positive number such as 1e-9.")
 
     def _learn(self, rows: FitRows) -> None:
-        rng = generator(self.random_state, purpose=0)
+        rng = make_generator(self.random_state, FIT)
         unit = unit_scale(rows.values)
         self.noise_scale_ = self.jitter * float(np.ldexp(np.ldexp(rows.values, -unit).std(), unit))
         rows = rows._replace(values=rows.values + rng.normal(scale=self.noise_scale_, size=rows.values.size))
@@ -134,7 +134,7 @@ class WassersteinBarycenter(ScoreMap):
         return first, second
 
     def _move(self, f: Floats, codes: Codes) -> Floats:
-        rng = generator(self.random_state, purpose=1)
+        rng = make_generator(self.random_state, PREDICT)
         f = f + rng.normal(scale=self.noise_scale_, size=f.size)
         level = np.empty(f.size)
         for code in np.unique(codes):

@@ -1,4 +1,4 @@
-"""What the baselines share: the rows a fit learns from, maps that need the group at prediction, seeded generators."""
+"""What the baselines share: the rows a fit learns from, maps that need the group at prediction."""
 
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
@@ -14,6 +14,9 @@ Floats: TypeAlias = NDArray[np.float64]
 Codes: TypeAlias = NDArray[np.intp]
 FittedOn: TypeAlias = Literal["scores", "targets"]
 RandomState: TypeAlias = int | np.random.Generator | None
+
+FIT, PREDICT = 0, 1
+"""What a seed serves, so that fit and predict never share draws."""
 
 
 class FitRows(NamedTuple):
@@ -134,16 +137,3 @@ def known_codes(sensitive_features: Any, labels: tuple[Label, ...], rows: int) -
             seen=list(labels),
         )
     return np.array([position[label] for label in got], dtype=np.intp)[codes]
-
-
-def generator(random_state: RandomState, *, purpose: int) -> np.random.Generator:
-    """A generator for one purpose (0 for fit, 1 for predict), so that the two never share draws.
-
-    An integer gives the same draws at every call, None fresh ones, a Generator is used as it stands and moves on.
-    """
-    if random_state is None or isinstance(random_state, np.random.Generator):
-        return np.random.default_rng(random_state)
-    if isinstance(random_state, bool) or not isinstance(random_state, int | np.integer) or random_state < 0:
-        raise InputError("{random_state}: expected a whole number of at least 0, a Generator or None.",
-                         random_state=Given(random_state))  # fmt: skip
-    return np.random.default_rng([int(random_state), purpose])

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import linprog
 
-from esvdfair.baselines.base import Codes, FitRows, FittedOn, Floats, RandomState, ScoreMap, generator
-from esvdfair.core.checks import unit_scale, unscaled
+from esvdfair.baselines.base import FIT, PREDICT, Codes, FitRows, FittedOn, Floats, RandomState, ScoreMap
+from esvdfair.core.checks import make_generator, unit_scale, unscaled
 
 # Noise can make a group's mass negative; it then counts for next to nothing instead of turning costs into gains
 _SMALLEST_SHARE = 1e-6
@@ -33,8 +33,10 @@ class PrivateHistogram(ScoreMap):
         Range of the bins; scores outside count into the outer bins. None takes the range of the fitted values,
         which is refused together with ``epsilon``, because the range itself would leak rows.
     epsilon : float or None
-        Differential privacy ε of the fit with respect to changing one row (the number of rows and the names of the
-        groups count as public); None adds no noise.
+        Differential privacy ε of the histogram with respect to changing one row (the number of rows and the names of
+        the groups count as public); None adds no noise. Not covered: the model whose scores these are, repeated fits,
+        an integer ``random_state`` (who knows it can take the noise off again), and the low bits of Laplace noise in
+        floating point. It is for comparing methods, not for publishing.
     alpha : float in [0, 1]
         Allowed KS distance between two groups of the fitted (noisy) distribution after transport.
     fitted_on : {"scores", "targets"}
@@ -135,7 +137,7 @@ class PrivateHistogram(ScoreMap):
         joint = (mass / mass.sum()).reshape(groups, self.bins)
         if self.epsilon is None:
             return np.asarray(joint)
-        rng = generator(self.random_state, purpose=0)
+        rng = make_generator(self.random_state, FIT)
         return np.asarray(joint + rng.laplace(scale=2 / (self.epsilon * rows.values.size), size=joint.shape))
 
     def _bin(self, values: Floats) -> NDArray[np.intp]:
@@ -143,7 +145,7 @@ class PrivateHistogram(ScoreMap):
         return np.clip(np.searchsorted(self.edges_, values, side="right") - 1, 0, self.bins - 1)
 
     def _move(self, f: Floats, codes: Codes) -> Floats:
-        u = generator(self.random_state, purpose=1).random(f.size)
+        u = make_generator(self.random_state, PREDICT).random(f.size)
         levels = np.cumsum(self.transport_, axis=2)[codes, self._bin(f)]  # (rows, bins)
         moved = np.count_nonzero(levels <= u[:, None], axis=1)
         return np.asarray(self.points_[np.minimum(moved, self.bins - 1)])

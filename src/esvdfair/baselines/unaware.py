@@ -93,6 +93,9 @@ class WithPredictedGroups(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
     group_predictor : GroupPredictor or None
         None takes one with a logistic regression. Wrap a fitted one in ``sklearn.frozen.FrozenEstimator`` to share it
         between baselines instead of fitting it again for each.
+    not_private : bool
+        A baseline with ``epsilon`` is refused unless this is True: its ε covers the histogram alone, and the classifier
+        of groups learns from the same rows without any noise.
 
     Attributes
     ----------
@@ -110,9 +113,12 @@ class WithPredictedGroups(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
     (200,)
     """
 
-    def __init__(self, *, baseline: Any, group_predictor: GroupPredictor | None = None) -> None:
+    def __init__(
+        self, *, baseline: Any, group_predictor: GroupPredictor | None = None, not_private: bool = False
+    ) -> None:
         self.baseline = baseline
         self.group_predictor = group_predictor
+        self.not_private = not_private
 
     def fit(self, scores: Any, y: Any = None, *, sensitive_features: Any, X: Any, sample_weight: Any = None) -> Self:
         """Fit the baseline on the true groups and the predictor on (X, true groups).
@@ -124,7 +130,18 @@ class WithPredictedGroups(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
         sensitive_features : (rows,) or (rows, attributes) true group labels
         X : (rows, features) what the group is predicted from
         sample_weight : (rows,) or None
+
+        Raises
+        ------
+        ValueError
+            A baseline with ``epsilon``, unless ``not_private`` says that the whole need not be private.
         """
+        if getattr(self.baseline, "epsilon", None) is not None and not self.not_private:
+            raise ValueError(
+                f"epsilon={self.baseline.epsilon} covers the histogram alone: the classifier of groups learns from the "
+                "same rows without noise, so the whole is not private. Pass not_private=True if that is meant, or "
+                "epsilon=None."
+            )
         predictor = GroupPredictor() if self.group_predictor is None else self.group_predictor
         self.baseline_ = clone(self.baseline).fit(
             scores, y, sensitive_features=sensitive_features, sample_weight=sample_weight

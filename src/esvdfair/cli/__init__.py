@@ -2,16 +2,18 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Any
+from zipfile import BadZipFile
 
 import click
 
-from esvdfair.cli._output import said
+from esvdfair.cli._output import Unprinted, said
 from esvdfair.distributed import RankError, all_gather, process_group, rank, started_by_torchrun, together
 
 # Command -> its module, which is imported when it is needed and holds a click command of the same name.
@@ -29,6 +31,9 @@ _COMMANDS = {
 _SHARED = (("repair",), ("curve",), ("moments", "collect"))
 
 BAD_INPUT = 2
+NOT_PRINTED = 3
+OUR_FAULT = 70
+CLOSED_PIPE = 141  # as of a program that SIGPIPE ends; 1 would mean that a target was not met
 
 
 class SuggestingGroup(click.Group):
@@ -94,7 +99,12 @@ def _run_on_ranks(words: Sequence[str], command: Callable[[], Any]) -> int:
         with together():
             return command()
 
-    with process_group(), ExitStack() as stack:
+    def meet() -> Any:
+        stack.enter_context(process_group())
+
+    with ExitStack() as stack:
+        if code := _exit_code(meet):
+            return code
         if rank() > 0:
             nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(redirect_stdout(nowhere))
@@ -110,16 +120,30 @@ def _exit_code(command: Callable[[], Any]) -> int:
     """Run a command; what went wrong in terms that the user can act on becomes one line."""
     try:
         code = command()
+        sys.stdout.flush()
     except click.ClickException as error:
         _say(error.format_message())
         return BAD_INPUT
     except click.Abort:
         _say("interrupted")
         return 130
-    except (ValueError, TypeError, OSError, ImportError, RankError) as error:
+    except SystemExit:  # click's, when whoever read the output has closed it
+        _drop_unwritten()
+        return CLOSED_PIPE
+    except Unprinted as error:
+        _say(str(error))
+        _drop_unwritten()
+        return NOT_PRINTED
+    except (MemoryError, RecursionError) as error:
+        _say(f"this needs more memory than there is ({type(error).__name__} {error}); is a file damaged?")
+        return BAD_INPUT
+    except (ValueError, TypeError, OSError, ImportError, RankError, BadZipFile) as error:
         _say(said(error))
         _drop_unwritten()
         return BAD_INPUT
+    except Exception:  # a fault of ours, for a report; 1 would mean that a target was not met
+        traceback.print_exc()
+        return OUR_FAULT
     return code if isinstance(code, int) else 0
 
 
@@ -147,7 +171,8 @@ def main(ctx: click.Context) -> None:
       esvdfair audit model.onnx people.csv --sensitive sex --target income
       esvdfair repair model.onnx people.csv --sensitive sex --target income --target-ks 0.1 -o fair.onnx
 
-    Exit codes: 0 done; 1 done, but the target was not met; 2 bad input, and nothing was written.
+    Exit codes: 0 done; 1 done, but the target was not met; 2 bad input, and nothing was written; 3
+    done and written, but what was to be printed could not be.
 
     \b
     Completion of commands, options and columns with the tab key; put the line for your shell into its start-up file:

@@ -115,24 +115,50 @@ def file_bar() -> Iterator[Progress]:
 # --- the model -----------------------------------------------------------------------------------------------------
 
 
+_TORCH = "torch.onnx.export(model.eval(), (example_inputs,), 'model.onnx', dynamo=True)"
+_SKLEARN = "skl2onnx.to_onnx(model, X[:1]).SerializeToString(), written to 'model.onnx'"
+_KERAS = "model.export('model.onnx', format='onnx')"
+_EXPORTS = (
+    dict.fromkeys((".pt", ".pth", ".ckpt", ".bin", ".safetensors"), _TORCH)
+    | dict.fromkeys((".pkl", ".pickle", ".joblib", ".skops"), _SKLEARN)
+    | dict.fromkeys((".h5", ".keras"), _KERAS)
+)
+"""How a model comes to ONNX, by the end of its file's name."""
+
+
 def load_model(path: Path, output: str | None) -> "OnnxAdapter":
     """Read a model.
 
     Raises
     ------
     ValueError
-        The file is no ONNX regressor; of a table the error says that the model comes first.
+        The file is no ONNX regressor; of a table the error says that the model comes first, of a model in another
+        format how to export it.
     """
     from esvdfair.models.onnx import OnnxAdapter
 
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ValueError(f"{str(path)!r} is a pipe or a device; save the model to a file first.")
     try:
         return OnnxAdapter(path, output=output)
     except ValueError:
+        if how := _EXPORTS.get(path.suffix.lower()):
+            raise ValueError(
+                f"{str(path)!r} is not an ONNX model. The command line takes ONNX alone, as other formats can run code "
+                f"when they are opened; export it: {how}"
+            ) from None
         if len(_columns(path)) > 1:
             raise ValueError(
                 f"{str(path)!r} is not an ONNX model but a table; the model comes first: MODEL.onnx DATA"
             ) from None
         raise
+
+
+def model_files(path: Path) -> list[Path]:
+    """A model file and the files with its external data."""
+    from esvdfair.models.onnx_io import external_files
+
+    return [path, *(path.parent / name for name in external_files(path))]
 
 
 def _columns(path: Path) -> list[str]:
@@ -144,6 +170,17 @@ def _columns(path: Path) -> list[str]:
 
 
 # --- options -------------------------------------------------------------------------------------------------------
+
+
+_OF_TABLES = ("drop_missing", "missing_group", "min_group_rows", "other", "sep")
+
+
+def _one_mark(_: click.Context, __: click.Parameter, mark: str | None) -> str | None:
+    """One character; a tab may be written as a word, or as `\\t`."""
+    mark = {"tab": "\t", "\\t": "\t"}.get(mark or "", mark)
+    if mark is not None and (len(mark) != 1 or not mark.isascii() or mark in '"\r\n'):
+        raise click.BadParameter("one character is needed, such as ';', or `tab`.", param_hint="'--sep'")
+    return mark
 
 
 def complete_columns(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
@@ -169,19 +206,31 @@ def table_options(
         click.option("--features", metavar="A,B,C", shell_complete=complete_columns, help="The model's inputs in its "
                      "order. Default: all other columns in file order; a sensitive column is an input only when named "
                      "here."),
+        click.option("--weight", metavar="COL", shell_complete=complete_columns, help="Column that says how much each "
+                     "row counts."),
         click.option("--drop-missing", is_flag=True, help="Leave out rows with a missing value."),
         click.option("--missing-group", is_flag=True, help="People without a value of a sensitive "
                      "column become a group of their own."),
+        click.option("--min-group-rows", metavar="N", default=1, type=click.IntRange(min=1), help="Leave out groups "
+                     "with fewer rows; a note names them."),
+        click.option("--other", is_flag=True, help="Join these groups to one, `other`, instead."),
+        click.option("--sep", metavar="MARK", callback=_one_mark, help="What separates the fields of CSV; `tab` for "
+                     "tabs.  [default: the header tells]"),
     ]  # fmt: skip
 
     def decorate(command: Command) -> Command:
         @wraps(command)
         def collected(
-            *args: Any, sensitive: tuple[str, ...], target: str | None, features: str | None, **rest: Any
+            *args: Any,
+            sensitive: tuple[str, ...],
+            target: str | None,
+            features: str | None,
+            weight: str | None,
+            **rest: Any,
         ) -> Any:
             names = None if features is None else tuple(name.strip() for name in features.split(","))
-            roles = Roles(sensitive, target, rest.get("predictions"), names)
-            kept = {name: rest.pop(name) for name in ("drop_missing", "missing_group")}
+            roles = Roles(sensitive, target, rest.get("predictions"), names, weight)
+            kept = {name: rest.pop(name) for name in _OF_TABLES}
             return command(*args, reading=Reading(roles, kept), **rest)
 
         return _with(options, collected)

@@ -35,7 +35,10 @@ _CALLED = {
     "sensitive_features": "--sensitive",
     "validation": "--validation FILE",
 }
-_OPTIONS = {"drop_missing", "features", "layer", "max_mse_increase", "method", "min_rows", "missing_group", "target_ks"}
+_OPTIONS = {
+    "drop_missing", "features", "layer", "max_mse_increase", "method", "min_group_rows", "min_rows", "missing_group",
+    "sep", "target_ks",
+}  # fmt: skip
 
 
 def option_word(name: str, value: Any) -> str:
@@ -162,6 +165,23 @@ def check_free(paths: Sequence[Path], *, force: bool, inputs: Sequence[Path | No
             raise FileExistsError(f"{str(path)!r} is there already; --force replaces it.")
     if len({path.resolve() for path in paths}) < len(paths):
         raise ValueError("two results would go to one file; give each a name of its own.")
+
+
+class Unprinted(Exception):
+    """Files were written, but what was reached could not be printed."""
+
+
+@contextmanager
+def after_writing(paths: Sequence[Path]) -> Iterator[None]:
+    """Print in this block what is done: a full disk behind stdout is no reason to say that nothing was written."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) or not paths:
+            raise
+        names = ", ".join(map(str, paths))
+        raise Unprinted(f"wrote {names}, but cannot print the result: {error.strerror or error}") from None
 
 
 def only_first_rank() -> None:

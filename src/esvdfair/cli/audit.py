@@ -67,13 +67,13 @@ def audit(
         people = reading.table(data, *([adapter] if adapter else []), progress=show)
         rows = some_rows(people, AUDITED_ROWS, seed=seed)
         scores = rows.predictions if adapter is None else adapter.predict(rows.X)
-        found = audit_predictions(scores, rows.groups, rows.y, seed=seed)
+        found = audit_predictions(scores, rows.groups, rows.y, sample_weight=rows.weight, seed=seed)
     met = None if target_ks is None else found.ks <= target_ks
     dropped = people.scan.dropped
     if as_json:
         print_json({
             "model": model, "data": data, "data_sha256": people.scan.sha256, "sensitive": list(rows.groups),
-            "dropped": dropped, "available": people.scan.rows,
+            "dropped": dropped, "small_groups": people.scan.small, "available": people.scan.rows,
             **found.to_dict(), "target_ks": target_ks, "met": met, "verdict": found.verdict(),
         })  # fmt: skip
     else:

@@ -125,7 +125,7 @@ def compare(
             bar.set_description(method.name)
             scores.append(run_method(case, method))
             bar.update()
-    floor = ks_floor(sensitive_features=test.groups, random_state=seed)
+    floor = ks_floor(random_state=seed, **_beside(test))
     if as_json:
         print_json({
             "model": model, "data": data, "target_ks": target_ks, "ks_floor": floor, "rows_fit": len(fit),
@@ -196,14 +196,14 @@ def methods() -> list[Method]:
             fair = ESVDFair(
                 case.model, method=method, target_ks=case.target_ks, random_state=case.seed, **case.options
             )  # fmt: skip
-            fair.fit(case.fit.X, case.fit.y, sensitive_features=case.fit.groups)
+            fair.fit(case.fit.X, case.fit.y, **_beside(case.fit))
             return fair.predict(case.test.X)
 
         return run
 
     def aware(make: Callable[[Case], Any]) -> Callable[[Case], Array]:
         def run(case: Case) -> Array:
-            fitted = make(case).fit(case.adapter.predict(case.fit.X), case.fit.y, sensitive_features=case.fit.groups)
+            fitted = make(case).fit(case.adapter.predict(case.fit.X), case.fit.y, **_beside(case.fit))
             return np.asarray(fitted.predict(case.adapter.predict(case.test.X), sensitive_features=case.test.groups))
 
         return run
@@ -238,22 +238,27 @@ def run_method(case: Case, method: Method) -> Score:
             prediction = np.asarray(method.run(case), dtype=np.float64)
     except ValueError as error:
         return replace(score, error=said(error))
-    seconds, groups = perf_counter() - start, case.test.groups
+    seconds, beside = perf_counter() - start, _beside(case.test)
     truth = case.adapter.predict(case.test.X) if case.test.y is None else case.test.y
     return replace(
         score,
-        mse=float(np.mean((prediction - np.asarray(truth)) ** 2)),
-        ks=ks_distance(prediction, sensitive_features=groups),
-        ks_interval=ks_distance_ci(prediction, sensitive_features=groups, random_state=case.seed),
-        group_mse=group_mse(truth, prediction, sensitive_features=groups),
+        mse=float(np.average((prediction - np.asarray(truth)) ** 2, weights=case.test.weight)),
+        ks=ks_distance(prediction, **beside),
+        ks_interval=ks_distance_ci(prediction, random_state=case.seed, **beside),
+        group_mse=group_mse(truth, prediction, **beside),
         seconds=seconds,
     )
+
+
+def _beside(rows: "TableRows") -> dict[str, Any]:
+    """What goes with rows."""
+    return {"sensitive_features": rows.groups, "sample_weight": rows.weight}
 
 
 def _from_features(case: Case, baseline: Any) -> Array:
     """Fit and predict with what the last layer sees: numbers of like size, whatever the inputs are."""
     (train, scores), (test, unseen) = (_last_inputs(case.adapter, rows.X) for rows in (case.fit, case.test))
-    baseline.fit(scores, case.fit.y, sensitive_features=case.fit.groups, X=train)
+    baseline.fit(scores, case.fit.y, X=train, **_beside(case.fit))
     return np.asarray(baseline.predict(unseen, X=test))
 
 

@@ -14,11 +14,13 @@ from esvdfair.cli._inputs import (
     json_option,
     load_model,
     model_and_data,
+    model_files,
     repair_options,
     table_options,
 )
 from esvdfair.cli._output import (
     JUDGED_ON,
+    after_writing,
     check_free,
     check_plot,
     notes,
@@ -66,32 +68,35 @@ def curve(
     target_ks = options.pop("target_ks")
     if plot is not None:
         check_plot(plot)
-        check_free([plot], force=force, inputs=[model, data, validation])
+    adapter = load_model(model, options["output"])
+    if plot is not None:
+        check_free([plot], force=force, inputs=[*model_files(model), data, validation])
     with notes(), progress(2) as bar, file_bar() as show:
         bar.set_description("reading")
-        rows, judging = reading.tables(data, validation, load_model(model, options["output"]), progress=show)
+        rows, judging = reading.tables(data, validation, adapter, progress=show)
         bar.update()
         bar.set_description("refitting")
         judges = None if judging is None else (judging, None, None)
         found = fit_curve(str(model), rows, validation=judges, **options)
         only_first_rank()
         if plot:
-            _draw(found, target_ks, plot)
+            _draw(found, target_ks, plot, replace=force)
     chosen = None if target_ks is None else found.select(target_ks=target_ks)
     met = None if chosen is None or target_ks is None else chosen.ks <= target_ks
-    if as_json:
-        print_json({
-            "model": model, "data": data, "method": options["method"], "evaluated_on": found.evaluated_on,
-            "ks_floor": found.ks_floor,
-            "target_ks": target_ks, "met": met, "chosen": None if chosen is None else chosen.index,
-            "points": [asdict(point) for point in found.points],
-        })  # fmt: skip
-    else:
-        _show(found, chosen)
-        if met is not None:
-            click.echo(f"Target KS ≤ {target_ks:g}: {'met by →' if met else 'not met; → comes closest'}.")
-        if plot:
-            click.echo(f"wrote {plot}")
+    with after_writing([] if plot is None else [plot]):
+        if as_json:
+            print_json({
+                "model": model, "data": data, "method": options["method"], "evaluated_on": found.evaluated_on,
+                "ks_floor": found.ks_floor,
+                "target_ks": target_ks, "met": met, "chosen": None if chosen is None else chosen.index,
+                "points": [asdict(point) for point in found.points],
+            })  # fmt: skip
+        else:
+            _show(found, chosen)
+            if met is not None:
+                click.echo(f"Target KS ≤ {target_ks:g}: {'met by →' if met else 'not met; → comes closest'}.")
+            if plot:
+                click.echo(f"wrote {plot}")
     return 1 if met is False else 0
 
 
@@ -118,12 +123,12 @@ def _show(found: "Curve", chosen: "CurvePoint | None") -> None:
     click.echo(f"\nKS floor {share(found.ks_floor)}: what parity itself would show on so many rows.")
 
 
-def _draw(found: "Curve", target_ks: float | None, path: Path) -> None:
+def _draw(found: "Curve", target_ks: float | None, path: Path, *, replace: bool) -> None:
     from matplotlib.figure import Figure
 
     from esvdfair.plots import plot_curve
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     plot_curve(found, target_ks=target_ks, ax=figure.subplots())
-    with whole_files(path) as places:
+    with whole_files(path, replace=replace) as places:
         figure.savefig(places[path], dpi=160)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esvdfair.cli._inputs import FILE, json_option, seed_option, target_ks_option
-from esvdfair.cli._output import check_free, check_plot, notes, print_json, progress, table
+from esvdfair.cli._inputs import FILE, force_option, json_option, seed_option, target_ks_option
+from esvdfair.cli._output import after_writing, check_free, check_plot, notes, print_json, progress, table
 from esvdfair.files import whole_files
 from esvdfair.text import interval, number, share
 
@@ -36,10 +36,13 @@ class People:
     "--report", default="demo-report.html", show_default=True, metavar="FILE", type=FILE, help="Where the report goes."
 )
 @click.option("--plot", metavar="FILE", type=FILE, help="Also draw before and after: .png, .svg or .pdf.")
+@force_option
 @seed_option
 @json_option
 @click.pass_context
-def demo(ctx: click.Context, target_ks: float, report: Path, plot: Path | None, seed: int, as_json: bool) -> int:
+def demo(
+    ctx: click.Context, target_ks: float, report: Path, plot: Path | None, force: bool, seed: int, as_json: bool
+) -> int:
     """Repair a small network that predicts wages; needs no file.
 
     Trains on the table `twoyear` (6,763 people; Kane and Rouse 1995) without their sex, repairs the network, and prints
@@ -57,7 +60,7 @@ def demo(ctx: click.Context, target_ks: float, report: Path, plot: Path | None, 
     if plot is not None:
         check_plot(plot)
     written = [report, *([plot] if plot is not None else [])]
-    check_free(written, force=True, inputs=[])
+    check_free(written, force=force, inputs=[])
     with notes(), progress(3) as bar:
         bar.set_description("training a network")
         train, validation, test = _people(seed)
@@ -73,20 +76,23 @@ def demo(ctx: click.Context, target_ks: float, report: Path, plot: Path | None, 
             _draw(plot, predictions, test.sex)
         write_report(report, fair, test.X, test.y, sensitive_features=test.sex, command=ctx.obj)
     met = fair.summary_["met"]
-    if as_json:
-        print_json({
-            "target_ks": target_ks, "met": met, "rows": len(test.y), "report": report,
-            "before": before.to_dict(), "after": after.to_dict(), "summary": fair.summary_,
-        })  # fmt: skip
-    else:
-        click.echo(f"Log hourly wages of {len(test.y):,} people, predicted by a network that does not know their sex\n")
-        click.echo(_table(before, after) + "\n")
-        click.echo(click.wrap_text(f"Before: {before.verdict()}", width=100))
-        click.echo(click.wrap_text(f"After:  {after.verdict()}", width=100))
-        click.echo(
-            "\nThe repaired network is the same network with another last layer; it, too, never asks for the sex."
-        )
-        click.echo(f"wrote {', '.join(map(str, written))}")
+    with after_writing(written):
+        if as_json:
+            print_json({
+                "target_ks": target_ks, "met": met, "rows": len(test.y), "report": report,
+                "before": before.to_dict(), "after": after.to_dict(), "summary": fair.summary_,
+            })  # fmt: skip
+        else:
+            click.echo(
+                f"Log hourly wages of {len(test.y):,} people, predicted by a network that does not know their sex\n"
+            )
+            click.echo(_table(before, after) + "\n")
+            click.echo(click.wrap_text(f"Before: {before.verdict()}", width=100))
+            click.echo(click.wrap_text(f"After:  {after.verdict()}", width=100))
+            click.echo(
+                "\nThe repaired network is the same network with another last layer; it, too, never asks for the sex."
+            )
+            click.echo(f"wrote {', '.join(map(str, written))}")
     return 1 if met is False else 0
 
 

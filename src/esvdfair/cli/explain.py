@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -85,19 +85,19 @@ def explain(
             rows.X,
             rows.y,
             sensitive_features=rows.groups,
+            sample_weight=rows.weight,
             validation=None if judges is None else judges.parts,
             output=output,
             random_state=seed,
         )
         bar.update()
         bar.set_description("finding directions")
-        directions = explain_directions(
-            str(model), rows.X, sensitive_features=rows.groups, layer=which, top=top, output=output
-        )
+        beside: dict[str, Any] = {"sensitive_features": rows.groups, "sample_weight": rows.weight, "top": top}
+        directions = explain_directions(str(model), rows.X, layer=which, output=output, **beside)
         people = None
         if repaired is not None:
             before, after = (m.predict(rows.X) for m in models)
-            people = explain_people(before, after, sensitive_features=rows.groups, top=top)
+            people = explain_people(before, after, **beside)
             # rows of the file, of which some may have been left out
             places = rows.X.index
             people = replace(people, movers=tuple(replace(m, row=int(places[m.row])) for m in people.movers))

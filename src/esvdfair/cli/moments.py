@@ -15,9 +15,10 @@ from esvdfair.cli._inputs import (
     json_option,
     load_model,
     model_and_data,
+    model_files,
     table_options,
 )
-from esvdfair.cli._output import check_free, notes, only_first_rank, print_json, progress, table
+from esvdfair.cli._output import after_writing, check_free, notes, only_first_rank, print_json, progress, table
 from esvdfair.files import sha256_of, whole_files
 from esvdfair.text import distinct_names, label_text, number, printable, some_names
 
@@ -82,16 +83,17 @@ def collect(
     """
     from esvdfair.federated import collect_moments
 
-    check_free([out], force=force, inputs=[model, data])
+    adapter = load_model(model, output)
+    check_free([out], force=force, inputs=[*model_files(model), data])
     with notes(), progress(2) as bar, file_bar() as show:
         bar.set_description("reading")
-        rows = reading.table(data, load_model(model, output), min_groups=1, progress=show)
+        rows = reading.table(data, adapter, min_groups=1, progress=show)
         bar.update()
         bar.set_description("collecting")
         site = collect_moments(str(model), rows, output=output, min_rows=min_rows)
         only_first_rank()
         site = replace(site, sensitive=rows.roles.sensitive, features=tuple(rows.inputs), target=rows.roles.target)
-    _write(site, out, f"moments of {site.rows:,} rows of {data} at {model}", as_json=as_json)
+    _write(site, out, f"moments of {site.rows:,} rows of {data} at {model}", replace=force, as_json=as_json)
 
 
 @moments.command()
@@ -113,7 +115,7 @@ def merge(files: tuple[Path, ...], out: Path, force: bool, as_json: bool) -> Non
     check_free([out], force=force, inputs=list(files))
     with notes():
         site = merge_moments(files)
-    _write(site, out, f"{len(files)} files merged, {site.rows:,} rows", as_json=as_json)
+    _write(site, out, f"{len(files)} files merged, {site.rows:,} rows", replace=force, as_json=as_json)
 
 
 @moments.command()
@@ -139,16 +141,17 @@ def show(file: Path, as_json: bool) -> None:
         click.echo(f"note: {warning}", err=True)
 
 
-def _write(site: "SiteMoments", out: Path, title: str, *, as_json: bool) -> None:
+def _write(site: "SiteMoments", out: Path, title: str, *, replace: bool, as_json: bool) -> None:
     """Write moments to their file, and print what they say."""
-    with whole_files(out) as places:
+    with whole_files(out, replace=replace) as places:
         site.save(places[out])
-    if as_json:
-        print_json(described(site, out) | {"predictions": _figures_of(site)})
-        return
-    click.echo(title + "\n")
-    _show_moments(site)
-    click.echo(f"\nwrote {out}")
+    with after_writing([out]):
+        if as_json:
+            print_json(described(site, out) | {"predictions": _figures_of(site)})
+            return
+        click.echo(title + "\n")
+        _show_moments(site)
+        click.echo(f"\nwrote {out}")
 
 
 def described(site: "SiteMoments", path: Path) -> dict[str, Any]:

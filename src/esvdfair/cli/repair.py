@@ -17,6 +17,7 @@ from esvdfair.cli._inputs import (
     force_option,
     json_option,
     load_model,
+    model_files,
     output_option,
     repair_options,
     some_rows,
@@ -24,6 +25,7 @@ from esvdfair.cli._inputs import (
 )
 from esvdfair.cli._output import (
     JUDGED_ON,
+    after_writing,
     check_free,
     notes,
     only_first_rank,
@@ -61,6 +63,12 @@ UNKNOWN_KS = (
     sensitive_required=False,
 )
 @repair_options
+@click.option(
+    "--max-mse-increase",
+    metavar="PART",
+    type=click.FloatRange(min=0),
+    help="Instead of --target-ks: the fairest candidate whose error grows by at most this part (0.05: five per cent).",
+)
 @click.option("-o", "--out", metavar="FILE", required=True, type=FILE, help="Where the repaired model goes.")
 @click.option("--report", metavar="FILE", type=FILE, help="Also write a report of one HTML page.")
 @force_option
@@ -73,6 +81,7 @@ def repair(
     moments: Path | None,
     reading: Reading,
     options: dict[str, Any],
+    max_mse_increase: float | None,
     validation: Path | None,
     out: Path,
     report: Path | None,
@@ -94,12 +103,14 @@ def repair(
       esvdfair repair model.onnx people.csv --sensitive sex --target income --target-ks 0.1 -o fair.onnx
       esvdfair repair model.onnx --moments all.moments --method parity -o fair.onnx
     """
+    options["max_mse_increase"] = max_mse_increase
     _check_words(data, moments, reading, options, validation, report)
     written = Written(out, report)
-    check_free([*written.paths, written.external], force=force, inputs=[model, data, moments, validation])
+    adapter = load_model(model, options["output"])
+    read = [*model_files(model), data, moments, validation]
+    check_free([*written.paths, written.external], force=force, inputs=read)
     with notes(), progress(3) as bar, file_bar() as show:
         bar.set_description("reading")
-        adapter = load_model(model, options["output"])
         site = None if moments is None else _load_moments(moments)
         if site is None:
             assert data is not None
@@ -113,12 +124,14 @@ def repair(
         only_first_rank()
         bar.update()
         bar.set_description("writing")
-        record = _write(fair, rows, site, moments, judging, written, command=ctx.obj)
-    if as_json:
-        print_json(record)
-    else:
-        _show(fair, site)
-        click.echo(f"\nwrote {', '.join(map(str, written.paths))}")
+        record = _write(fair, rows, site, moments, judging, written, replace=force, command=ctx.obj)
+    paths = [*model_files(out), written.record, *([] if report is None else [report])]
+    with after_writing(paths):
+        if as_json:
+            print_json(record)
+        else:
+            _show(fair, site)
+            click.echo(f"\nwrote {', '.join(map(str, paths))}")
     return 1 if fair.summary_["met"] is False else 0
 
 
@@ -126,7 +139,7 @@ def _check_words(
     data: Path | None,
     moments: Path | None,
     reading: Reading,
-    options: Mapping[str, Any],
+    options: dict[str, Any],
     validation: Path | None,
     report: Path | None,
 ) -> None:
@@ -149,6 +162,8 @@ def _check_words(
         )
     if options["layer"] is not None:
         raise click.UsageError("--layer belongs to --method exact and paper, which --moments cannot serve.")
+    if options.pop("max_mse_increase") is not None:
+        raise click.UsageError("--max-mse-increase needs the rows of a table; with --moments give --target-ks.")
     if validation is None and report is not None:
         raise click.UsageError("--report needs --validation FILE: it shows predictions for rows.")
 
@@ -203,7 +218,8 @@ class Written:
 
     @property
     def paths(self) -> list[Path]:
-        return [self.model, self.record, *([self.report] if self.report is not None else [])]
+        """All of them, the record last."""
+        return [self.model, *([self.report] if self.report is not None else []), self.record]
 
 
 def _write(
@@ -214,14 +230,19 @@ def _write(
     judging: "TableBatches | None",
     written: Written,
     *,
+    replace: bool,
     command: Sequence[str] | None,
 ) -> dict[str, Any]:
     """Write the repaired model, its record and, if there is a place for it, its report: all or none. The record."""
     from esvdfair.models.onnx_io import save_model
 
     model = Path(fair.model_)
-    with whole_files(*written.paths) as places:
+    with whole_files(*written.paths, replace=replace) as places:
         save_model(fair.estimator_, places[written.model], like=model)
+        before, after = (
+            {str(path.relative_to(file.parent)): sha256_of(path) for path in model_files(file)}
+            for file in (model, places[written.model])
+        )
         record = {
             "format": FORMAT,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -233,8 +254,8 @@ def _write(
             "reached": fair.summary_,
             "point": fair.point_,
             "edits": [_edit(edit) for edit in fair.edits_],
-            "model_before": {"path": str(model), "sha256": _model_files(model)},
-            "model_after": {"path": str(written.model), "sha256": _model_files(places[written.model])},
+            "model_before": {"path": str(model), "sha256": before},
+            "model_after": {"path": str(written.model), "sha256": after},
         }
         if site is not None and moments is not None:
             from esvdfair.cli.moments import described
@@ -258,22 +279,17 @@ def _described(table: "TableBatches") -> dict[str, Any]:
         "sha256": table.scan.sha256,
         "rows": table.scan.rows,
         "dropped": table.scan.dropped,
+        "small_groups": table.scan.small,
         "features": table.inputs,
         "target": table.roles.target,
         "sensitive": list(table.roles.sensitive),
+        "weight": table.roles.weight,
     }
 
 
 def _edit(edit: Any) -> dict[str, Any]:
     names = ("layer", "multiplier", "budget", "achieved", "converged", "output_change", "gap_before", "gap_after")
     return {name: getattr(edit, name) for name in names}
-
-
-def _model_files(path: Path) -> dict[str, str]:
-    """SHA-256 of a model file and of the files with its external data, by name."""
-    from esvdfair.models.onnx_io import external_files
-
-    return {name: sha256_of(path.parent / name) for name in (path.name, *external_files(path))}
 
 
 # --- what is printed -----------------------------------------------------------------------------------------------

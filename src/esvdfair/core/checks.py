@@ -216,6 +216,21 @@ def check_weight(values: Any, rows: int, *, of: str = "X", zero: bool = False) -
     return weight
 
 
+def make_generator(random_state: Any, *purpose: int) -> np.random.Generator:
+    """A generator from a whole number (the same draws at every call), None (fresh ones) or a generator (as it stands).
+
+    Numbers after it tell apart what one seed serves, so that no two uses share draws.
+    """
+    if random_state is None or isinstance(random_state, np.random.Generator):
+        return np.random.default_rng(random_state)
+    if isinstance(random_state, bool) or not isinstance(random_state, int | np.integer) or random_state < 0:
+        raise InputError(
+            "{random_state}: expected a whole number of at least 0, a numpy Generator or None.",
+            random_state=Given(random_state),
+        )
+    return np.random.default_rng([int(random_state), *purpose] if purpose else int(random_state))
+
+
 def unit_scale(*columns: NDArray[np.float64]) -> int:
     """Exponent e of the power of two that brings the largest magnitude of the columns to [½, 1).
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 from scipy.special import kolmogi, ndtri
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -311,6 +312,21 @@ def _null_cells(scores: Floats | None, weights: Floats | None) -> tuple[Floats, 
 
 
 # --- bounds on the population's distance ---------------------------------------------------------------------------
+
+
+def population_along_curve(distances: Floats, order_by: Floats, floor: float | Floats) -> Floats:
+    """Estimates of the population's distances of many candidates, without the luck of the best of them.
+
+    ``distances`` (candidates,) are those of the judging rows, ``order_by`` those of other rows (of which only the order
+    counts, so rows that fitted will do). The smallest of many single estimates √(T² − floor²) is a lucky one; so T² −
+    floor² is made to rise with ``order_by`` (isotonic regression: neighbours share what chance gave them), and the
+    larger of this and the single estimate is taken.
+    """
+    squares = np.asarray(distances) ** 2 - np.asarray(floor) ** 2
+    order = np.argsort(order_by, kind="stable")
+    shared = np.empty(len(squares))
+    shared[order] = isotonic_regression(squares[order]).x
+    return np.asarray(np.sqrt(np.maximum(0.0, np.maximum(shared, squares))), dtype=np.float64)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,16 @@ import numpy as np
 from scipy.spatial.distance import cdist
 from scipy.special import ndtri
 
-from esvdfair.core.checks import Label, check_column, check_rows, check_weight, encode_groups, unit_scale, unscaled
+from esvdfair.core.checks import (
+    Label,
+    check_column,
+    check_rows,
+    check_weight,
+    encode_groups,
+    make_generator,
+    unit_scale,
+    unscaled,
+)
 from esvdfair.core.ks import (
     Codes,
     Floats,
@@ -124,7 +133,7 @@ def ks_distance_ci(
         raise InputError("{n_resamples} draws nothing; use at least a few hundred.", n_resamples=Given(n_resamples))
     scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight, rows_needed=2)
     rows = (scores, codes, len(labels), weights)
-    low = lower_end(*rows, confidence, floor=floor, n_resamples=n_resamples, random_state=random_state)
+    low = lower_end(*rows, confidence, floor=floor, n_resamples=n_resamples, random_state=make_generator(random_state))
     return low, upper_bound(*rows, (1 + confidence) / 2)
 
 
@@ -198,7 +207,7 @@ def ks_population(
     """
     scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight)
     if floor is None:
-        floor = ks_null(codes, len(labels), scores, weights, random_state).floor
+        floor = ks_null(codes, len(labels), scores, weights, make_generator(random_state)).floor
     return float(np.sqrt(max(0.0, ks_from_codes(scores, codes, len(labels), weights) ** 2 - floor**2)))
 
 
@@ -250,7 +259,7 @@ def ks_null_quantile(
 def _null(sensitive_features: Any, y_pred: Any, sample_weight: Any, random_state: Seed) -> Null:
     labels, codes, weights = _check_groups(sensitive_features, sample_weight)
     scores = None if y_pred is None else check_column(y_pred, len(codes), "y_pred", of="sensitive_features")
-    return ks_null(codes, len(labels), scores, weights, random_state)
+    return ks_null(codes, len(labels), scores, weights, make_generator(random_state))
 
 
 # --- Wasserstein, moments, errors ----------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ the arg max over l being the optimal prediction. For two groups Σ_s is Δ(x)ψ(
 
 The maximum is smoothed to β⁻¹ logsumexp(β ·) and the dual solved by an active-set Newton method while β grows.
 The data enter through (η, P(·|x)) alone, so the rows are first compressed to weighted cells: only that
-compression depends on their number.
+compression depends on their number. Rows that agree to about 1e-6 are one atom, which no cell divides, and the dual is
+solved to many more digits than the optimum is worth: stopped early, it would amplify the last bits of η a millionfold.
 """
 
 from collections.abc import Sequence
@@ -29,11 +30,13 @@ from esvdfair.core.checks import check_weight
 
 Floats = NDArray[np.float64]
 
-_TOLERANCE = 3e-4  # of the optimality conditions, in units of KS distance: where the solver stops
+_AGREE = 1e-6  # rows whose η, in units of its spread, and probabilities differ by less are one
+_TOLERANCE = 1e-8  # of the optimality conditions, in units of KS distance: where the solver stops
 _CONVERGED = 1e-3  # and what is good enough, should rounding stop it earlier
 _MAX_TRIALS = 120
+_NEGLIGIBLE = -50.0  # exp of less is nothing beside 1, and slow where it underflows
 _POOL_SLACK = 3e-3  # a gap over the level that is worth a pool; smaller ones come from the cells' own mass
-_ROWS_AT_ONCE = 8192  # bounds the rows × grid table of scores that predicting builds
+_ROWS_AT_ONCE = 512  # whose scores on the grid fit in a core's own cache
 
 
 @dataclass(frozen=True)
@@ -82,11 +85,7 @@ class Optimum:
                 f"group_probability has {probability.shape[1]} columns, but the optimum was fitted with "
                 f"{len(self.group_prior)} groups; give the same columns in the same order."
             )
-        ratio = probability / self.group_prior
-        starts = range(0, len(eta), _ROWS_AT_ONCE)
-        chunks = [slice(i, i + _ROWS_AT_ONCE) for i in starts]
-        parts = [_best_values(eta[c], ratio[c] @ self.potential, self.grid) for c in chunks]
-        return _pool(np.concatenate(parts), self.pools) if parts else np.empty(0)
+        return _pool(_best_values(eta, probability / self.group_prior, self.potential, self.grid), self.pools)
 
 
 def fit_optimum(
@@ -138,11 +137,13 @@ def fit_optimum(
     if n_grid is None:
         n_grid = int(np.clip(384 // probability.shape[1], 48, 128))
     _check_options(levels, n_grid, n_cells, sharpness)
-    prior = weight @ probability
-    if not np.all(prior > 0):
+    if not np.all(weight @ probability > 0):
         raise ValueError(
-            f"groups {np.flatnonzero(prior <= 0).tolist()} have probability 0 in every row; leave their columns out."
+            f"groups {np.flatnonzero(weight @ probability <= 0).tolist()} have probability 0 in every row; leave their "
+            "columns out."
         )
+    weight, eta, probability = _atoms(weight, eta, probability)
+    prior = weight @ probability
     cells = _compress(weight, eta, probability / prior, n_cells)
     dual = _Dual(cells, _make_grid(weight, eta, n_grid))
     nu = np.zeros((len(dual.pairs), len(dual.grid) - 1))
@@ -160,10 +161,28 @@ class _Cells:
     ratio: Floats  # (m, G) P(s|x)/p_s; its weighted mean is one for every group
 
 
-def _compress(weight: Floats, eta: Floats, ratio: Floats, n_cells: int) -> _Cells:
-    """Weighted means of the cells of a k-d tree over (η, P(·|x)/p), or the rows themselves when they are few."""
+def _atoms(weight: Floats, eta: Floats, probability: Floats) -> tuple[Floats, Floats, Floats]:
+    """Rows of positive weight, those that agree merged to their mean, in the order of their values.
+
+    Rows agree when they are neighbours within the tolerance in η and then in every probability: unlike rounding, this
+    divides no cluster of rows that differ by less.
+    """
     present = weight > 0
-    weight, eta, ratio = weight[present], eta[present], ratio[present]
+    weight, columns = weight[present], np.column_stack([eta, probability])[present]
+    near = min(_AGREE, 0.01 / len(columns))  # rows that have nothing to do with each other are farther apart
+    units = [float(np.std(columns[:, 0])), *np.ones(probability.shape[1])]
+    cluster = np.zeros(len(columns), dtype=np.intp)
+    for column, unit in zip(columns.T, units, strict=True):
+        order = np.lexsort((column, cluster))
+        new = (np.diff(cluster[order]) > 0) | (np.diff(column[order]) > near * unit)
+        cluster[order] = np.concatenate([[0], np.cumsum(new)])
+    total: Floats = np.bincount(cluster, weight).astype(np.float64)
+    means = np.column_stack([np.bincount(cluster, weight * column) / total for column in columns.T])
+    return total, means[:, 0], means[:, 1:]
+
+
+def _compress(weight: Floats, eta: Floats, ratio: Floats, n_cells: int) -> _Cells:
+    """Weighted means of the cells of a k-d tree over (η, P(·|x)/p), or the atoms themselves when they are few."""
     if len(eta) <= n_cells:
         return _Cells(weight, eta, ratio)
     # Split at the median of the groups' own measures together: a KS distance is felt within a small group too.
@@ -177,7 +196,7 @@ def _compress(weight: Floats, eta: Floats, ratio: Floats, n_cells: int) -> _Cell
 
 
 def _split_cells(points: Floats, mass: Floats, n_cells: int) -> NDArray[np.intp]:
-    """Cell number of each row: halve every cell in mass, along its widest standardised coordinate, again and again."""
+    """Cell number of each atom: halve every cell in mass, along its widest standardised coordinate, again and again."""
     spread = points.std(axis=0)
     points = points / np.where(spread > 0, spread, 1.0)
     cell = np.zeros(len(points), dtype=np.intp)
@@ -188,7 +207,7 @@ def _split_cells(points: Floats, mass: Floats, n_cells: int) -> NDArray[np.intp]
         scatter = np.column_stack([np.bincount(cell, mass * column**2) for column in off.T])
         key = np.take_along_axis(points, scatter.argmax(axis=1)[cell][:, None], axis=1)[:, 0]
         order = np.lexsort((key, cell))
-        # Mass below the middle of each row, from the start of its cell.
+        # Mass below the middle of each atom, from the start of its cell.
         below = np.cumsum(mass[order]) - 0.5 * mass[order]
         below -= (np.cumsum(total) - total)[cell[order]]
         cell[order] = 2 * cell[order] + (below > 0.5 * total[cell[order]])
@@ -231,7 +250,11 @@ class _Dual:
                 row[a - 1] = -1.0
         # Cells run along the last axis, so that sums over the grid are sums of contiguous rows.
         self.contrast = (cells.ratio[:, 1:] - cells.ratio[:, :1]).T.copy()  # (G−1, m), mean zero
-        self.loss = (grid[:, None] - cells.eta) ** 2  # (L, m)
+        # −(η − q)² = 2ηq − q² − η²: with the potentials one product; about the middle, so that nothing cancels.
+        middle = 0.5 * (grid[0] + grid[-1])
+        self.values, centred = grid - middle, cells.eta - middle
+        self.sides = np.vstack([self.contrast, 2 * centred, np.ones(len(centred))])  # (G+1, m)
+        self.square = float(cells.weight @ centred**2)
 
     def contrast_potential(self, nu: Floats) -> Floats:
         """Σ over k ≥ l of the multipliers, shape (G−1, L): the potentials of all groups but group 0."""
@@ -239,25 +262,25 @@ class _Dual:
         tail = np.cumsum(total[:, ::-1], axis=1)[:, ::-1]
         return np.column_stack([tail, np.zeros(len(tail))])
 
-    def score(self, nu: Floats) -> Floats:
-        """Σ_s P(s|x)/p_s ψ_s(q_l) − (η − q_l)², shape (L, m)."""
-        first, *others = zip(self.contrast_potential(nu), self.contrast, strict=True)
-        score: Floats = np.multiply.outer(*first)  # a product with inner dimension 1 is slow in BLAS
-        for potential, contrast in others:
-            score += np.multiply.outer(potential, contrast)
-        score -= self.loss
-        return score
+    def score(self, nu: Floats, beta: float, out: Floats | None = None) -> Floats:
+        """β (Σ_s P(s|x)/p_s ψ_s(q_l) − (η − q_l)² + η²), shape (L, m)."""
+        left = np.vstack([self.contrast_potential(nu), self.values, -(self.values**2)]).T * beta
+        return np.matmul(left, self.sides, out=out)
 
-    def smooth(self, nu: Floats, beta: float) -> tuple[float, Floats, Floats]:
-        """Value of the smoothed E[max …], its gradient in ν, and P(f ≤ q_k | cell), shape (L−1, m)."""
-        score = self.score(nu)
-        score *= beta
+    def empty(self) -> Floats:
+        """Room for the scores."""
+        return np.empty((len(self.grid), len(self.cells.eta)))
+
+    def smooth(self, nu: Floats, beta: float, out: Floats) -> tuple[float, Floats, Floats]:
+        """Value of the smoothed E[max …], its gradient in ν, and P(f ≤ q_k | cell), shape (L−1, m), within ``out``."""
+        score = self.score(nu, beta, out)
         top = score.max(axis=0)
         score -= top
+        np.maximum(score, _NEGLIGIBLE, out=score)
         np.exp(score, out=score)
         total = score.sum(axis=0)
         score /= total
-        value = float(self.cells.weight @ (top + np.log(total))) / beta
+        value = float(self.cells.weight @ (top + np.log(total))) / beta - self.square
         for row, before in zip(score[1:], score[:-1], strict=True):  # five times faster than cumsum down the rows
             row += before
         below = score[:-1]
@@ -278,7 +301,8 @@ class _Dual:
 
     def bound(self, nu: Floats, alpha: float) -> float:
         """The exact (unsmoothed) dual at ν: a lower bound on the optimum for every ν."""
-        return -float(self.cells.weight @ self.score(nu).max(axis=0)) - alpha * float(np.abs(nu).sum())
+        best = float(self.cells.weight @ self.score(nu, 1.0).max(axis=0)) - self.square
+        return -best - alpha * float(np.abs(nu).sum())
 
 
 def _solve(dual: _Dual, nu: Floats, alpha: float, sharpness: float) -> tuple[Floats, bool]:
@@ -305,7 +329,8 @@ def _newton(dual: _Dual, nu: Floats, alpha: float, *, beta: float) -> tuple[Floa
     """
     unit = float(dual.cells.weight @ (dual.contrast**2).sum(axis=0)) / (2 * np.diff(dual.grid) * np.ptp(dual.grid))
     unit = np.broadcast_to(unit, nu.shape)
-    value, gradient, below = dual.smooth(nu, beta)
+    at, spare = dual.empty(), dual.empty()
+    value, gradient, below = dual.smooth(nu, beta, at)
     damping, hessian, violation = 0.1, None, np.inf
     for _ in range(_MAX_TRIALS):
         if hessian is None:
@@ -316,12 +341,13 @@ def _newton(dual: _Dual, nu: Floats, alpha: float, *, beta: float) -> tuple[Floa
         step = np.zeros_like(nu)
         damped = hessian + np.diag(damping * unit[free])
         step[free] = _orthant_step(damped, nu[free], (gradient + alpha * sign)[free], sign[free] if alpha > 0 else None)
-        trial = dual.smooth(nu + step, beta)
+        trial = dual.smooth(nu + step, beta, spare)
         penalty = alpha * float(np.abs(nu + step).sum() - np.abs(nu).sum())
         promised, gained = -float((gradient * step).sum()) - penalty, value - trial[0] - penalty
         if gained > 0.01 * promised > 0:
             nu, (value, gradient, below), hessian = nu + step, trial, None
-            damping = max(damping / 10, 1e-3) if gained > 0.3 * promised else damping
+            at, spare = spare, at
+            damping = max(damping / 10, 1e-8) if gained > 0.3 * promised else damping
         elif damping > 1e8:  # no step gains anything any more: rounding
             break
         else:
@@ -361,7 +387,7 @@ def _result(dual: _Dual, nu: Floats, level: float, prior: Floats, converged: boo
     potential = np.concatenate([-potential.sum(axis=0, keepdims=True), potential])
     cells = dual.cells
     mass = cells.weight[:, None] * cells.ratio
-    f = _best_values(cells.eta, cells.ratio @ potential, dual.grid)
+    f = _best_values(cells.eta, cells.ratio, potential, dual.grid)
     pools = _find_pools(f, mass, level, width=np.ptp(dual.grid) / len(dual.grid))
     f = _pool(f, pools)
     return Optimum(
@@ -377,23 +403,34 @@ def _result(dual: _Dual, nu: Floats, level: float, prior: Floats, converged: boo
     )
 
 
-def _best_values(eta: Floats, pull: Floats, grid: Floats) -> Floats:
-    """arg max over q of pull(q) − (η − q)², pull (n, L) known on the grid and linear between its points.
+def _best_values(eta: Floats, ratio: Floats, potential: Floats, grid: Floats) -> Floats:
+    """arg max over q of ratio·potential(q) − (η − q)², the potential (G, L) known on the grid and linear between.
 
     The grid decides which segments; within them the maximum is closed form, so that the grid's spacing
     costs no accuracy (without a pull the answer is η itself).
     """
-    row = np.arange(len(eta))
-    best = (pull - (eta[:, None] - grid) ** 2).argmax(axis=1)
+    middle = 0.5 * (grid[0] + grid[-1])
+    values = grid - middle
+    left = np.column_stack([ratio, 2 * (eta - middle), np.ones(len(eta))])
+    right = np.vstack([potential, values, -(values**2)])
+    best = np.empty(len(eta), dtype=np.intp)
+    for start in range(0, len(eta), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        np.argmax(left[rows] @ right, axis=1, out=best[rows])
+
+    def pull(at: NDArray[np.intp]) -> Floats:
+        return np.asarray(np.einsum("ng,gn->n", ratio, potential[:, at]))
+
     value: Floats = grid[best]
     score = np.full(len(eta), -np.inf)
-    for left in (best - 1, best):
-        left = np.clip(left, 0, max(len(grid) - 2, 0))
-        right = np.minimum(left + 1, len(grid) - 1)
-        width = grid[right] - grid[left]
-        slope = (pull[row, right] - pull[row, left]) / np.where(width > 0, width, 1.0)
-        q = np.clip(eta + 0.5 * slope, grid[left], grid[right])
-        q_score = pull[row, left] + slope * (q - grid[left]) - (eta - q) ** 2
+    for left_end in (best - 1, best):
+        low = np.clip(left_end, 0, max(len(grid) - 2, 0))
+        high = np.minimum(low + 1, len(grid) - 1)
+        width = grid[high] - grid[low]
+        at_low = pull(low)
+        slope = (pull(high) - at_low) / np.where(width > 0, width, 1.0)
+        q = np.clip(eta + 0.5 * slope, grid[low], grid[high])
+        q_score = at_low + slope * (q - grid[low]) - (eta - q) ** 2
         value = np.where(q_score > score, q, value)
         score = np.maximum(score, q_score)
     return value
@@ -418,7 +455,8 @@ def _find_pools(f: Floats, mass: Floats, level: float, *, width: float) -> Float
     first, end = np.flatnonzero(np.diff(apart, prepend=False, append=False)).reshape(-1, 2).T
     narrow = values[end] - values[first] <= width
     low, high = values[first[narrow]], values[end[narrow]]
-    return np.column_stack([low, high, 0.5 * (low + high)])
+    # A little wider than the values themselves: rows of which a cell is the mean lie about its value.
+    return np.column_stack([low - 1e-3 * width, high + 1e-3 * width, 0.5 * (low + high)])
 
 
 def _pool(f: Floats, pools: Floats) -> Floats:

@@ -1,12 +1,14 @@
 """A CSV or Parquet file in chunks of whole rows that can be read again and again."""
 
 import csv
+import gzip
 import hashlib
 import io
 import os
 import re
 import shutil
 import warnings
+import zipfile
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from esvdfair.files import sha256_of
 from esvdfair.text import quoted, some_names
 
 PIECE = 4 * 2**20
@@ -32,7 +35,9 @@ CHUNK_VALUES = 2**21
 """Of a wide table a chunk has fewer rows, so that it holds about so many values."""
 SHOWN = 12
 """Names that an error lists."""
-_MARK = b"\xef\xbb\xbf"
+SEPARATORS = ",\t;|"
+"""What may separate fields where nothing is said, the first of them in doubt."""
+_MARK, _GZIP, _ZIP = b"\xef\xbb\xbf", b"\x1f\x8b", b"PK\x03\x04"
 _BUFFER = 2**18  # bytes that the reader of a column takes at once; without it, all that a row group has
 
 
@@ -59,18 +64,20 @@ class TableFile:
     Attributes
     ----------
     path : of the file, as it was given
-    place : where its bytes are: a copy of what can be read only once
+    place : where its bytes are: a copy of what can be read only once or is compressed
     names : as they stand in the header
     columns : names of its columns
     size : bytes of the file
     held_size : bytes of its values, about
-    copy : keeps the copy, which goes when this goes
+    sha256 : of the file, where it is not that of the bytes at ``place``
+    copies : keeps them, they go when this goes
     """
 
     names: list[str]
     columns: list[str]
     held_size: int
-    copy: Any = None
+    sha256: str | None = None
+    copies: Sequence[Any] = ()
 
     def __init__(self, path: Path, place: Path) -> None:
         self.path, self.place, self.size = path, place, place.stat().st_size
@@ -88,8 +95,12 @@ class TableFile:
         raise NotImplementedError
 
 
-def open_table(path: str | os.PathLike[str]) -> TableFile:
-    """Open a CSV or Parquet file, which its content tells apart, and read its header.
+def open_table(path: str | os.PathLike[str], *, sep: str | None = None) -> TableFile:
+    """Open a CSV or Parquet file, also in gzip or zip, all of which its content tells apart, and read its header.
+
+    Parameters
+    ----------
+    sep : what separates the fields of a CSV file; by default the header decides among comma, tab, semicolon and |
 
     Raises
     ------
@@ -105,22 +116,22 @@ def open_table(path: str | os.PathLike[str]) -> TableFile:
         raise IsADirectoryError(f"{str(path)!r} is a directory; a CSV or Parquet file is needed.")
     if not path.exists():
         raise FileNotFoundError(f"there is no file {str(path)!r}.")
-    if path.is_file():
-        return _opened(path, path)
-    # What comes through a pipe, <(zcat people.csv.gz), can be read once only.
-    copy = NamedTemporaryFile(prefix="esvdfair-")  # noqa: SIM115
-    with path.open("rb") as pipe:
-        shutil.copyfileobj(pipe, copy)
-    copy.flush()
-    table = _opened(path, Path(copy.name))
-    table.copy = copy
-    return table
-
-
-def _opened(path: Path, place: Path) -> TableFile:
+    place, copies = path, []
+    if not path.is_file():  # what comes through a pipe, <(sort people.csv), can be read once only
+        with path.open("rb") as pipe:
+            copies.append(_copy(pipe))
+        place = Path(copies[-1].name)
     with place.open("rb") as file:
-        is_parquet = file.read(4) == b"PAR1"
-    table = ParquetFile(path, place) if is_parquet else CsvFile(path, place)
+        start = file.read(4)
+    if start.startswith((_GZIP, _ZIP)):
+        with readable(path), _unpacked(place, start) as content:
+            copies.append(_copy(content))
+        place = Path(copies[-1].name)
+        with place.open("rb") as file:
+            start = file.read(4)
+    table = ParquetFile(path, place) if start == b"PAR1" else CsvFile(path, place, sep)
+    table.copies = copies
+    table.sha256 = sha256_of(path) if path.is_file() and copies else None
     twice = sorted({name for name in table.names if name and table.names.count(name) > 1})
     if twice:
         raise ValueError(
@@ -130,6 +141,33 @@ def _opened(path: Path, place: Path) -> TableFile:
     return table
 
 
+def _copy(stream: Any) -> Any:
+    """What a stream gives, in a file that is gone when the result is."""
+    copy = NamedTemporaryFile(prefix="esvdfair-")  # noqa: SIM115
+    try:
+        shutil.copyfileobj(stream, copy, PIECE)
+        copy.flush()
+    except BaseException:
+        copy.close()
+        raise
+    return copy
+
+
+@contextmanager
+def _unpacked(place: Path, start: bytes) -> Iterator[Any]:
+    """The content of a gzip file, or of the one file in a zip file."""
+    if start.startswith(_GZIP):
+        with gzip.open(place) as content:
+            yield content
+        return
+    with zipfile.ZipFile(place) as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
+        if len(names) != 1:
+            raise ValueError(f"it is a zip file that holds {len(names)} files; one table is needed.")
+        with archive.open(names[0]) as content:
+            yield content
+
+
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
     """Errors of what reads a file -> an error of one line that names the file."""
@@ -137,7 +175,7 @@ def readable(path: Path) -> Iterator[None]:
         yield
     except ImportError:
         raise ImportError(f"{str(path)!r} is Parquet, which needs pyarrow: pip install 'esvdfair[data]'.") from None
-    except (ValueError, OSError, csv.Error, pd.errors.ParserWarning) as error:
+    except Exception as error:  # a damaged file makes readers raise what they like: KeyError, EOFError, MemoryError
         raise ValueError(f"{str(path)!r} cannot be read as a table: {_first_line(error)}") from None
 
 
@@ -146,9 +184,9 @@ def _first_line(error: BaseException) -> str:
         return "it is not text in UTF-8."
     if isinstance(error, pd.errors.ParserWarning):
         return "a row has more fields than the header has names."
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].removeprefix(
-        "Error tokenizing data. C error: "
-    )
+    first = (str(error).strip().splitlines() or [""])[0].removeprefix("Error tokenizing data. C error: ")
+    known = first and isinstance(error, ValueError | OSError | EOFError | csv.Error | zipfile.BadZipFile)
+    return first if known else f"it is damaged ({' '.join([type(error).__name__, first]).strip()})."
 
 
 def listing(names: Sequence[str]) -> str:
@@ -162,7 +200,7 @@ def listing(names: Sequence[str]) -> str:
 class CsvFile(TableFile):
     """A CSV file; each chunk is parsed under the file's header, as if it were a file of its own."""
 
-    def __init__(self, path: Path, place: Path) -> None:
+    def __init__(self, path: Path, place: Path, sep: str | None = None) -> None:
         super().__init__(path, place)
         self.held_size = self.size
         with place.open("rb") as file:
@@ -173,9 +211,10 @@ class CsvFile(TableFile):
             if b"\0" in start[:PIECE]:
                 raise ValueError("it is neither Parquet nor text in UTF-8.")
             _check_line(start[:PIECE], 1)
-            self._header, self._body = _header(start)
+            self.sep = _separator(start) if sep is None else sep
+            self._header, self._body = _header(start, self.sep)
             text = self._header.decode("utf-8", errors="replace")
-            self.names = next(csv.reader(io.StringIO(text, newline=None)))
+            self.names = next(csv.reader(io.StringIO(text, newline=None), delimiter=self.sep))
             self.columns = [str(name) for name in self._parse(b"", None, {}).columns]
 
     def plan(self, parts: int = 1) -> tuple[list[Chunk], str]:
@@ -190,7 +229,7 @@ class CsvFile(TableFile):
                 lines += piece.count(b"\n")
                 pending += piece
                 while len(pending) >= block:
-                    end = last_end(pending[:block]) or last_end(pending)
+                    end = last_end(pending[:block], self.sep) or last_end(pending, self.sep)
                     if not end:
                         _check_record(pending, lines)
                         break
@@ -228,8 +267,9 @@ class CsvFile(TableFile):
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # more fields than the header names
             frame = pd.read_csv(
-                io.BytesIO(self._header + block), low_memory=False, index_col=False, usecols=names, dtype=dict(dtypes)
-            )
+                io.BytesIO(self._header + block), sep=self.sep, low_memory=False, index_col=False, usecols=names,
+                dtype=dict(dtypes),
+            )  # fmt: skip
         frame.columns = frame.columns.map(str)
         return frame
 
@@ -257,13 +297,20 @@ def _check_record(pending: bytes, lines: int) -> None:
         )
 
 
-def _header(start: bytes) -> tuple[bytes, int]:
+def _separator(start: bytes) -> str:
+    """What separates most names in the first line that is not blank, quoted ones aside."""
+    line = next(iter(start.removeprefix(_MARK).lstrip(b"\r\n").splitlines()), b"")
+    bare = re.sub(rb'"[^"]*"', b"", line)
+    return max(SEPARATORS, key=lambda mark: bare.count(mark.encode()))
+
+
+def _header(start: bytes, sep: str) -> tuple[bytes, int]:
     """The line with the names, without a byte order mark, and where it ends in the file."""
     mark = len(_MARK) if start.startswith(_MARK) else 0
     text = start[mark:]
-    blank = len(text) - len(text.lstrip())  # lines of nothing are skipped before the header as elsewhere
+    blank = len(text) - len(text.lstrip(b" \r\n"))  # lines of nothing are skipped before the header as elsewhere
     first = max(text.rfind(b"\n", 0, blank), text.rfind(b"\r", 0, blank)) + 1
-    ends = record_ends(text[first:])
+    ends = record_ends(text[first:], sep)
     end = first + int(ends[0]) if len(ends) else len(text)
     end += text[end - 1 : end + 1] == b"\r\n"
     header = text[first:end]
@@ -272,41 +319,42 @@ def _header(start: bytes) -> tuple[bytes, int]:
 
 # --- where the records of CSV end: at a line end that is not inside quotation marks --------------------------------
 
-_QUOTE, _COMMA, _LF, _CR = b'",\n\r'
+_QUOTE, _LF, _CR = b'"\n\r'
 Places = NDArray[np.intp]
 
 
-def last_end(block: bytes) -> int:
+def last_end(block: bytes, sep: str = ",") -> int:
     """Length of the whole records at the start of a block that starts with a record; 0 when none ends in it."""
     if b'"' not in block:
         return max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
-    ends = record_ends(block)
+    ends = record_ends(block, sep)
     return int(ends[-1]) if len(ends) else 0
 
 
-def record_ends(block: bytes) -> Places:
+def record_ends(block: bytes, sep: str = ",") -> Places:
     """Positions behind every line end outside quotation marks, in a block that starts with a record."""
     data = np.frombuffer(block, dtype=np.uint8)
     ends = np.flatnonzero((data == _LF) | (data == _CR))
     if b'"' in block:
-        ends = ends[np.searchsorted(_marks(data), ends) % 2 == 0]
+        ends = ends[np.searchsorted(_marks(data, ord(sep)), ends) % 2 == 0]
     return ends + 1
 
 
-def _marks(data: NDArray[np.uint8]) -> Places:
+def _marks(data: NDArray[np.uint8], sep: int) -> Places:
     """Positions of the quotation marks that open and close fields, in turn; a doubled one may close and open again."""
     marks = np.flatnonzero(data == _QUOTE)
-    return marks if _in_pairs(data, marks) else np.array(_marks_one_by_one(data, marks), dtype=np.intp)
+    return marks if _in_pairs(data, marks, sep) else np.array(_marks_one_by_one(data, marks, sep), dtype=np.intp)
 
 
-def _in_pairs(data: NDArray[np.uint8], marks: Places) -> bool:
+def _in_pairs(data: NDArray[np.uint8], marks: Places, sep: int) -> bool:
     """Whether every other mark stands at the start of a field and those between at the end of one."""
     around = np.concatenate([[_LF], data, [_LF]]).astype(np.uint8)
     before, after = around[marks[0::2]], around[marks[1::2] + 2]
-    return bool(np.isin(before, [_COMMA, _LF, _CR, _QUOTE]).all() and np.isin(after, [_COMMA, _LF, _CR, _QUOTE]).all())
+    edges = [sep, _LF, _CR, _QUOTE]
+    return bool(np.isin(before, edges).all() and np.isin(after, edges).all())
 
 
-def _marks_one_by_one(data: NDArray[np.uint8], marks: Places) -> list[Any]:
+def _marks_one_by_one(data: NDArray[np.uint8], marks: Places, sep: int) -> list[Any]:
     """As the parser does it: a mark opens at the start of a field only; inside, two of them stand for one."""
     found: list[Any] = []
     inside, skip = False, -1
@@ -314,7 +362,7 @@ def _marks_one_by_one(data: NDArray[np.uint8], marks: Places) -> list[Any]:
         if place == skip:
             continue
         if not inside:
-            inside = place == 0 or data[place - 1] in (_COMMA, _LF, _CR)
+            inside = place == 0 or data[place - 1] in (sep, _LF, _CR)
             found += [place] * inside
         elif place + 1 < len(data) and data[place + 1] == _QUOTE:
             skip = place + 1

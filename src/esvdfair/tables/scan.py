@@ -12,16 +12,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from esvdfair.core.checks import MAX_INTEGER_GROUPS, MISSING, Label, encode_groups
+from esvdfair.core.checks import MAX_INTEGER_GROUPS, MISSING, Label, encode_groups, sort_key
 from esvdfair.distributed import all_gather, rank, reading, together, world_size
 from esvdfair.exceptions import Given, InputError
-from esvdfair.tables.files import SHOWN, Chunk, TableFile, listing
+from esvdfair.tables.files import SEPARATORS, SHOWN, Chunk, TableFile, listing
 from esvdfair.text import quoted, some_names
 
 Codes = NDArray[np.intp]
 
 MAX_GROUPS = 10_000
 """More combinations of sensitive values than this are not collected, nor accepted."""
+
+OTHERS = "other"
+"""Label of the group that small groups are joined to."""
 
 Progress = Callable[[int, int], None]
 """Told how many bytes of how many are read, after every chunk; starts anew with every pass."""
@@ -40,17 +43,19 @@ class Roles:
     target : the label, if there is one
     predictions : predictions of a model that is not at hand; then no column is an input
     features : the model's inputs, in its order; None takes the remaining columns in file order
+    weight : how much each row counts, if there is one
     """
 
     sensitive: tuple[str, ...]
     target: str | None = None
     predictions: str | None = None
     features: tuple[str, ...] | None = None
+    weight: str | None = None
 
     @property
     def numeric(self) -> dict[str, str]:
         """Columns that must hold numbers -> what they are."""
-        singles = {"target": self.target, "predictions": self.predictions}
+        singles = {"target": self.target, "predictions": self.predictions, "weight": self.weight}
         return {name: role for role, name in singles.items() if name is not None}
 
     def named(self) -> dict[str, str]:
@@ -70,9 +75,9 @@ def check_roles(roles: Roles, table: TableFile) -> tuple[str, ...]:
         raise ValueError("no sensitive column was named; parity is between the groups that it makes.")
     for name in (*roles.named(), *(roles.features or ())):
         if name not in table.columns:
-            raise ValueError(_not_there(name, table.columns, table.path))
+            raise _not_there(name, table.columns, table.path)
     others = {*roles.sensitive, *(roles.features or ())}
-    for single, what in ((roles.target, "target"), (roles.predictions, "predictions")):
+    for what, single in (("target", roles.target), ("predictions", roles.predictions), ("weight", roles.weight)):
         if single is not None and single in others:
             raise ValueError(f"column {quoted(single)} is the {what} and something else besides; give it one role.")
         others.add(single or "")
@@ -86,14 +91,15 @@ def check_roles(roles: Roles, table: TableFile) -> tuple[str, ...]:
     return tuple(inputs)
 
 
-def _not_there(name: str, columns: Sequence[str], path: Path) -> str:
+def _not_there(name: str, columns: Sequence[str], path: Path) -> InputError:
     """That a column is not there, which one may be meant, and which there are."""
     lower = {column.lower(): column for column in columns}
     near = get_close_matches(name.lower()[:60], list(lower), n=1, cutoff=0.6)
     hint = f" Did you mean {quoted(lower[near[0]])}?" if near else ""
-    if len(columns) == 1 and any(mark in columns[0] for mark in ";\t|"):
-        hint = " Its fields seem to be separated by something else than commas."
-    return f"{str(path)!r} has no column {quoted(name)}.{hint} It has {listing(columns)}."
+    said = {"start": f"{str(path)!r} has no column {quoted(name)}.{hint}", "there": listing(columns)}
+    if len(columns) == 1 and any(mark in columns[0] for mark in SEPARATORS):
+        return InputError("{start} Its fields seem to be separated by another mark: {sep}.", said, sep=Given())
+    return InputError("{start} It has {there}.", said)
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,8 @@ class Usage:
     inputs : columns that the model takes, in its order
     missing_group : people without a value of a sensitive column become the group "missing"
     min_groups : with fewer groups the table is refused
+    min_group_rows : smaller groups are left out
+    other : or joined to one group, "other"
     """
 
     path: Path
@@ -114,6 +122,8 @@ class Usage:
     drop_missing: bool
     missing_group: bool
     min_groups: int = 2
+    min_group_rows: int = 1
+    other: bool = False
 
     @property
     def columns(self) -> list[str]:
@@ -220,9 +230,12 @@ class Scan:
     ----------
     sha256 : of the file
     total : rows of the file
-    rows : those that are used: none of the values that are needed is missing
+    rows : those that are used
+    dropped : rows left out because a value was missing
     labels : the groups that occur
     sizes : rows of each of them
+    small : groups that had too few rows -> how many
+    joined : the group that they became; None where they were left out
     chunks : of the file
     firsts : for each chunk, the position in the file of its first row
     texts : columns that are text, though some chunks alone look like numbers
@@ -233,18 +246,16 @@ class Scan:
     sha256: str
     total: int
     rows: int
+    dropped: int
     labels: tuple[Label, ...]
     sizes: tuple[int, ...]
+    small: dict[Label, int]
+    joined: Label | None
     chunks: tuple[Chunk, ...]
     firsts: tuple[int, ...]
     texts: tuple[str, ...]
     floats: tuple[str, ...]
     head: pd.DataFrame
-
-    @property
-    def dropped(self) -> int:
-        """Rows left out because a value was missing."""
-        return self.total - self.rows
 
 
 @dataclass
@@ -270,6 +281,8 @@ class _Seen:
         for name, role in usage.roles.numeric.items():
             if _text_in(frame[name]) is not None:
                 numbers(frame[name], role, usage.path)  # fails at once: other chunks cannot make numbers of text
+            if role == "weight" and (numbers(frame[name], role, usage.path) < 0).any():
+                raise ValueError(f"column {quoted(name)} of {str(usage.path)!r}, the weight, holds negative values.")
         kept = frame if not incomplete.any() else frame[~incomplete]
         if len(kept):
             self.infinite.update({str(name): _count_infinite(column) for name, column in kept.items()})
@@ -296,14 +309,14 @@ class _Seen:
 
 def scan_table(
     table: TableFile, usage: Usage, *, progress: Progress | None = None, keep: bool = False
-) -> tuple[Scan, list[tuple[Chunk, pd.DataFrame]] | None]:
+) -> tuple[Scan, list[tuple[Chunk, pd.DataFrame]]]:
     """Read a table once, in bounded memory, and see whether it can be used.
 
     The ranks of a process group share the chunks and then tell each other what they have seen.
 
     Parameters
     ----------
-    keep : also give back the chunks of this rank, in case there is room for all of them
+    keep : give back all chunks of this rank; else only the first, which whoever looks at a few rows reads again
 
     Raises
     ------
@@ -313,6 +326,7 @@ def scan_table(
     """
     with together():
         chunks, sha256 = table.plan(world_size())
+        sha256 = table.sha256 or sha256
         if len(set(all_gather(sha256))) > 1:
             raise ValueError(f"the ranks read different files under the name {str(table.path)!r}.")
         texts: tuple[str, ...] = ()
@@ -355,19 +369,19 @@ def _observe(
     texts: Sequence[str],
     progress: Progress | None,
     keep: bool,
-) -> tuple[_Seen, list[tuple[Chunk, pd.DataFrame]] | None]:
+) -> tuple[_Seen, list[tuple[Chunk, pd.DataFrame]]]:
     seen = _Seen({name: set() for name in usage.columns})
-    kept = []
+    kept: list[tuple[Chunk, pd.DataFrame]] = []
     with reading() as listen:
         for chunk, frame in read_chunks(table, chunks, usage.columns, texts, progress, strict=True):
             seen.add(chunk, frame, usage)
-            if keep:
+            if keep or not kept:
                 kept.append((chunk, frame))
             listen()
     first, *others = all_gather(seen)
     for other in others:
         first.merge(other)
-    return first, kept if keep else None
+    return first, kept
 
 
 def _settle(
@@ -383,14 +397,27 @@ def _settle(
             raise ValueError(_not_numeric(name, role, usage.path, None))
     _check_complete(usage, seen, total)
     _check_finite(usage, seen)
-    labels, counts = _labels(usage, seen)
+    groups = _groups(usage, seen)
+    small = {label: size for label, size in groups.items() if size < usage.min_group_rows}
+    labels, joined = {label: size for label, size in groups.items() if label not in small}, None
+    if usage.other and sum(small.values()) >= usage.min_group_rows:
+        joined = OTHERS if len(usage.roles.sensitive) == 1 else (OTHERS,) * len(usage.roles.sensitive)
+        labels[joined] = labels.get(joined, 0) + sum(small.values())
+    if len(labels) < usage.min_groups:
+        raise InputError(
+            "{path!r} has {count} of {all} groups with {min_group_rows} rows or more; parity needs two.",
+            path=str(usage.path), count=len(labels), all=len(groups), min_group_rows=Given(usage.min_group_rows),
+        )  # fmt: skip
     floats = tuple(name for name, types in seen.types.items() if _is_float(types))
     return Scan(
         sha256=sha256,
         total=total,
-        rows=total - seen.incomplete,
-        labels=labels,
-        sizes=counts,
+        rows=sum(labels.values()),
+        dropped=seen.incomplete,
+        labels=tuple(sorted(labels, key=sort_key)),
+        sizes=tuple(labels[label] for label in sorted(labels, key=sort_key)),
+        small=small,
+        joined=joined,
         chunks=tuple(chunks),
         firsts=tuple(accumulate([0, *sizes[:-1]])),
         texts=texts,
@@ -425,7 +452,7 @@ def _check_finite(usage: Usage, seen: _Seen) -> None:
             )
 
 
-def _labels(usage: Usage, seen: _Seen) -> tuple[tuple[Label, ...], tuple[int, ...]]:
+def _groups(usage: Usage, seen: _Seen) -> dict[Label, int]:
     """The groups and their sizes; fails on too few, and on a column that looks continuous."""
     names = usage.roles.sensitive
     labels, codes = encode(pd.DataFrame(list(seen.groups), columns=list(names), dtype=object))
@@ -447,7 +474,7 @@ def _labels(usage: Usage, seen: _Seen) -> tuple[tuple[Label, ...], tuple[int, ..
             f"all {sizes[0]:,} rows of {str(usage.path)!r} are of one group, {labels[0]!r} in {listing(names)}; parity "
             "needs two."
         )
-    return labels, tuple(sizes)
+    return dict(zip(labels, sizes, strict=True))
 
 
 def encode(groups: pd.DataFrame) -> tuple[tuple[Label, ...], Codes]:

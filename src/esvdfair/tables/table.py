@@ -1,16 +1,20 @@
 """A table larger than memory as batches that can be read again, and as rows in memory, all or a sample of them."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from esvdfair.batches import Batch, row_key
-from esvdfair.tables.files import open_table
+from esvdfair.exceptions import ESVDFairWarning
+from esvdfair.tables.files import SHOWN, open_table
 from esvdfair.tables.scan import (
+    OTHERS,
     Progress,
     Roles,
     Scan,
@@ -23,6 +27,7 @@ from esvdfair.tables.scan import (
     read_chunks,
     scan_table,
 )
+from esvdfair.text import label_text, quoted, some_names
 
 HELD_BYTES = 256 * 2**20
 """A file of no more than this is parsed once and its columns kept."""
@@ -41,6 +46,7 @@ class TableRows:
     y : (rows,) labels or None
     predictions : (rows,) or None
     groups : the sensitive columns
+    weight : (rows,) or None
     scan : of the whole table, of which these rows may be a part
     """
 
@@ -48,6 +54,7 @@ class TableRows:
     y: "pd.Series[float] | None"
     predictions: "pd.Series[float] | None"
     groups: pd.DataFrame
+    weight: "pd.Series[float] | None"
     scan: Scan
 
     def __len__(self) -> int:
@@ -59,14 +66,14 @@ class TableRows:
         return ", ".join(map(str, self.groups))
 
     @property
-    def parts(self) -> "tuple[pd.DataFrame, pd.Series[float] | None, pd.DataFrame]":
-        """Inputs, labels and groups, as ``validation=`` takes them."""
-        return self.X, self.y, self.groups
+    def parts(self) -> tuple[Any, ...]:
+        """Inputs, labels, groups and weights, as ``validation=`` takes them."""
+        return self.X, self.y, self.groups, self.weight
 
     def take(self, keep: Any) -> "TableRows":
         """The rows that a mask (rows,) keeps."""
-        y, predictions = (None if column is None else column[keep] for column in (self.y, self.predictions))
-        return TableRows(self.X[keep], y, predictions, self.groups[keep], self.scan)
+        y, predictions, weight = (None if c is None else c[keep] for c in (self.y, self.predictions, self.weight))
+        return TableRows(self.X[keep], y, predictions, self.groups[keep], weight, self.scan)
 
 
 class TableBatches:
@@ -83,6 +90,9 @@ class TableBatches:
     drop_missing : leave out rows in which a value of these columns is missing
     missing_group : people without a value of a sensitive column become the group "missing"
     min_groups : fewest groups; 1 where the others are in other tables
+    min_group_rows : smaller groups are left out, and a warning names them
+    other : join them to one group "other" instead, if it is large enough
+    sep : what separates the fields of a CSV file, see :func:`open_table`
     batch_rows : rows of a batch, at most
     check_inputs : told the model's inputs before the rows are read, and may refuse them
     progress : told how many bytes of how many are read
@@ -118,14 +128,18 @@ class TableBatches:
         drop_missing: bool = False,
         missing_group: bool = False,
         min_groups: int = 2,
+        min_group_rows: int = 1,
+        other: bool = False,
+        sep: str | None = None,
         batch_rows: int = 8192,
         check_inputs: Callable[[Sequence[str]], None] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self._file = open_table(path)
+        self._file = open_table(path, sep=sep)
         self.path, self.roles = self._file.path, roles
+        inputs = check_roles(roles, self._file)
         self._usage = Usage(
-            self.path, roles, check_roles(roles, self._file), drop_missing, missing_group, min_groups
+            self.path, roles, inputs, drop_missing, missing_group, min_groups, min_group_rows, other
         )  # fmt: skip
         self.inputs = list(self._usage.inputs)
         if check_inputs is not None:
@@ -133,18 +147,19 @@ class TableBatches:
         self._batch_rows, self._progress = batch_rows, progress
         keep = self._file.held_size <= HELD_BYTES
         self.scan, frames = scan_table(self._file, self._usage, progress=progress, keep=keep)
-        self._held: list[TableRows] | None = None
-        if frames is not None:
-            self._held = [self._complete(frame, self.scan.firsts[chunk.index]) for chunk, frame in frames]
+        if self.scan.small:
+            _warn_of_small(self.scan, self.path, min_group_rows)
+        self._held = {chunk: self._complete(frame, self.scan.firsts[chunk.index]) for chunk, frame in frames}
 
     def __iter__(self) -> Iterator[Batch]:
         for part in self._parts():
             labels, codes = encode(part.groups)
             row_id = part.groups.index.to_numpy(dtype=np.int64)
-            y = None if part.y is None else np.asarray(part.y, dtype=np.float64)
+            y, weight = (None if c is None else np.asarray(c, dtype=np.float64) for c in (part.y, part.weight))
             for start in range(0, len(part), self._batch_rows):
                 rows = slice(start, start + self._batch_rows)
-                yield Batch(part.X.iloc[rows], None if y is None else y[rows], labels, codes[rows], None, row_id[rows])
+                own_y, own_weight = (None if column is None else column[rows] for column in (y, weight))
+                yield Batch(part.X.iloc[rows], own_y, labels, codes[rows], own_weight, row_id[rows])
 
     def sample(self, most: int | None = None, *, seed: int = 0) -> TableRows:
         """Rows in memory: all of them, or about ``most``, chosen by a hash of their position in the file.
@@ -162,16 +177,17 @@ class TableBatches:
                 key = row_key(part.groups.index.to_numpy(dtype=np.int64), seed + _SAMPLE)
                 part = part.take(key < np.array([limit[label] for label in labels])[codes])
             parts.append(part)
-        return _join(parts)
+        return _join(sorted(parts, key=lambda part: part.groups.index[0] if len(part) else -1))
 
     def _parts(self, *, all_ranks: bool = False) -> Iterator[TableRows]:
-        """Chunk by chunk, the complete rows; those of this rank, or all."""
+        """Chunk by chunk, the complete rows; those of this rank, or all. The chunks that are held come first."""
         scan = self.scan
         chunks = list(scan.chunks) if all_ranks else own(scan.chunks)
-        if self._held is not None and len(self._held) == len(chunks):
-            yield from (part for part in self._held if len(part))
+        yield from (self._held[chunk] for chunk in chunks if chunk in self._held and len(self._held[chunk]))
+        others = [chunk for chunk in chunks if chunk not in self._held]
+        if not others:
             return
-        for chunk, frame in read_chunks(self._file, chunks, self._usage.columns, scan.texts, self._progress):
+        for chunk, frame in read_chunks(self._file, others, self._usage.columns, scan.texts, self._progress):
             first, end = (*scan.firsts, scan.total)[chunk.index : chunk.index + 2]
             if len(frame) != end - first:
                 raise ValueError(f"{str(self.path)!r} has changed since it was first read; start again.")
@@ -185,26 +201,40 @@ class TableBatches:
         frame = as_float(frame, self.scan.floats).set_axis(pd.RangeIndex(first, first + len(frame)))
         if self.scan.dropped:
             frame = frame[~usage.absent(frame).any(axis=1)]
+        groups = usage.groups(frame)
+        if self.scan.small and len(frame):
+            labels, codes = encode(groups)
+            small = np.array([label in self.scan.small for label in labels])[codes]
+            if self.scan.joined is None:
+                frame, groups = frame[~small], groups[~small]
+            else:
+                groups = groups.astype(object)
+                groups.loc[small] = OTHERS
         found = {role: numbers(frame[name], role, self.path) for name, role in roles.numeric.items()}
-        return TableRows(
-            frame[self.inputs], found.get("target"), found.get("predictions"), usage.groups(frame), self.scan
-        )  # fmt: skip
+        y, predictions, weight = (found.get(role) for role in ("target", "predictions", "weight"))
+        return TableRows(frame[self.inputs], y, predictions, groups, weight, self.scan)
+
+
+def _warn_of_small(scan: Scan, path: Path, fewest: int) -> None:
+    names = [f"{quoted(label_text(label))} {rows}" for label, rows in scan.small.items()]
+    done = "were left out" if scan.joined is None else f"became the group {quoted(OTHERS)}"
+    warning = ESVDFairWarning(
+        "{rows:,} rows of {path!r} {done}, as their groups have fewer than {fewest}: {names}.",
+        rows=sum(scan.small.values()), path=str(path), done=done, fewest=fewest, names=some_names(names, SHOWN),
+    )  # fmt: skip
+    warnings.warn(warning, stacklevel=3)
 
 
 def _join(parts: list[TableRows]) -> TableRows:
     """Rows, one part below the other."""
     if len(parts) == 1:
         return parts[0]
-    y, predictions = (
-        None if columns[0] is None else pd.concat(columns)
-        for columns in ([part.y for part in parts], [part.predictions for part in parts])
-    )
-    X, groups = pd.concat([part.X for part in parts]), pd.concat([part.groups for part in parts])
-    return TableRows(X, y, predictions, groups, parts[0].scan)
+    names = ("X", "y", "predictions", "groups", "weight")
+    columns = {name: [getattr(part, name) for part in parts] for name in names}
+    found: Any = {name: None if those[0] is None else pd.concat(those) for name, those in columns.items()}
+    return TableRows(**found, scan=parts[0].scan)
 
 
-def read_rows(
-    path: str | os.PathLike[str], roles: Roles, *, drop_missing: bool = False, missing_group: bool = False
-) -> TableRows:
-    """All complete rows of a table, in memory; parameters and errors as of :class:`TableBatches`."""
-    return TableBatches(path, roles, drop_missing=drop_missing, missing_group=missing_group).sample()
+def read_rows(path: str | os.PathLike[str], roles: Roles, **options: Any) -> TableRows:
+    """All complete rows of a table, in memory; options and errors as of :class:`TableBatches`."""
+    return TableBatches(path, roles, **options).sample()

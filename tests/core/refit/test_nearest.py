@@ -117,3 +117,23 @@ def test_a_larger_budget_never_costs_more():
     distances = [np.sum((nearest.point - z) ** 2) for nearest in found]
     assert np.all(np.diff(distances) <= 1e-9)
     assert distances[0] > distances[-1] == 0.0
+
+
+@pytest.mark.parametrize(("seed", "certified"), [(0, True), (1, False)])
+def test_more_groups_than_coordinates_leave_a_constant_and_an_honest_bound(seed, certified):
+    covariances, z = make_case(seed, r=6, groups=8)
+    nearest = nearest_within_all(covariances, z, 0.0)
+    np.testing.assert_allclose(nearest.point, 0.0, atol=1e-9)
+    assert nearest.certified == certified
+    assert (nearest.gap < 1e-9) == certified
+    wide = nearest_within_all(covariances, z, 0.5 * np.ptp(variances(covariances, z)))
+    assert np.linalg.norm(wide.point) > 0.1 * np.linalg.norm(z)
+
+
+def test_many_groups_are_polished_from_one_start():
+    rng = np.random.default_rng(0)
+    roots = rng.normal(size=(45, 90, 250)) * np.exp(0.2 * rng.normal(size=(45, 90, 1)))
+    covariances, z = roots @ roots.transpose(0, 2, 1) / 250, rng.normal(size=90)
+    nearest = nearest_within_all(covariances, z, 0.0)
+    assert np.ptp(variances(covariances, nearest.point)) < 1e-8 * np.ptp(variances(covariances, z))
+    assert 0 <= nearest.gap < 0.1 * np.sum((nearest.point - z) ** 2)

@@ -151,17 +151,14 @@ def test_bins_see_most_of_the_distance_and_never_more(case):
 
 
 def test_bins_are_the_means_of_the_sorted_rows_cut_in_equal_parts():
-    """12 and 18 rows in 3 bins, 13 rows with a cut through two of them: the mean rows written out."""
-    rng = np.random.default_rng(1)
-    rows, codes = rng.normal(size=(43, 2)), np.repeat([0, 1, 2], [12, 18, 13])
+    """24 and 36 rows in 3 bins, 26 rows with cuts through two of them: the mean rows written out."""
+    rows, codes = np.random.default_rng(1).normal(size=(86, 2)), np.repeat([0, 1, 2], [24, 36, 26])
     problem = TransportProblem(rows, codes, 3, n_bins=3)
-    problem.n_bins = 3
     f = problem.outputs(np.array([1.0, 0.0]))
     means = []
     for g in range(3):
         part = rows[codes == g][np.argsort(f[codes == g])]
-        fine = np.repeat(part, 3, axis=0)  # every row as three thirds: 13 rows are three bins of 13 thirds
-        means.append(fine.reshape(3, -1, 2).mean(axis=1))
+        means.append(np.repeat(part, 3, axis=0).reshape(3, -1, 2).mean(axis=1))  # every row as three thirds
     expected = np.tensordot(problem.contrasts, means, 1).reshape(-1, 2) / np.sqrt(3)
     np.testing.assert_allclose(problem.bin_contrasts(f), expected, atol=1e-12)
 
@@ -269,6 +266,12 @@ def test_strengths_come_back_in_the_order_given():
     assert [fit.strength for fit in fits] == [10.0, 0.0, 1.0, 10.0]
     assert fits[0] is fits[3]
     assert case.path(()) == []
+
+
+@pytest.mark.parametrize("name", ["more features than bins", "one column"])
+def test_no_strength_is_too_strong(name):
+    before, after = (fit.diagnostics["wasserstein2_squared"] for fit in CASES[name].path((0.0, 1e40)))
+    assert after < 0.3 * before
 
 
 def test_strength_is_free_of_units():

@@ -38,6 +38,7 @@ _NO_BUDGET = 1e-200
 # In units of ‖z‖² and of the largest difference of covariances: what counts as certified, and as met.
 _CERTIFIED, _MET = 1e-7, 1e-9
 _MAX_STEPS = 100
+_LARGE = 4000  # groups times coordinates beyond which the local solver starts from one point only
 
 
 # --- two groups: min ‖v − z‖²  s.t.  |Σ λ_i v_i²| ≤ c ---------------------------------------------------------------
@@ -168,14 +169,14 @@ class _Dual:
 
     ``|μ|`` is smoothed by the logarithmic barrier of ``min c/2 (p + q), p − q = μ, p, q > 0`` at weight τ. Where the
     minimum lies on the boundary of A ≻ 0, ``τ Σ ξᵀA⁻¹ξ`` over a few random ξ keeps the path inside: the boundary has
-    G − 2 dimensions, so that a null vector orthogonal to G + 2 of them and to z is not met.
+    G − 2 dimensions, so that a null vector orthogonal to G + 2 of them and to z is not met (16 do for many groups).
     """
 
     def __init__(self, z: Array, forms: Array, budget: float) -> None:
         self.z, self.forms, self.half = z, forms, budget / 2
         self.basis = scipy.linalg.null_space(np.ones((1, len(forms))))  # (G, G−1)
         self.along = np.tensordot(self.basis.T, forms, 1)  # (G−1, r, r)
-        self.probes = np.random.default_rng(0).normal(size=(len(z), len(forms) + 2)) / np.sqrt(len(z))
+        self.probes = np.random.default_rng(0).normal(size=(len(z), min(len(forms) + 2, 16))) / np.sqrt(len(z))
 
     def minimise(self, *, barrier: bool) -> Array:
         """Newton's method along τ → 0, from μ = 0."""
@@ -274,8 +275,11 @@ class _Dual:
         The constant predictor v = 0 meets every budget.
         """
         v = self.solution(y)
+        if self.half == 0 and len(self.forms) > len(v):  # more equations than unknowns
+            return np.zeros_like(v)
         lost = scipy.linalg.eigh(self._matrix(y), subset_by_index=[0, 0])[1][:, 0] * np.linalg.norm(v - self.z)
-        found = [self._met(self._descend(start)) for start in (v, v + lost, v - lost, self.z)]
+        starts = (v, v + lost, v - lost, self.z) if len(self.forms) * len(v) <= _LARGE else (v,)
+        found = [self._met(self._descend(start)) for start in starts]
         return min([np.zeros_like(v), *filter(self.is_met, found)], key=self.distance)
 
     def _descend(self, start: Array) -> Array:

@@ -96,6 +96,7 @@ def _ladder(strengths: set[float]) -> list[float]:
 
 def _solve(z: Array, b: Array, strength: float) -> Array:
     """``(I + λBᵀB)⁻¹ z``, by Woodbury when there are fewer bins than coordinates."""
+    strength = min(strength, 1e12 / max(float(np.sum(b**2)), 1e-300))  # beyond, only rounding changes
     solution: Array
     if len(b) < b.shape[1]:
         small = b @ b.T + np.eye(len(b)) / strength
@@ -153,7 +154,8 @@ class TransportProblem:
         weights = [weight[order[part]] for part in self._parts]
         self.contrasts = _contrasts(_checked_share(share, np.array([w.sum() for w in weights])))
         self.n_bins = int(max(1, min(n_bins, sizes.min() // _ROWS_PER_BIN)))
-        self._weights = [w / w.sum() for w in weights]
+        self._weight = np.concatenate([w / w.sum() for w in weights])  # 1 in every group
+        self._offset = np.repeat(np.arange(n_groups, dtype=np.int32) * self.n_bins, sizes)  # of the group's bins
         self._equal = all(np.ptp(w) == 0 for w in weights)
         if self._equal:  # then the pieces do not depend on the order, and are made once
             self._pieces = _merge([np.arange(1, size + 1) / size for size in sizes])
@@ -176,7 +178,7 @@ class TransportProblem:
         else:
             orders = [np.argsort(f) for f in parts]
             ordered = [f[order] for f, order in zip(parts, orders, strict=True)]
-            levels = [np.cumsum(w[order]) for w, order in zip(self._weights, orders, strict=True)]
+            levels = [np.cumsum(self._weight[part][order]) for part, order in zip(self._parts, orders, strict=True)]
             lengths, steps = _merge([np.append(level[:-1], 1.0) for level in levels])
         quantiles = np.stack([f[step] for f, step in zip(ordered, steps, strict=True)])
         gaps = self.contrasts @ quantiles  # A Q(t), constant on each piece
@@ -188,24 +190,25 @@ class TransportProblem:
         Rows whose outputs lie within ``tie`` of their neighbours share their levels, so that their order is of no
         effect; a row that an edge cuts belongs to both bins in parts.
         """
-        lower, upper, size = np.empty((3, len(outputs)))
-        for part, weight in zip(self._parts, self._weights, strict=True):
-            lower[part], upper[part] = _levels(outputs[part], weight, tie)
-            size[part] = weight
+        lower, upper = np.empty((2, len(outputs)))
+        for part in self._parts:
+            lower[part], upper[part] = _levels(outputs[part], self._weight[part], tie)
         first = np.minimum(lower * self.n_bins, self.n_bins - 1).astype(np.int32)
-        last = np.maximum(np.ceil(upper * self.n_bins).astype(np.int32) - 1, first).clip(max=self.n_bins - 1)
-        spans = last - first + 1  # 1 but for the few rows that an edge cuts
+        last = np.minimum(np.ceil(upper * self.n_bins), self.n_bins).astype(np.int32) - 1
+        spans = np.maximum(last - first, 0) + 1  # 1 but for the rows that an edge cuts
         starts = np.concatenate([[0], np.cumsum(spans)]).astype(np.int32)
         row = np.repeat(np.arange(len(outputs)), spans)
         inside: NDArray[np.int32] = first[row] + (np.arange(len(row), dtype=np.int32) - starts[row])
-        overlap = np.minimum(upper[row], (inside + 1) / self.n_bins) - np.maximum(lower[row], inside / self.n_bins)
-        mass = size[row] * overlap / (upper - lower)[row]
-        for g, part in enumerate(self._parts):
-            inside[starts[part.start] : starts[part.stop]] += g * self.n_bins
+        mass = self._weight[row]
+        cut = np.flatnonzero(spans[row] > 1)
+        i, q = row[cut], inside[cut]
+        overlap = np.minimum(upper[i], (q + 1) / self.n_bins) - np.maximum(lower[i], q / self.n_bins)
+        mass[cut] *= overlap / (upper[i] - lower[i])
         shape = (len(self._parts) * self.n_bins, len(outputs))
         # By columns, so that the product reads the rows in the order in which they lie in memory.
-        sums = scipy.sparse.csc_array((mass, inside, starts), shape=shape) @ self._rows
-        means = np.sqrt(self.n_bins) * np.asarray(sums).reshape(len(self._parts), self.n_bins, self.rank)
+        average = scipy.sparse.csc_array((mass, inside + self._offset[row], starts), shape=shape)
+        sums = np.asarray(average @ self._rows)
+        means = np.sqrt(self.n_bins) * sums.reshape(len(self._parts), self.n_bins, self.rank)
         contrasts: Array = np.tensordot(self.contrasts, means, 1).reshape(-1, self.rank)
         return contrasts
 
@@ -214,12 +217,14 @@ def _levels(outputs: Array, weight: Array, tie: float) -> tuple[Array, Array]:
     """Lower and upper end (rows,) of the levels in (0, 1) that every row occupies; rows that tie occupy the same."""
     order = np.argsort(outputs)
     ends = np.concatenate([[0.0], np.cumsum(weight[order])])
-    new = np.concatenate([[True], np.diff(outputs[order]) > tie])
-    starts = np.flatnonzero(new)
-    atom = np.cumsum(new) - 1
+    low, high = ends[:-1], ends[1:]
+    tied = np.diff(outputs[order]) <= tie
+    if tied.any():
+        starts = np.flatnonzero(np.append(True, ~tied))
+        sizes = np.diff(starts, append=len(order))
+        low, high = np.repeat(ends[starts], sizes), np.repeat(ends[starts + sizes], sizes)
     lower, upper = np.empty((2, len(outputs)))
-    lower[order] = ends[starts][atom]
-    upper[order] = ends[np.append(starts[1:], len(order))][atom]
+    lower[order], upper[order] = low, high
     return lower, upper
 
 

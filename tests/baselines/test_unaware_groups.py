@@ -116,3 +116,12 @@ def test_errors_say_what_to_do():
         GroupPredictor(classifier=LogisticRegression()).fit(x, np.zeros(400, int))
     with pytest.raises(ValueError, match="only one group"):
         WithPredictedGroups(baseline=WassersteinBarycenter()).fit(scores, sensitive_features=first | True, X=x)
+
+
+def test_a_private_histogram_with_predicted_groups_is_not_private_and_says_so():
+    x, scores, first = rows()
+    private = PrivateHistogram(epsilon=1.0, bounds=(-4, 4), random_state=0)
+    with pytest.raises(ValueError, match="the whole is not private"):
+        WithPredictedGroups(baseline=private).fit(scores, sensitive_features=first, X=x)
+    told = WithPredictedGroups(baseline=private, not_private=True).fit(scores, sensitive_features=first, X=x)
+    assert told.predict(scores, X=x).shape == (400,)
