@@ -35,7 +35,7 @@ class Retraining:
 
     penalty: float = 4.0
     stages: int = 3
-    more_epochs: int = 5
+    more_epochs: int = 4
     ramp: int = 8
     batch_size: int = 256
     learning_rate: float = 1e-3
