@@ -89,3 +89,28 @@ def test_slopes_and_goals(scale):
     text = render([section], ["machine"], "make bench", 1.0)
     assert "1 of 2 goals are met. Missed: c (1.60, goal ≤ 1.5)." in text
     assert "| 1 | 2 |" in text
+
+
+def test_the_truth_of_the_made_up_populations_is_true(monkeypatch):
+    """P(group|x) agrees with how often the group occurs, E[Y|x] leaves noise, and nothing beats the optimum."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import regret
+
+    monkeypatch.setattr(regret, "FRESH", 5_000)
+    monkeypatch.setattr(regret, "LEVELS", (0.02, 0.1, 0.2))
+    for population in regret.POPULATIONS.values():
+        x, codes = population.draw(40_000, 0)
+        chance = population.probability(x)[:, 1]
+        assert codes.mean() == pytest.approx(population.share, abs=0.01)
+        for low, high in ((0.0, 0.1), (0.1, 0.3), (0.3, 0.6), (0.6, 1.0)):
+            band = (low < chance) & (chance < high)
+            assert codes[band].mean() == pytest.approx(chance[band].mean(), abs=0.03)
+    drawn = regret.examples(population, 20_000, 3)
+    left = drawn.y - regret.regression(drawn.X)
+    assert left.mean() == pytest.approx(0.0, abs=0.02)
+    assert left.std() == pytest.approx(regret.NOISE, rel=0.03)
+    x, measure, curve = regret.judge_by(population)
+    assert curve[-1] == pytest.approx(measure(regret.regression(x)))
+    assert curve[-1, 0] == 0.0
+    assert np.all(np.diff(curve[:, 0]) <= 0)
+    assert np.all(np.diff(curve[:, 1]) >= 0)

@@ -42,8 +42,8 @@ def check(result, out, names, preparation="paper"):
 def check_comparison(table):
     lines = {(line["method"], line["fitted_on"], line["group"], line["level"]): line for line in table["lines"]}
     assert {key[0] for key in lines} == {
-        "untouched", "constant", "barycenter", "private_histogram", "paper", "paper_printed_cubic",
-        "paper_unguarded_solve", "algorithm_2", "parity", "transport", "optimum",
+        "untouched", "refitted", "constant", "barycenter", "private_histogram", "paper", "paper_printed_cubic",
+        "paper_unguarded_solve", "algorithm_2", "parity", "transport", "finetuned", "from_scratch", "optimum",
     }  # fmt: skip
     assert lines["transport", "", "none", 0.1]["ks"]["mean"] < lines["untouched", "", "none", None]["ks"]["mean"]
 

@@ -23,6 +23,25 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Retraining:
+    """How all layers are trained on the error plus λ·W₂² between the groups, instead of a repair.
+
+    Attributes
+    ----------
+    penalty : the first λ
+    stages : how many λ are tried, each but the first for ``more_epochs``
+    ramp : epochs over which λ rises from 0 when the network starts from scratch
+    """
+
+    penalty: float = 4.0
+    stages: int = 3
+    more_epochs: int = 4
+    ramp: int = 8
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+
+
+@dataclass(frozen=True)
 class Variant:
     """What tells one row of a table from another.
 
@@ -31,7 +50,7 @@ class Variant:
     method : "untouched", "barycenter", "private_histogram", "paper", "transport", …
     fitted_on : "scores" or "targets" for baselines, whose distributions they estimate; "" for the others
     group : what the method sees of the group at prediction: "none", "predicted" or "true"
-    level : the KS distance that was asked for (`parity`, `transport`, the optimum), else None
+    level : the KS distance that was asked for (`parity`, `transport`, retrained networks, the optimum), else None
     mean_reduction, covariance_reduction : c̃_e and c̃_v that were asked for (`paper`), else None
     """
 
@@ -79,7 +98,7 @@ class Experiment:
     group_classifier : what predicts the group for baselines that need it: logistic regression, or the network
         itself with a head for each group
     bins : of the private histogram
-    target_ks : of `parity` and `transport`
+    target_ks : of `parity`, `transport` and the retrained networks
     transport_levels : KS distances at which `transport` is compared with methods that reach another one; 1 is no bound
     optimum_levels : the points of the plug-in optimum's curve, from which the excess over it is interpolated
     effort : how hard `parity`, `transport` and the estimates behind the optimum try
@@ -104,6 +123,7 @@ class Experiment:
     shown_levels: tuple[float, ...] = (0.05, 0.10, 0.15)
     shown_transport: tuple[float, ...] = (0.10, 0.12)
     training: Training = field(default_factory=Training)
+    retraining: Retraining = field(default_factory=Retraining)
     shown_range: tuple[float, float] = (0.0, 1.0)
     printed: tuple[Printed, ...] = ()
 

@@ -28,6 +28,8 @@ _MARKERS = {
     "algorithm_2": "v",
     "parity": "^",
     "transport": "P",
+    "finetuned": "<",
+    "from_scratch": ">",
 }
 _SHORT = {
     "untouched": "as trained",
@@ -35,6 +37,8 @@ _SHORT = {
     "private_histogram": "Xian",
     "paper": "ESVDFair (paper)",
     "algorithm_2": "Algorithm 2",
+    "finetuned": "all layers fine-tuned",
+    "from_scratch": "trained from scratch",
 }
 _BASELINES = ("barycenter", "private_histogram")
 _PANELS = (
@@ -138,7 +142,8 @@ def _panels(results: Sequence[SeedResult], experiment: Experiment) -> Panels:
 def _in_tradeoff(variant: Variant) -> bool:
     if variant.method == "transport":
         return variant.level == 0.10
-    return variant.method in ("untouched", "paper", "algorithm_2", "parity") or variant.group == "predicted"
+    alone = ("untouched", "paper", "algorithm_2", "parity", "finetuned", "from_scratch")
+    return variant.method in alone or variant.group == "predicted"
 
 
 def _short(variant: Variant) -> str:

@@ -23,6 +23,7 @@ from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.experiments.config import Experiment, Variant
 from esvdfair.experiments.errata import edit_unguarded, edit_with_printed_cubic
 from esvdfair.experiments.network import NetworkClassifier, Trained, linear, predict, run_through
+from esvdfair.experiments.retrain import retrained
 from esvdfair.experiments.rows import Outcome
 from esvdfair.methods import group_probability, regression_layer
 from esvdfair.models import adapt
@@ -36,14 +37,16 @@ _JITTER = 1e-9
 
 def all_methods(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
     """Everything that a table compares, in the order of its rows."""
-    scores = trained.scores(experiment.evaluated_on)
+    scores, last = trained.scores(experiment.evaluated_on), list(optimum(trained, experiment))
     yield Outcome(Variant("untouched"), scores)
+    yield Outcome(Variant("refitted"), last[-1].prediction)
     yield Outcome(Variant("constant"), np.full_like(scores, trained.split.train.y.mean()))
     yield from baselines(trained, experiment)
     yield from paper(trained, experiment)
     yield from errata(trained, experiment)
     yield from repaired(trained, experiment)
-    yield from optimum(trained, experiment)
+    yield from retrained(trained, experiment)
+    yield from last
 
 
 def baselines(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
@@ -170,7 +173,8 @@ def repair(trained: Trained, **options: Any) -> ESVDFair:
 def optimum(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
     """The attribute-unaware plug-in optimum at every level of its curve; last, at level 1, the estimate of E[Y|x].
 
-    Fitted on the training rows, from what the last hidden layer knows.
+    Fitted on the training rows, from what the last hidden layer knows: the estimate is the network with its last layer
+    refitted, or as it is if that errs less on the validation rows.
     """
     rows = trained.split.train
     sample = draw(

@@ -20,10 +20,8 @@ from esvdfair.experiments.rows import Row
 from esvdfair.experiments.runner import collect
 from esvdfair.experiments.tables import Line, Statistic, Table, describe, markdown
 
-# What `transport` at KS ≤ 0.10 is to reach on the test rows. The pairs lie below every printed row after a repair, in
-# both columns.
-_MSE_AND_KS = {"law": (0.058, 0.12), "compas": (0.208, 0.105)}
-_EXCESS = 0.05
+# The error that `transport` is to reach on the test rows when KS ≤ 0.10 is asked for, with the paper's preparation.
+_GOALS = {("law", "paper"): 0.0555, ("compas", "paper"): 0.1985}
 
 _UNTOUCHED = Variant("untouched")
 _PRINTED_CUBIC, _UNGUARDED, _ALGORITHM_2 = (
@@ -47,7 +45,10 @@ no regret: the estimate comes from the same training rows and errs itself, so a 
 was beaten, not the optimum. *Agrees* means that both of our means lie within one printed standard deviation of the
 paper's; in the ablations, within the tolerance after the ±. *Predicted group*: the method needs the group at prediction
 and gets a predicted one, as in the paper. *True group*: it is given the real one, which the other methods never see;
-these rows are no fair comparison and show what the missing attribute costs.
+these rows are no fair comparison and show what the missing attribute costs. *Last layer refitted without parity*: part
+of the accuracy of `parity` and `transport` is the refit's, and this is the error without the parity. *MSE + λ·W₂²*:
+what one would do instead, train all layers with a penalty on the distance between the groups' predictions, on from the
+trained network or from scratch, with as many epochs as it had and λ chosen on the validation rows as our points are.
 """
 _CLEAN = """On law the paper's features hold `dnn_bar_pass_prediction`, which takes 25 values, one for each value of the
 target: it is the target in disguise. `preparation="clean"` leaves it out, drops the four rows without gender, and fits
@@ -223,24 +224,33 @@ def _signed(values: Sequence[float]) -> str:
 
 def _goals(saved: _Saved) -> str:
     """`transport` against what it is to reach; after ±, the standard error of the mean over seeds."""
-    cells = [["`transport`", "target KS", "MSE", "goal", "KS", "goal", "excess", "goal", "target met on validation"]]
+    cells = [["`transport`", "target KS", "MSE", "goal", "KS", "excess", "target met on validation"]]
     for e, preparation in _COMPARISONS:
-        goals = [f"≤ {g:g}" for g in _MSE_AND_KS[e.name]] if preparation == "paper" else ["", ""]
         for line in saved.tables[e.name, preparation].shown():
             if line.variant.method != "transport":
                 continue
-            n = line.seeds
-            mse, ks = (s.text(digits=4, of_mean=n) for s in (line.mse, line.ks))
-            excess = line.regret.text(digits=3, of_mean=n) if line.regret else ""
-            met = f"{line.met or 0:.0%}"
-            numbers = [f"{line.variant.level:g}", mse, goals[0], ks, goals[1], excess, f"≤ {_EXCESS:g}", met]
+            mse, ks = (s.text(digits=4, of_mean=line.seeds) for s in (line.mse, line.ks))
+            excess = line.regret.text(digits=3, of_mean=line.seeds) if line.regret else ""
+            asked = _GOALS.get((e.name, preparation)) if line.variant.level == e.target_ks else None
+            numbers = [
+                f"{line.variant.level:g}",
+                mse,
+                f"≤ {asked:g}" if asked else "",
+                ks,
+                excess,
+                f"{line.met or 0:.0%}",
+            ]
             cells.append([f"{e.name}, {preparation}", *numbers])
     return f"After ± here the standard error of the mean over the seeds.\n\n{markdown(cells)}"
 
 
 def _equal_ks(saved: _Saved) -> str:
     cells = [["", "method", "KS", "MSE", "transport at the same KS: MSE", "difference"]]
-    others = (PAPER, *(Variant(m, "scores", "predicted") for m in ("barycenter", "private_histogram")))
+    others = (
+        PAPER,
+        *(Variant(method, "scores", "predicted") for method in ("barycenter", "private_histogram")),
+        *(Variant(method, level=LAW.target_ks) for method in ("finetuned", "from_scratch")),
+    )
     for e, preparation in _COMPARISONS:
         rows = saved.rows[e.name, preparation]
         for variant in others if rows else ():

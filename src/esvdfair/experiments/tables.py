@@ -12,6 +12,7 @@ from esvdfair.experiments.rows import Row
 
 _NAMES = {
     "untouched": "network as trained",
+    "refitted": "the same, last layer refitted without parity",
     "constant": "best constant",
     "barycenter": "Chzhen 2020",
     "private_histogram": "Xian 2024",
@@ -19,6 +20,8 @@ _NAMES = {
     "paper_printed_cubic": "  with the printed cubic",
     "paper_unguarded_solve": "  with it and an unguarded solve",
     "algorithm_2": "Algorithm 2 (least squares)",
+    "finetuned": "all layers fine-tuned with MSE + λ·W₂²",
+    "from_scratch": "all layers from scratch with MSE + λ·W₂²",
     "optimum": "unaware plug-in optimum",
     "equipy": "EquiPy",
     "fairlearn": "Fairlearn CorrelationRemover",
