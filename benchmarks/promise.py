@@ -5,7 +5,8 @@ python benchmarks/promise.py choice       # a point chosen from a curve by the e
 python benchmarks/promise.py interval --draws 100 --seed 1
 
 Groups are uniform but for a difference of a known shape: F_g(x) = x + a_g·shape(x) with sup |shape| = 1, so that the
-population's KS distance is max a − min a. Constants of the library were chosen on ad-hoc seeds of these populations; the default seed is 0.
+population's KS distance is max a − min a. Constants of the library were chosen on ad-hoc seeds of these populations;
+the default seed is 0.
 """
 
 import argparse
