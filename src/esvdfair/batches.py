@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from esvdfair.core.checks import Label, check_column, check_groups, check_weight, row_count
 from esvdfair.distributed import all_gather, rank, world_size
-from esvdfair.models.base import row_slice
+from esvdfair.models.base import row_slice, take
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,6 @@ class Batch:
         """Some of the rows."""
         y, weight = (None if column is None else column[index] for column in (self.y, self.weight))
         return Batch(take(self.x, index), y, self.labels, self.codes[index], weight, self.row_id[index])
-
-
-def take(x: Any, index: NDArray[np.intp]) -> Any:
-    """Some rows of x, in its own type (a DataFrame keeps its column names)."""
-    if hasattr(x, "iloc"):
-        return x.iloc[index]
-    return x[index] if hasattr(x, "shape") else np.asarray(x)[index]
 
 
 class ArrayBatches:

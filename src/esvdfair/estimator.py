@@ -12,7 +12,7 @@ from sklearn.utils import check_random_state, get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from esvdfair import methods
-from esvdfair.batches import is_stream, row_key, take
+from esvdfair.batches import is_stream, row_key
 from esvdfair.core.checks import to_numpy
 from esvdfair.core.edits import PAPER_REDUCTIONS, check_reduction
 from esvdfair.core.refit.quadratic import Fit
@@ -20,7 +20,7 @@ from esvdfair.curve import Curve, CurvePoint, choose, judge, mean_squared_errors
 from esvdfair.distributed import all_gather, broadcast, together, world_size
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models import adapt
-from esvdfair.models.base import ModelAdapter
+from esvdfair.models.base import ModelAdapter, take
 from esvdfair.sample import Effort, Sample, Setting, draw, prepare
 from esvdfair.threads import few_threads
 
