@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from esvdfair.core.checks import Label
-from esvdfair.core.ks import ks_from_codes, ks_null
+from esvdfair.core.ks import Null, ks_from_codes, ks_null
 from esvdfair.core.metrics import group_mse, ks_distance_ci, mean_gap, variance_gap
 from esvdfair.core.refit.quadratic import Fit
 from esvdfair.distributed import broadcast
@@ -152,7 +152,7 @@ def judge(
         points = []
         for position, i in enumerate(order):
             seen = _Seen(rows, judging[:, i])
-            low, high = seen.interval(floor, effort.resamples, seed)
+            low, high = seen.interval(null, effort.resamples, seed)
             points.append(
                 CurvePoint(
                     mse=float(mse[i]),
@@ -243,12 +243,12 @@ class _Seen:
     def group_mse(self) -> list[float]:
         return list(group_mse(self._rows.y, self._prediction, **self._groups).values())
 
-    def interval(self, floor: float, resamples: int, seed: int) -> tuple[float, float]:
+    def interval(self, null: Null, resamples: int, seed: int) -> tuple[float, float]:
         return ks_distance_ci(
             self._prediction,
             sensitive_features=self._rows.codes,
             sample_weight=_weight(self._rows),
-            floor=floor,
+            floor=null,
             n_resamples=resamples,
             random_state=seed,
         )
