@@ -12,15 +12,15 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # two pips must not write to one environment
-.PHONY: help demo test cov bench lint types format clean
+.PHONY: help demo test cov docs bench lint types format clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # One thread a process: the matrices are small, and sums do not depend on the number of cores.
-demo test cov: export OMP_NUM_THREADS := 1
-demo test cov: export OPENBLAS_NUM_THREADS := 1
-demo test cov: export MKL_NUM_THREADS := 1
+demo test cov docs: export OMP_NUM_THREADS := 1
+demo test cov docs: export OPENBLAS_NUM_THREADS := 1
+demo test cov docs: export MKL_NUM_THREADS := 1
 
 demo: $(VENV)/.demo  ## Repair a small network on a wages table; print before and after, write demo-report.html
 	$(BIN)/python -m esvdfair demo --force
@@ -32,6 +32,10 @@ cov: $(VENV)/.dev  ## Run all tests; fail when branch coverage of esvdfair.core 
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --cov --cov-report=
 	$(BIN)/coverage report --skip-covered --fail-under=90
 	$(BIN)/coverage report --include='*/esvdfair/core/*' --fail-under=95
+
+docs: $(VENV)/.docs  ## Build the documentation site into docs/_build/html; a warning is an error
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -j $(JOBS) -d docs/_build/doctrees docs docs/_build/html
+	@echo "docs/_build/html/index.html"
 
 bench: $(VENV)/.bench  ## Measure speed and growth on a quiet machine (ten minutes or so), write docs/performance.md
 	$(BIN)/python benchmarks/scale.py
@@ -48,10 +52,10 @@ format: $(VENV)/.dev  ## Rewrite the source in the house format
 	$(BIN)/ruff format .
 
 clean:  ## Remove the virtual environment and all caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) docs/_build docs/gallery docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# `.demo`, `.bench` and `.dev` are stamps in the environment: which part of the package's extras it holds.
+# `.demo`, `.bench`, `.docs` and `.dev` are stamps in the environment: which part of the package's extras it holds.
 $(VENV)/.demo: pyproject.toml constraints.txt $(BIN)/python
 	@echo "Installing esvdfair[data] into $(VENV)"
 	@$(PIP) -e '.[data]'
@@ -61,6 +65,11 @@ $(VENV)/.bench: pyproject.toml constraints.txt $(BIN)/python
 	@echo "Installing esvdfair[torch,onnx,peers] into $(VENV); the first time takes a few minutes"
 	@$(PIP) -e '.[torch,onnx,peers]'
 	@touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt $(BIN)/python
+	@echo "Installing esvdfair[docs] into $(VENV); the first time takes a few minutes"
+	@$(PIP) -e '.[docs]'
+	@touch $(VENV)/.demo $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(BIN)/python
 	@echo "Installing esvdfair[dev] into $(VENV); the first time takes a few minutes"

@@ -49,7 +49,7 @@ class Direction:
     share_of : "gap", which the squared shares add up to exactly, or "bound": of the spreads of more than two groups
         only ``d_v² ≤ Σσ⁴`` is split
     difference : mean, or variance, of the first group minus that of the second along u; None for more than two groups
-    stability : |cos| between this direction in two halves of the rows; None when a half is too small to have it
+    stability : ``|cos|`` between this direction in two halves of the rows; None when a half is too small to have it
     """
 
     kind: str

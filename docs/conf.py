@@ -1,0 +1,56 @@
+"""The documentation site: `make docs` builds it into docs/_build/html, and a warning is an error."""
+
+import re
+import sys
+from pathlib import Path
+
+import esvdfair
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "_ext"))
+
+project = "esvdfair"
+author = "the authors of esvdfair"
+copyright = author
+version = release = esvdfair.__version__
+
+extensions = [
+    "myst_parser",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx_gallery.gen_gallery",
+    "reference",  # docs/_ext: the reference pages, from commands and public names
+]
+templates_path = ["_templates"]
+exclude_patterns = ["_build", "_ext", "examples", "reproduction/*.csv"]
+suppress_warnings = ["config.cache"]  # sphinx-gallery's settings hold a function
+
+# MyST: anchors as GitHub makes them, so that a link works there and here.
+myst_enable_extensions = ["colon_fence", "deflist", "attrs_inline"]
+myst_heading_anchors = 4
+
+autosummary_generate = True
+autodoc_typehints = "none"  # the docstrings say it in words
+numpydoc_show_class_members = False
+numpydoc_class_members_toctree = False
+
+html_theme = "furo"
+html_title = "esvdfair"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+html_copy_source = False
+
+sphinx_gallery_conf = {
+    "examples_dirs": "examples",
+    "gallery_dirs": "gallery",
+    "filename_pattern": re.escape("/examples/"),
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "remove_config_comments": True,
+    "show_memory": False,
+    "show_signature": False,
+    "within_subsection_order": "FileNameSortKey",
+    "write_computation_times": False,
+}
