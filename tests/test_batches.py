@@ -70,7 +70,7 @@ def test_an_iterator_can_be_read_once():
 
 
 @pytest.mark.parametrize(
-    "item", [(np.ones((2, 2)), None), np.ones((2, 2)), (1, 2, 3, 4, 5)], ids=["two", "array", "five"]
+    "item", [(np.ones((2, 2)), None), np.ones((2, 2)), (1, 2, 3, 4, 5, 6)], ids=["two", "array", "six"]
 )
 def test_a_batch_of_the_wrong_form_is_explained(item):
     with pytest.raises(ValueError, match="a batch must be"):
@@ -155,3 +155,17 @@ def test_a_dataloader_is_a_stream():
     assert [len(p.codes) for p in gather(batches)] == [2, 2, 1]
     assert gather(batches)[2].y.shape == (1,)
     assert isinstance(ArrayBatches(torch.ones(5, 2), None, [0, 1, 0, 1, 1]).rows, int)
+
+
+def test_strata_make_cells_of_arrays_and_streams_alike():
+    x, sex, job = np.ones((4, 2)), ["f", "m", "f", "m"], [3, 3, 5, 3]
+    (one,) = make_batches(x, None, sex, control_features=job)
+    (other,) = make_batches([(x, None, sex, None, job)], None, None)
+    for batch in (one, other):
+        assert batch.labels == (("f", 3), ("f", 5), ("m", 3))
+        assert (batch.codes.tolist(), batch.group_parts) == ([0, 2, 1, 2], 1)
+
+
+def test_strata_with_missing_values_are_named_as_what_they_are():
+    with pytest.raises(ValueError, match="control_features has 1 missing value"):
+        make_batches(np.ones((2, 1)), None, ["a", "b"], control_features=["x", None])

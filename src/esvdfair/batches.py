@@ -1,20 +1,25 @@
 """Anything that holds rows -> a re-iterable of batches, and the split of rows into training and held-out ones."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.core.checks import Label, check_column, check_groups, check_weight, row_count
+from esvdfair.core.checks import Label, check_column, check_groups, check_strata, check_weight, row_count
+from esvdfair.core.strata import label_parts, make_cells
 from esvdfair.distributed import all_gather, rank, world_size
 from esvdfair.models.base import row_slice, take
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some rows: inputs, label, group, weight, and the global index that never changes however rows are batched."""
+    """Some rows: inputs, label, group, weight, and the global index that never changes however rows are batched.
+
+    Where gaps are adjusted, ``labels`` are cells of a group and a stratum, whose first ``group_parts`` parts name the
+    group (:mod:`esvdfair.core.strata`); 0 says that they are groups.
+    """
 
     x: Any
     y: NDArray[np.float64] | None
@@ -22,11 +27,14 @@ class Batch:
     codes: NDArray[np.intp]
     weight: NDArray[np.float64] | None
     row_id: NDArray[np.int64]
+    group_parts: int = 0
 
     def take(self, index: NDArray[np.intp]) -> "Batch":
         """Some of the rows."""
         y, weight = (None if column is None else column[index] for column in (self.y, self.weight))
-        return Batch(take(self.x, index), y, self.labels, self.codes[index], weight, self.row_id[index])
+        return replace(
+            self, x=take(self.x, index), y=y, codes=self.codes[index], weight=weight, row_id=self.row_id[index]
+        )
 
 
 class ArrayBatches:
@@ -38,6 +46,7 @@ class ArrayBatches:
         y: Any,
         sensitive_features: Any,
         sample_weight: Any = None,
+        control_features: Any = None,
         *,
         missing: str = "error",
         batch_size: int = 8192,
@@ -46,29 +55,42 @@ class ArrayBatches:
         self.rows = row_count(x)
         self._x, self._batch_size, self._first_row = x, batch_size, first_row
         self._y = None if y is None else check_column(y, self.rows, "y")
-        self._labels, self._codes = check_groups(sensitive_features, self.rows, missing)
+        self._groups = _groups(sensitive_features, control_features, self.rows, missing)
         self._weight = None if sample_weight is None else check_weight(sample_weight, self.rows)
 
     def __iter__(self) -> Iterator[Batch]:
+        labels, codes, group_parts = self._groups
         for start in range(0, self.rows, self._batch_size):
             stop = min(start + self._batch_size, self.rows)
             part = slice(start, stop)
             yield Batch(
                 row_slice(self._x, start, stop),
                 None if self._y is None else self._y[part],
-                self._labels,
-                self._codes[part],
+                labels,
+                codes[part],
                 None if self._weight is None else self._weight[part],
                 np.arange(start, stop) + self._first_row,
+                group_parts,
             )
+
+
+def _groups(
+    sensitive_features: Any, control_features: Any, rows: int, missing: str
+) -> tuple[tuple[Label, ...], NDArray[np.intp], int]:
+    """Labels and codes of groups, or of cells, and how many parts of a cell's label name its group."""
+    labels, codes = check_groups(sensitive_features, rows, missing)
+    if control_features is None or not labels:
+        return labels, codes, 0
+    strata = check_strata(control_features, rows, missing)
+    return *make_cells((labels, codes), strata), label_parts(labels[0])
 
 
 class StreamBatches:
     """Batches of rows from a loader, an iterable, or a function that makes one; rows are numbered as they come.
 
-    An item is (X, y, sensitive), (X, y, sensitive, weight), or a :class:`Batch`, which is taken as it is. Of several
-    ranks, rank r is taken to hold the rows r, r + ranks, r + 2 ranks, …, as a ``DistributedSampler`` without
-    shuffling deals them out.
+    An item is (X, y, sensitive), (X, y, sensitive, weight), (X, y, sensitive, weight or None, control), or a
+    :class:`Batch`, which is taken as it is. Of several ranks, rank r is taken to hold the rows r, r + ranks,
+    r + 2 ranks, …, as a ``DistributedSampler`` without shuffling deals them out.
     """
 
     def __init__(self, source: Any, *, missing: str = "error") -> None:
@@ -84,19 +106,20 @@ class StreamBatches:
     def _batch(self, item: Any, start: int) -> Batch:
         if isinstance(item, Batch):
             return item
-        if not isinstance(item, tuple | list) or len(item) not in (3, 4):
+        if not isinstance(item, tuple | list) or len(item) not in (3, 4, 5):
             got = f"{len(item)} items" if isinstance(item, tuple | list) else type(item).__name__
-            raise ValueError(f"a batch must be (X, y, sensitive) or (X, y, sensitive, weight); got {got}.")
-        x, y, sensitive, *rest = item
+            raise ValueError(f"a batch must be (X, y, sensitive[, weight[, control]]); got {got}.")
+        x, y, sensitive, weight, control = [*item, None, None][:5]
         rows = row_count(x)
-        labels, codes = check_groups(sensitive, rows, self._missing)
+        labels, codes, group_parts = _groups(sensitive, control, rows, self._missing)
         return Batch(
             x,
             None if y is None else check_column(y, rows, "y"),
             labels,
             codes,
-            check_weight(rest[0], rows) if rest and rest[0] is not None else None,
+            None if weight is None else check_weight(weight, rows),
             np.arange(start, start + rows) * world_size() + rank(),
+            group_parts,
         )
 
 
@@ -118,6 +141,7 @@ def make_batches(
     y: Any,
     sensitive_features: Any,
     sample_weight: Any = None,
+    control_features: Any = None,
     *,
     missing: str = "error",
     batch_size: int = 8192,
@@ -141,17 +165,26 @@ def make_batches(
                 "fit(X, y, sensitive_features=a). Prediction will not need it."
             )
         return ArrayBatches(
-            x, y, sensitive_features, sample_weight, missing=missing, batch_size=batch_size, first_row=first_row
+            x,
+            y,
+            sensitive_features,
+            sample_weight,
+            control_features,
+            missing=missing,
+            batch_size=batch_size,
+            first_row=first_row,
         )
-    beside = [
-        name
-        for name, value in (("y", y), ("sensitive_features", sensitive_features), ("sample_weight", sample_weight))
-        if value is not None
-    ]
+    columns = {
+        "y": y,
+        "sensitive_features": sensitive_features,
+        "sample_weight": sample_weight,
+        "control_features": control_features,
+    }
+    beside = [name for name, value in columns.items() if value is not None]
     if beside:
         raise ValueError(
             f"X yields batches, yet {' and '.join(beside)} came beside it; a shuffled loader would misalign them "
-            "silently. Yield (X, y, sensitive[, weight]) batches instead."
+            "silently. Yield (X, y, sensitive[, weight[, control]]) batches instead."
         )
     if not callable(x) and iter(x) is x:
         raise ValueError(

@@ -7,7 +7,7 @@ own :data:`Word`.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 Word = Callable[[str, Any], str]
 """A parameter as a front end writes it: its name, and its value or None."""
@@ -38,6 +38,12 @@ class _Message(Exception):
             return str(template)  # a plain text may hold braces
         words = {name: word(name, v.value) if isinstance(v, Given) else v for name, v in values.items()}
         return str(template).format_map(words)
+
+    def about(self, name: str, *, instead_of: str) -> Self:
+        """The same message about another parameter."""
+        template, values = self.args if len(self.args) == 2 else (self.args[0], {})
+        renamed = {name if key == instead_of else key: value for key, value in values.items()}
+        return type(self)(str(template).replace(f"{{{instead_of}}}", f"{{{name}}}"), renamed)
 
     def __str__(self) -> str:
         return self.say(python_word)

@@ -296,7 +296,7 @@ class Refits:
             self.rotated[index],
             codes[index],
             groups,
-            sample_weight=self.sample.training.weight[index],
+            sample_weight=self.sample.training.parity_weight[index],
             share=self.space.share,
         )
 
@@ -381,9 +381,9 @@ class Refits:
         weight, bias = self.regression_layer
         eta = self.sample.head.apply(training.features @ weight + bias)
         probability = group_probability(training, self.sample.judging, self.effort)(training.features)
-        before = ks_from_codes(eta, training.codes, groups, training.weight)
+        before = ks_from_codes(eta, training.codes, groups, training.parity_weight)
         levels = [part * before for part in self.effort.levels]
-        fitted = fit_optimum(eta, probability, levels=levels, sample_weight=training.weight)
+        fitted = fit_optimum(eta, probability, levels=levels, sample_weight=training.parity_weight)
         return [(optimum.level, optimum.predict(eta, probability)) for optimum in fitted]
 
     @cached_property
@@ -424,9 +424,9 @@ def group_probability(training: Rows, judging: Rows, effort: Effort | None = Non
     for c in sorted((effort or Effort()).regularisations):
         with warnings.catch_warnings():  # an estimate that stopped early is judged like the others
             warnings.simplefilter("ignore", ConvergenceWarning)
-            classifier.set_params(C=c).fit(known, training.codes, sample_weight=training.weight)
+            classifier.set_params(C=c).fit(known, training.codes, sample_weight=training.parity_weight)
         chance = classifier.predict_proba(unseen)[np.arange(len(judging)), judging.codes]
-        losses.append(-np.average(np.log(np.maximum(chance, 1e-6)), weights=judging.weight))
+        losses.append(-np.average(np.log(np.maximum(chance, 1e-6)), weights=judging.parity_weight))
         found.append(deepcopy(classifier))
     best = found[int(np.argmin(losses))]
     return lambda features: np.asarray(best.predict_proba(standardised(features)))

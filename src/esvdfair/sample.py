@@ -8,8 +8,10 @@ moments of all are added up on every rank, and the rows that are kept go to the 
 
 import hashlib
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from esvdfair.batches import ArrayBatches, Batch, Batches, Splitter, held_out, is_stream, make_batches, row_key
 from esvdfair.core.checks import Label, count_not_finite, row_count, sort_key, take_rows
 from esvdfair.core.moments import GroupMoments
+from esvdfair.core.strata import adjusted_weights, split_cell
 from esvdfair.distributed import all_gather, all_rows, broadcast, first_rank_rows, rank, reading, together, world_size
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.models.base import PROBE_ROWS, LinearLayer, ModelAdapter, Weights, row_slice
@@ -91,6 +94,7 @@ class Rows:
     y : (n,) labels; the untouched model's own predictions when there are none
     codes : (n,) groups, positions in ``Sample.labels``
     weight : (n,) sample weights, scaled up where a group was sampled
+    adjusted : (n,) where gaps are adjusted, the weights that give all groups the same mix of strata
     """
 
     features: NDArray[Any]
@@ -98,9 +102,15 @@ class Rows:
     y: Array
     codes: NDArray[np.intp]
     weight: Array
+    adjusted: Array | None = None
 
     def __len__(self) -> int:
         return len(self.codes)
+
+    @property
+    def parity_weight(self) -> Array:
+        """What a row counts where groups are compared; ``weight`` is what it counts in the error."""
+        return self.weight if self.adjusted is None else self.adjusted
 
     def without_features(self) -> "Rows":
         """The same rows, their features dropped."""
@@ -197,6 +207,7 @@ def prepare(
     *,
     sensitive_features: Any = None,
     sample_weight: Any = None,
+    control_features: Any = None,
     validation: tuple[Any, ...] | None = None,
     missing: str = "error",
     batch_size: int = 8192,
@@ -209,10 +220,12 @@ def prepare(
     Parameters
     ----------
     adapter : of the model, or a function that makes it once the rows are known to be good
-    X, y, sensitive_features, sample_weight, validation : as in :meth:`esvdfair.ESVDFair.fit`
+    X, y, sensitive_features, sample_weight, control_features, validation : as in :meth:`esvdfair.ESVDFair.fit`
     missing, batch_size, validation_fraction : as in :class:`esvdfair.ESVDFair`
     """
-    batches = make_batches(X, y, sensitive_features, sample_weight, missing=missing, batch_size=batch_size)
+    batches = make_batches(
+        X, y, sensitive_features, sample_weight, control_features, missing=missing, batch_size=batch_size
+    )
     apart = None
     if validation is not None:
         apart = validation_batches(validation, missing=missing, batch_size=batch_size)
@@ -242,13 +255,14 @@ def meet(adapter: ModelAdapter, batches: Batches, *, seed: int = 0, effort: Effo
 
 def validation_batches(validation: tuple[Any, ...], *, missing: str = "error", batch_size: int = 8192) -> Batches:
     """The rows of ``validation=`` as batches."""
-    if not isinstance(validation, tuple | list) or len(validation) not in (3, 4):
+    if not isinstance(validation, tuple | list) or len(validation) not in (3, 4, 5):
         raise ValueError(
-            "validation must be (X, y, sensitive_features) or (X, y, sensitive_features, sample_weight); y may be None."
+            "validation must be (X, y, sensitive_features[, sample_weight[, control_features]]); y may be None, and so "
+            "may the weight."
         )
-    x, y, sensitive, *weight = validation
+    x, y, sensitive, *more = validation
     x = x if hasattr(x, "shape") or is_stream(x) else np.asarray(x)
-    return make_batches(x, y, sensitive, *weight, missing=missing, batch_size=batch_size, name="validation")
+    return make_batches(x, y, sensitive, *more, missing=missing, batch_size=batch_size, name="validation")
 
 
 def _share_probe(batches: Batches) -> tuple[Any, bool]:
@@ -387,7 +401,8 @@ def _held(batches: Batches, share: Mapping[Label, float], seed: int) -> list[Bat
     """Of each group about this part of the rows, by a hash of their number."""
     kept = []
     for batch in batches:
-        part = np.array([min(share[label], 1.0) for label in batch.labels])[batch.codes]
+        groups = [_group_of(label, batch.group_parts) for label in batch.labels]
+        part = np.array([min(share[group], 1.0) for group in groups])[batch.codes]
         index = np.flatnonzero(row_key(batch.row_id, seed + 2) < part)
         if len(index):
             weight = np.ones(len(part)) if batch.weight is None else batch.weight
@@ -411,23 +426,58 @@ def _relabelled(rows: Rows, labels: tuple[Label, ...], known: tuple[Label, ...])
     return replace(rows, codes=position[rows.codes])
 
 
+def _group_of(label: Label, group_parts: int) -> Label:
+    """The group of a cell; of a group itself, when there are no strata."""
+    return split_cell(label, group_parts)[0] if group_parts else label
+
+
 @dataclass(frozen=True)
 class _Seen:
-    """What a pass has seen: moments of the rows that fit, and kept rows, first those that fit, then the others."""
+    """What a pass has seen: moments of the rows that fit, and kept rows, first those that fit, then the others.
 
-    labels: tuple[Label, ...]
+    Moments and kept rows are those of ``cells``, which are the groups themselves when ``group_parts`` is 0.
+    """
+
+    cells: tuple[Label, ...]
+    group_parts: int
     moments: GroupMoments
     inner: Mapping[str, GroupMoments]
     kept: "tuple[_Keeper, _Keeper]"
     order: bytes
 
+    @cached_property
+    def labels(self) -> tuple[Label, ...]:
+        """The groups."""
+        return tuple(sorted({_group_of(cell, self.group_parts) for cell in self.cells}, key=sort_key))
+
+    def cell_rows(self, part: int) -> Rows:
+        """Kept rows, their codes those of cells."""
+        return self.kept[part].rows(self.cells)
+
+    def grouped(self, rows: Rows) -> Rows:
+        """Rows of cells as rows of groups."""
+        if not self.group_parts or not len(rows):
+            return rows
+        pairs = [split_cell(cell, self.group_parts) for cell in self.cells]
+        strata = sorted({stratum for _, stratum in pairs}, key=sort_key)
+        group, stratum = np.array([(self.labels.index(g), strata.index(s)) for g, s in pairs], dtype=np.intp).T
+        codes = group[rows.codes]
+        weight = adjusted_weights(codes, len(self.labels), stratum[rows.codes], rows.weight)
+        return replace(rows, codes=codes, adjusted=weight)
+
     def rows(self, part: int) -> Rows:
-        return self.kept[part].rows(self.labels)
+        return self.grouped(self.cell_rows(part))
 
     def sizes(self, part: int, labels: tuple[Label, ...] | None = None) -> tuple[int, ...]:
         """(G,) rows of each group."""
-        counts = self.kept[part].counts
-        return tuple(counts.get(label, (0, 0.0))[0] for label in labels or self.labels)
+        counts = Counter[Label]()
+        for cell, (rows, _) in self.kept[part].counts.items():
+            counts[_group_of(cell, self.group_parts)] += rows
+        return tuple(counts[label] for label in labels or self.labels)
+
+    def adjusted(self, moments: GroupMoments) -> GroupMoments:
+        """Moments of cells as moments of groups."""
+        return moments.adjusted(self.group_parts) if self.group_parts and moments.labels else moments
 
 
 class _Pass:
@@ -446,13 +496,14 @@ class _Pass:
         effort = setting.effort
         kept = _Keeper(effort.training_rows, setting.seed), _Keeper(effort.judging_rows, setting.seed)
         labelled: bool | None = None
+        group_parts = 0
         order = hashlib.sha256()
         with reading() as listen:
             for batch in batches:
                 rows = len(batch.codes)
                 inputs, prediction = self.adapter.capture(batch.x, self.names)
                 _check_prediction(prediction, rows)
-                labelled = batch.y is not None
+                labelled, group_parts = batch.y is not None, batch.group_parts
                 y = self._labels(batch, prediction)
                 order.update(batch.codes.tobytes() + (b"" if batch.y is None else batch.y.tobytes()))
                 out = np.zeros(rows, dtype=bool) if split is None else split(batch.row_id)
@@ -469,30 +520,32 @@ class _Pass:
         _agree_on_labels(labelled)
         for keeper in kept:
             keeper.count_all_ranks()
-        labels = tuple(sorted(set(kept[0].counts) | set(kept[1].counts), key=sort_key))
+        cells = tuple(sorted(set(kept[0].counts) | set(kept[1].counts), key=sort_key))
         inner = {name: found.all_reduce() for name, found in inner.items()}
-        return _Seen(labels, moments.all_reduce(), inner, kept, order.digest())
+        group_parts = max(all_gather(group_parts))  # a rank without rows does not know
+        return _Seen(cells, group_parts, moments.all_reduce(), inner, kept, order.digest())
 
     def sample(
         self, seen: _Seen, judging: Rows | None, judged_on: str, judging_sizes: tuple[int, ...] | None = None
     ) -> Sample:
-        setting, training = self.setting, seen.rows(0)
+        setting, cells = self.setting, seen.cell_rows(0)
         moments, inner = seen.moments, dict(seen.inner)
-        if len(training) == sum(seen.sizes(0)) and training.features.shape[1]:
-            again = _in_order(training, seen.labels, beside=self.features)
+        if len(cells) == sum(seen.sizes(0)) and cells.features.shape[1]:
+            again = _in_order(cells, seen.cells, beside=self.features)
             moments, inner = (again, inner) if self.features else (moments, dict.fromkeys(inner, again))
+        training = seen.grouped(cells)
         if not self.features:
             training, judging = training.without_features(), None if judging is None else judging.without_features()
         return Sample(
             labels=seen.labels,
-            moments=moments,
+            moments=seen.adjusted(moments),
             layer=setting.last,
             head=setting.head,
             training=training,
             judging=training if judging is None else judging,
             judged_on=judged_on,
             error_against="labels" if setting.has_labels else "predictions",
-            inner=inner,
+            inner={name: seen.adjusted(found) for name, found in inner.items()},
             sizes=seen.sizes(0),
             judging_sizes=judging_sizes or seen.sizes(0),
             order=seen.order,

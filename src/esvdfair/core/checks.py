@@ -275,6 +275,16 @@ def check_groups(
     return labels, codes
 
 
+def check_strata(
+    control_features: Any, rows: int | None, missing: str = "error", *, of: str = "X"
+) -> tuple[tuple[Label, ...], NDArray[np.intp]]:
+    """As `check_groups`, of what gaps are adjusted for."""
+    try:
+        return check_groups(control_features, rows, missing, of=of)
+    except InputError as error:
+        raise error.about("control_features", instead_of="sensitive_features") from None
+
+
 def encode_groups(groups: Any, *, missing: str = "error") -> tuple[tuple[Label, ...], NDArray[np.intp]]:
     """Sorted distinct labels and, for every row, the position of its label.
 

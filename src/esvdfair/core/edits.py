@@ -246,7 +246,7 @@ def account(
     mean = np.append(moments.pooled_mean(), 1.0)
     scatter = np.zeros((len(mean), len(mean)))
     scatter[:-1, :-1] = moments.pooled_scatter()
-    scatter += moments.counts.sum() * np.outer(mean, mean)
+    scatter += moments.pooled_weight * np.outer(mean, mean)
     return LayerEdit(
         layer=layer,
         weight_before=w,

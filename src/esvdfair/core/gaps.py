@@ -154,7 +154,7 @@ def scatter_about(moments: GroupMoments, *, centred: bool) -> Array:
     scatter = moments.pooled_scatter()
     if not centred:
         mean = moments.pooled_mean()
-        scatter = scatter + moments.counts.sum() * np.outer(mean, mean)
+        scatter = scatter + moments.pooled_weight * np.outer(mean, mean)
     return scatter
 
 

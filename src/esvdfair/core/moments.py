@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Self
 from zipfile import BadZipFile
@@ -22,6 +22,7 @@ from esvdfair.core.checks import (
     sort_key,
     to_numpy,
 )
+from esvdfair.core.strata import adjusting_factors, split_cell
 from esvdfair.distributed import all_gather, all_sum
 from esvdfair.exceptions import Given, InputError
 from esvdfair.files import whole_file
@@ -40,6 +41,14 @@ class _Moments:
     weight_squares: float  # Σw²
     mean: Any  # (n,)
     scatter: Any  # (n, n)   Σ w (x − mean)ᵀ(x − mean)
+
+    def columns(self, selection: slice | list[int]) -> "_Moments":
+        return replace(self, mean=self.mean[selection], scatter=self.scatter[selection][:, selection])
+
+    def scaled(self, factor: float) -> "_Moments":
+        """With all weights times a factor."""
+        weight, squares = factor * self.weight, factor**2 * self.weight_squares
+        return replace(self, weight=weight, weight_squares=squares, scatter=factor * self.scatter)
 
     def __add__(self, other: "_Moments") -> "_Moments":
         """Chan's pairwise update: exact in real arithmetic, stable in floating point."""
@@ -87,6 +96,7 @@ class GroupMoments:
     def __init__(self) -> None:
         self._groups: dict[Label, _Moments] = {}
         self._covariances: NDArray[np.float64] | None = None  # of what _groups holds now
+        self._everyone: _Moments | None = None  # of all rows, where the groups are adjusted and do not add up to them
 
     # --- gathering ---------------------------------------------------------------------------------------------
 
@@ -251,13 +261,22 @@ class GroupMoments:
             self._covariances.flags.writeable = False
         return self._covariances
 
+    @property
+    def pooled_weight(self) -> float:
+        """Σw over all rows."""
+        return float(self.counts.sum()) if self._everyone is None else self._everyone.weight
+
     def pooled_mean(self) -> NDArray[np.float64]:
         """(n,) mean over all rows of all groups."""
+        if self._everyone is not None:
+            return to_numpy(self._everyone.mean)
         mean: NDArray[np.float64] = self.counts @ self.means / self.counts.sum()
         return mean
 
     def pooled_scatter(self) -> NDArray[np.float64]:
         """(n, n) ``Σ w (x − x̄)ᵀ(x − x̄)`` over all rows: within plus between groups."""
+        if self._everyone is not None:
+            return to_numpy(self._everyone.scatter)
         centred = self.means - self.pooled_mean()
         scatter = np.sum([to_numpy(m.scatter) for m in self._ordered()], axis=0)
         total: NDArray[np.float64] = scatter + (self.counts[:, None] * centred).T @ centred
@@ -266,11 +285,30 @@ class GroupMoments:
     def columns(self, selection: slice | list[int]) -> "GroupMoments":
         """Moments of some of the columns, as a new object."""
         part = GroupMoments()
-        part._groups = {
-            label: _Moments(m.rows, m.weight, m.weight_squares, m.mean[selection], m.scatter[selection][:, selection])
-            for label, m in self._groups.items()
-        }
+        part._groups = {label: m.columns(selection) for label, m in self._groups.items()}
+        part._everyone = None if self._everyone is None else self._everyone.columns(selection)
         return part
+
+    def adjusted(self, parts: int) -> "GroupMoments":
+        """From moments of cells (see :mod:`esvdfair.core.strata`) those of groups that all have the same mix of strata.
+
+        The groups are the first ``parts`` parts of the labels. Pooled moments stay those of all rows as they are: the
+        error is everybody's, only gaps are adjusted.
+        """
+        cells = [(split_cell(label, parts), self._groups[label]) for label in self.labels]
+        groups = sorted({group for (group, _), _ in cells}, key=sort_key)
+        strata = sorted({stratum for (_, stratum), _ in cells}, key=sort_key)
+        mass = np.zeros((len(groups), len(strata)))
+        for (group, stratum), moments in cells:
+            mass[groups.index(group), strata.index(stratum)] = moments.weight
+        factors = adjusting_factors(mass)
+        result = GroupMoments()
+        for (group, stratum), moments in cells:
+            factor = float(factors[groups.index(group), strata.index(stratum)])
+            result._everyone = moments if result._everyone is None else result._everyone + moments
+            if factor > 0:
+                result._add([(group, moments.scaled(factor))])
+        return result
 
     def require_groups(self, *, rows: int = 1) -> None:
         """Raise unless there are two groups or more, each with at least ``rows`` rows."""

@@ -242,7 +242,7 @@ class _State:
             sigma, u = np.sqrt(np.abs(values[order])), u[:, order]
         else:
             u, sigma, _ = scipy.linalg.svd(self.factored(kind), full_matrices=False)
-        scatter = self.moments.pooled_scatter() / self.moments.counts.sum()
+        scatter = self.moments.pooled_scatter() / self.moments.pooled_weight
         spread = float(np.sum((self.layer.weight @ scatter) * self.layer.weight))
         # σ² is a squared mean difference, or a difference of variances
         gap = sigma**2 > (ROUNDING**2 if kind == "mean" else ROUNDING) * spread

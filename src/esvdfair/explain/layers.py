@@ -172,7 +172,7 @@ def _scan(setting: Setting, reductions: dict[str, float]) -> LayerScan:
 def measure_gap(layer: LinearLayer, moments: GroupMoments) -> LayerGap:
     """The gaps after a layer, in its own units and relative to the spread of its outputs."""
     w = layer.weight
-    spread = w @ (moments.pooled_scatter() / moments.counts.sum()) @ w.T  # V
+    spread = w @ (moments.pooled_scatter() / moments.pooled_weight) @ w.T  # V
     mean_gap, covariance_gap = gaps.squared_mean_gap(w, moments), gaps.squared_covariance_gap(w, moments)
     return LayerGap(
         name=layer.name,

@@ -92,7 +92,7 @@ class FeatureSpace:
         features = moments if n_features is None else moments.columns(slice(0, n_features))
         features.require_groups(rows=2)
         counts, mean = features.counts, features.pooled_mean()
-        second = features.pooled_scatter() / counts.sum()
+        second = features.pooled_scatter() / features.pooled_weight
         if not intercept:
             second, mean = second + np.outer(mean, mean), np.zeros_like(mean)
         variances, axes = scipy.linalg.eigh(second)
@@ -154,11 +154,10 @@ class Quadratic:
     ) -> "Quadratic":
         """From moments of the rows ``[h, ...]`` with the target in column ``target``."""
         p = space.axes.shape[0]
-        counts = moments.counts
-        mean = moments.pooled_mean() if space.intercept else np.zeros(moments.width)
-        centred = moments.means - mean
-        column = sum(scatter[:, target] for scatter in moments.scatters) + (counts * centred[:, target]) @ centred
-        column = column / counts.sum()
+        mean = moments.pooled_mean()
+        column = moments.pooled_scatter()[:, target] / moments.pooled_weight
+        if not space.intercept:
+            column, mean = column + mean[target] * mean, np.zeros(moments.width)
         return cls(
             space=space,
             cross=column[:p] @ space.axes,
