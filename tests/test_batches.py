@@ -160,7 +160,7 @@ def test_a_dataloader_is_a_stream():
 def test_strata_make_cells_of_arrays_and_streams_alike():
     x, sex, job = np.ones((4, 2)), ["f", "m", "f", "m"], [3, 3, 5, 3]
     (one,) = make_batches(x, None, sex, control_features=job)
-    (other,) = make_batches([(x, None, sex, None, job)], None, None)
+    (other,) = make_batches(lambda: [(x, None, sex, None, job)], None, None)
     for batch in (one, other):
         assert batch.labels == (("f", 3), ("f", 5), ("m", 3))
         assert (batch.codes.tolist(), batch.group_parts) == ([0, 2, 1, 2], 1)
