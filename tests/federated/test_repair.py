@@ -1,5 +1,7 @@
 """A repair from moments against one from the rows."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -227,3 +229,14 @@ def test_frames_are_taken_by_name(mlp, people):
     frame = pd.DataFrame(new.X, columns=X.columns)
     fair = repair_from_moments(model, site, validation=(frame, new.y, new.a))
     assert fair.summary_["rows"] == 300
+
+
+@pytest.mark.parametrize("kind", ["torch", "scikit-learn", "bias"])
+def test_another_layer_than_the_model_has_is_refused(make_network, mlp, people, kind):
+    model, data = mlp if kind == "scikit-learn" else make_network(), people()
+    whole = sites(model, data)
+    layer = replace(whole.layer, weight=whole.layer.weight + 0.001)
+    if kind == "bias":
+        layer = replace(whole.layer, bias=whole.layer.bias + 0.001)
+    with pytest.raises(ValueError, match="has other weights than it has in this model"):
+        repair_from_moments(model, replace(whole, layer=layer))

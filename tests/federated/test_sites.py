@@ -82,7 +82,7 @@ def test_a_file_holds_no_more_numbers_than_moments(make_network, people, tmp_pat
     for rows in (100, 5000):
         collected(make_network(), people(rows)).save(tmp_path / f"{rows}")
     with np.load(tmp_path / "5000", allow_pickle=False) as file:
-        assert sum(file[name].size for name in file.files) == 1 + 2 * (3 + 7 + 7 * 7)
+        assert sum(file[name].size for name in file.files if name != "header.json") == 2 * (3 + 7 + 7 * 7)
     assert abs((tmp_path / "100").stat().st_size - (tmp_path / "5000").stat().st_size) < 100
 
 

@@ -1,13 +1,16 @@
 """Group moments: count, mean and scatter of every group, additive over rows, batches, workers and sites."""
 
+import hashlib
+import io
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Self
-from zipfile import BadZipFile
+from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +30,10 @@ from esvdfair.distributed import all_gather, all_sum
 from esvdfair.exceptions import Given, InputError
 from esvdfair.files import whole_file
 
-_FORMAT = "esvdfair-moments-1"
+_FORMAT = "esvdfair-moments-2"  # 1 had no checksum, and files of it may give single people away
 _CACHED_ROWS = 256  # rows of 256 float64 columns that fit in a core's own cache, with room to spare
-_FIELDS = ("rows", "counts", "weight_squares", "means", "scatters")
+_FIELDS = {"rows": "<i8", "counts": "<f8", "weight_squares": "<f8", "means": "<f8", "scatters": "<f8"}
+_HEADER = "header.json"
 
 
 @dataclass(frozen=True)
@@ -310,6 +314,23 @@ class GroupMoments:
                 result._add([(group, moments.scaled(factor))])
         return result
 
+    def mapped(self, matrix: NDArray[np.float64]) -> "GroupMoments":
+        """Moments of ``matrix · x`` for the rows x, matrix (k, n), as a new object."""
+        scatters = matrix @ self.scatters @ matrix.T
+        return self.from_arrays(
+            self.labels, self.rows, self.counts, self.weight_squares, self.means @ matrix.T, scatters
+        )
+
+    @classmethod
+    def from_arrays(cls, labels: Sequence[Label], *arrays: Any) -> "GroupMoments":
+        """From what the attributes rows, counts, weight_squares, means and scatters hold, for these labels."""
+        made = cls()
+        made._groups = {
+            label: _Moments(int(rows), float(weight), float(squares), mean, scatter)
+            for label, rows, weight, squares, mean, scatter in zip(labels, *arrays, strict=True)
+        }
+        return made
+
     def require_groups(self, *, rows: int = 1) -> None:
         """Raise unless there are two groups or more, each with at least ``rows`` rows."""
         if len(self._groups) < 2:
@@ -336,41 +357,124 @@ class GroupMoments:
     # --- files -------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str], *, about: Mapping[str, Any] | None = None) -> None:
-        """Write to one file (a zip of plain arrays, no pickle). The file appears whole or not at all.
+        """Write to one file: a zip of plain arrays and a header, no pickle. It appears whole or not at all.
 
-        ``about`` is any mapping that JSON can hold: what these are moments of. It stands in the file's header.
+        ``about`` is any mapping that JSON can hold: what these are moments of. It stands in the header, beside the
+        SHA-256 of all that the file says.
         """
-        header = {"format": _FORMAT, "labels": self.labels, **({} if about is None else {"about": dict(about)})}
-        arrays = {name: getattr(self, name) for name in _FIELDS} if self._groups else {}
-        with whole_file(path) as file:
-            np.savez(file, header=np.array(json.dumps(header)), **arrays)
+        said = None if about is None else dict(about)
+        width = self.width if self._groups else 0
+        header = {"format": _FORMAT, "labels": self.labels, "width": width, "about": said}
+        parts = {_HEADER: json.dumps(header | {"sha256": self.digest(header)}).encode()}
+        for name, values in self._arrays().items():
+            parts[f"{name}.npy"] = _npy_header(name, values.shape) + values.tobytes()
+        with whole_file(path) as file, ZipFile(file, "w", ZIP_STORED) as archive:
+            for name, content in parts.items():
+                archive.writestr(ZipInfo(name), content)  # without a date: equal moments are equal files
+
+    def digest(self, header: Mapping[str, Any] | None = None) -> str:
+        """SHA-256 of the labels and the numbers, and of a file's header: the same for the same rows."""
+        digest = hashlib.sha256(json.dumps([self.labels, header]).encode())
+        for values in self._arrays().values():
+            digest.update(values.tobytes())
+        return digest.hexdigest()
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        """What a file holds beside its header."""
+        kinds = _FIELDS if self._groups else {}
+        return {name: np.ascontiguousarray(getattr(self, name), dtype=kind) for name, kind in kinds.items()}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "GroupMoments":
-        """Read what :meth:`save` wrote. A file of another kind, or a damaged one, raises ValueError."""
-        return cls.load_with_about(path)[0]
+        """Read what :meth:`save` wrote. A file of another kind, a damaged one, or impossible moments: ValueError."""
+        moments, _ = cls.load_with_about(path)
+        moments.check_possible(path)
+        return moments
 
     @classmethod
     def load_with_about(cls, path: str | os.PathLike[str]) -> tuple["GroupMoments", dict[str, Any] | None]:
-        """As :meth:`load`, and beside the moments what ``about`` said of them; None when nothing was said."""
-        try:
-            with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
-                header = json.loads(str(file["header"]))
-                if header["format"] != _FORMAT:
-                    raise ValueError(f"format {header['format']!r}")
-                labels = [tuple(label) if isinstance(label, list) else label for label in header["labels"]]
-                about = header.get("about")
-                arrays = [file[name] for name in _FIELDS] if labels else []
-        except (BadZipFile, EOFError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{os.fspath(path)!r} is not a moments file of esvdfair ({error}).") from error
-        moments = cls()
-        if labels:
-            _check_loaded(path, labels, arrays)
-            moments._groups = {
-                label: _Moments(int(rows), float(weight), float(squares), mean, scatter)
-                for label, rows, weight, squares, mean, scatter in zip(labels, *arrays, strict=True)
-            }
-        return moments, about
+        """As :meth:`load` without :meth:`check_possible`, and beside the moments what ``about`` said of them."""
+        with open(path, "rb") as stream:
+            try:
+                return cls._read(stream)
+            except Exception as error:  # zipfile and json raise a dozen kinds of them for bytes that nobody meant
+                why = str(error) or type(error).__name__
+                raise ValueError(
+                    f"{os.fspath(path)!r} is not a moments file of esvdfair, or damaged ({why})."
+                ) from error
+
+    @classmethod
+    def _read(cls, stream: Any) -> tuple["GroupMoments", dict[str, Any] | None]:
+        """Nothing is larger in memory than in the file, since nothing in it may be compressed."""
+        with ZipFile(stream) as archive:
+            if any(info.compress_type != ZIP_STORED for info in archive.infolist()):
+                raise ValueError("it holds compressed parts")
+            if "header.npy" in archive.namelist():
+                raise ValueError("it was written by an older version; collect the moments again")
+            header = json.loads(archive.read(_HEADER))
+            if header["format"] != _FORMAT:
+                raise ValueError(f"format {header['format']!r}")
+            labels, width = [_label(item) for item in header["labels"]], int(header["width"])
+            check_labels(labels)
+            if len(set(labels)) < len(labels) or sorted(labels, key=sort_key) != labels:
+                raise ValueError("its groups are not in order")
+            shapes = {"means": (len(labels), width), "scatters": (len(labels), width, width)}
+            arrays = [
+                _array(archive.read(f"{name}.npy"), name, shapes.get(name, (len(labels),)))
+                for name in (_FIELDS if labels else ())
+            ]
+        moments = cls.from_arrays(labels, *arrays) if labels else cls()
+        if header.pop("sha256") != moments.digest(header):
+            raise ValueError("its numbers are not those it was written with: their SHA-256 differs")
+        return moments, header["about"]
+
+    def check_possible(self, path: Any = None) -> None:
+        """Raise ValueError unless these can be moments of rows: finite, symmetric, no negative variance anywhere."""
+        if not self._groups:
+            return
+        rows, counts, squares, means, scatters = (getattr(self, name) for name in _FIELDS)
+        with np.errstate(over="ignore", invalid="ignore"):
+            # What rounding leaves of a constant column is of the size of its mean, not of its variance.
+            noise = 1e-12 * counts[:, None] * means**2
+            scale = np.sqrt(np.maximum(np.diagonal(scatters, axis1=1, axis2=2), 0.0) + noise)
+            unit = scatters / np.maximum(scale[:, :, None] * scale[:, None, :], np.finfo(np.float64).tiny)
+            possible = (
+                all(np.isfinite(a).all() for a in (counts, squares, means, scatters, unit))
+                and (rows >= 1).all()
+                and (counts > 0).all()
+                and (squares * rows >= counts**2 * (1 - 1e-9)).all()
+                and (squares <= counts**2 * (1 + 1e-9)).all()
+                and np.abs(unit - unit.transpose(0, 2, 1)).max() < 1e-8
+                and np.linalg.eigvalsh(unit).min() > -1e-6
+            )
+        if not possible:
+            raise ValueError(
+                f"{'these' if path is None else repr(os.fspath(path))}: no rows have such moments (damaged)."
+            )
+
+
+def _label(item: Any) -> Label:
+    """A label as JSON has it, where tuples are lists."""
+    if isinstance(item, list):
+        return tuple(_label(part) for part in item)  # type: ignore[misc]  # combinations of combinations, too
+    if not isinstance(item, str | int):
+        raise ValueError(f"{item!r} is no group")
+    return item
+
+
+def _npy_header(name: str, shape: tuple[int, ...]) -> bytes:
+    """What NumPy writes before the bytes of an array."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": _FIELDS[name], "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+def _array(content: bytes, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """The array in a part of a file; ValueError unless it has the dtype and shape that it must have."""
+    header = _npy_header(name, shape)
+    if not content.startswith(header) or len(content) != len(header) + 8 * math.prod(shape):
+        raise ValueError(f"its {name} have another type or shape than they should")
+    return np.frombuffer(content, dtype=_FIELDS[name], offset=len(header)).astype(_FIELDS[name][1:]).reshape(shape)
 
 
 def _flatten(
@@ -527,16 +631,3 @@ def _too_large() -> ValueError:
         "the rows hold finite values whose squares are beyond the largest float64, about 1.8e308; give the features in "
         "another unit, or standardise them."
     )
-
-
-def _check_loaded(path: Any, labels: list[Any], arrays: list[NDArray[Any]]) -> None:
-    """The shapes and values that the rest of the library relies on."""
-    rows, counts, squares, means, scatters = arrays
-    n_groups, width = len(labels), means.shape[-1] if means.ndim else 0
-    shapes_ok = (
-        rows.shape == counts.shape == squares.shape == (n_groups,)
-        and means.shape == (n_groups, width)
-        and scatters.shape == (n_groups, width, width)
-    )
-    if not shapes_ok or not all(np.isfinite(a).all() for a in arrays) or (counts <= 0).any() or (rows < 1).any():
-        raise ValueError(f"{os.fspath(path)!r} is a damaged moments file: shapes or values are impossible.")

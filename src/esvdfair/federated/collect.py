@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from esvdfair.core.moments import GroupMoments
 from esvdfair.distributed import together
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
-from esvdfair.federated.sites import MomentsFile, Site, SiteMoments, content_of, loaded
+from esvdfair.federated.sites import MomentsFile, Site, SiteMoments, loaded
 from esvdfair.models import adapt
 from esvdfair.models.base import fingerprint
 from esvdfair.sample import Effort, draw, prepare
@@ -97,7 +97,7 @@ def collect_moments(
         layer=layer,
         head=setting.head,
         labelled=setting.has_labels,
-        sites=(Site(content_of(moments), moments.labels, tuple(moments.rows.tolist()), version),),
+        sites=(Site(moments.digest(), moments.labels, tuple(moments.rows.tolist()), version),),
         sensitive=_names(sensitive_features),
         features=_names(setting.probe),
         target=(_names(y) or (None,))[0],

@@ -214,3 +214,12 @@ def _check_model(adapter: ModelAdapter, site: SiteMoments) -> None:
             f"the moments are of another model: SHA-256 {site.model}, and that of this model is {mine}. Inputs of "
             "another model's last layer say nothing about this one; collect them with this model."
         )
+    # With its own layer put in its place a model stays as it is.
+    same, put = (
+        fingerprint(adapter.replace(w).model) for w in ({}, {site.layer.name: (site.layer.weight, site.layer.bias)})
+    )
+    if put != same:
+        raise ValueError(
+            f"the moments say that layer {site.layer.name!r} has other weights than it has in this model, though they "
+            "name this model; the file was changed. Collect it again."
+        )

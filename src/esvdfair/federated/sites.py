@@ -1,7 +1,5 @@
 """Moments that travel: group moments at the input of a model's last layer, and all that says what they are of."""
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -94,6 +92,7 @@ class SiteMoments:
         if not os.path.isfile(path):
             raise FileNotFoundError(f"there is no file {os.fspath(path)!r}.")
         moments, about = GroupMoments.load_with_about(path)
+        moments.check_possible(path)
         if about is None:
             raise ValueError(
                 f"{os.fspath(path)!r} does not say which model and layer its moments are of, so they cannot be used "
@@ -205,14 +204,6 @@ class SiteMoments:
 
 
 MomentsFile = str | os.PathLike[str]
-
-
-def content_of(moments: GroupMoments) -> str:
-    """SHA-256 of the numbers: two collections of the same rows have the same."""
-    digest = hashlib.sha256(json.dumps(moments.labels).encode())
-    for array in (moments.rows, moments.counts, moments.weight_squares, moments.means, moments.scatters):
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 def loaded(source: SiteMoments | MomentsFile) -> SiteMoments:
