@@ -148,6 +148,12 @@ def test_missing_values_can_be_a_group(column, labels):
     assert check_groups(column, 3, "group")[0] == labels
 
 
+@pytest.mark.parametrize("x", [np.ones(6), [1.0, 2.0], 3.0])
+def test_a_vector_is_no_table(x):
+    with pytest.raises(ValueError, match="Expected 2D array"):
+        make_batches(x, None, ["a", "b"])
+
+
 def test_a_dataloader_is_a_stream():
     torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
     data = torch.utils.data.TensorDataset(torch.ones(5, 2), torch.zeros(5, 1), torch.tensor([0, 1, 0, 1, 1]))

@@ -1,13 +1,21 @@
 """Anything that holds rows -> a re-iterable of batches, and the split of rows into training and held-out ones."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.core.checks import Label, check_column, check_groups, check_strata, check_weight, row_count
+from esvdfair.core.checks import (
+    Label,
+    check_column,
+    check_groups,
+    check_strata,
+    check_weight,
+    row_count,
+    several_inputs,
+)
 from esvdfair.core.strata import label_parts, make_cells
 from esvdfair.distributed import all_gather, rank, world_size
 from esvdfair.models.base import row_slice, take
@@ -131,9 +139,38 @@ class Batches(Protocol):
 
 def is_stream(x: Any) -> bool:
     """Whether x yields batches (a DataLoader, an iterable, a function that makes one) rather than holding rows."""
-    if callable(x) and not hasattr(x, "shape"):
-        return True
-    return isinstance(x, Iterable) and not hasattr(x, "shape") and not isinstance(x, list | tuple | str | bytes | dict)
+    if hasattr(x, "shape") or isinstance(x, list | tuple | str | bytes | Mapping):
+        return False
+    return callable(x) or isinstance(x, Iterable)
+
+
+def as_rows(x: Any) -> Any:
+    """Rows in memory as they are when they are of a kind of their own, or several inputs; else as an array.
+
+    Raises
+    ------
+    ValueError
+        A single row, or a single feature as a vector.
+    """
+    if hasattr(x, "tocsr"):
+        return x.tocsr()  # of the sparse formats, one whose rows can be taken
+    if not hasattr(x, "shape"):
+        if several_inputs(x) is not None:
+            return x
+        x = np.asarray(x)
+    if len(x.shape) < 2:
+        raise ValueError(
+            f"Expected 2D array, got an array of shape {tuple(x.shape)} instead. Reshape your data: X.reshape(-1, 1) "
+            "if it has one feature, X.reshape(1, -1) if it is one row."
+        )
+    return x
+
+
+def inputs_of(source: Any) -> Iterator[Any]:
+    """The inputs alone of batches as a stream yields them: X, (X,), (X, y), (X, y, sensitive[, weight])."""
+    for item in source() if callable(source) else source:
+        whole = hasattr(item, "shape") or isinstance(item, Mapping)
+        yield item.x if isinstance(item, Batch) else item if whole else item[0]
 
 
 def make_batches(
@@ -157,8 +194,10 @@ def make_batches(
         A stream with columns beside it, or one that can be read only once; rows in memory without groups; some ranks
         with rows in memory and others with a stream, whose numbers would collide.
     """
-    first_row = _first_row(None if is_stream(x) else row_count(x), name)
-    if not is_stream(x):
+    stream = is_stream(x)
+    x = x if stream else as_rows(x)
+    first_row = _first_row(None if stream else row_count(x), name)
+    if not stream:
         if sensitive_features is None:
             raise ValueError(
                 "sensitive_features is missing; parity is between groups, so fit needs one label for each row: "

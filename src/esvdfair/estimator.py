@@ -12,8 +12,8 @@ from sklearn.utils import check_random_state, get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from esvdfair import methods
-from esvdfair.batches import is_stream, row_key
-from esvdfair.core.checks import to_numpy
+from esvdfair.batches import as_rows, inputs_of, is_stream, row_key
+from esvdfair.core.checks import row_count, to_numpy
 from esvdfair.core.edits import PAPER_REDUCTIONS, check_reduction
 from esvdfair.core.refit.quadratic import Fit
 from esvdfair.curve import Curve, CurvePoint, choose, judge, mean_squared_errors, summarise
@@ -140,19 +140,20 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         *,
         sensitive_features: Any = None,
         sample_weight: Any = None,
-        validation: tuple[Any, ...] | None = None,
+        validation: Any = None,
     ) -> Self:
         """Repair the model.
 
         Parameters
         ----------
-        X : (rows, features) array, DataFrame or tensor; or a DataLoader, an iterable, or a function that makes one,
-            which yields (X, y, sensitive[, weight]) batches
+        X : (rows, features) array, DataFrame or tensor; for a model with several inputs a tuple, a list or a mapping of
+            them; or a DataLoader, an iterable, or a function that makes one, which yields (X, y, sensitive[, weight])
+            batches
         y : (rows,) labels. Without them the model is repaired towards its own predictions, and every mean squared
             error is measured against those.
         sensitive_features : (rows,) group of each person, or several columns, whose combinations become the groups
         sample_weight : (rows,)
-        validation : (X, y, sensitive_features) or a fourth item with weights
+        validation : (X, y, sensitive_features) or a fourth item with weights; or what yields such batches
             Rows that the model was *not trained on*; a candidate is chosen and judged on them. Without it a fraction
             of X is held out from the repair. Those rows are new to the repair but not to the model, if X is what it was
             trained on: its errors there are then too small. ``summary_["evaluated_on"]`` says which rows judged:
@@ -181,12 +182,19 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Predictions of the repaired model, (rows,). Takes no sensitive attribute."""
+        """Predictions of the repaired model, (rows,). Takes no sensitive attribute.
+
+        Of a DataLoader, or whatever else yields X, (X,), (X, y) or batches as for :meth:`fit`, those of all its rows,
+        in the order in which they come.
+        """
         check_is_fitted(self, "estimator_")
-        X = _as_rows(X)
-        validate_data(self, X, skip_check_array=True, reset=False)
         predictor: ModelAdapter = self._predictor
-        return predictor.predict(X)
+        if not is_stream(X):
+            return predictor.predict(self._rows(X, reset=False))
+        parts = [predictor.predict(self._rows(x, reset=False)) for x in inputs_of(X)]
+        if not parts:
+            raise ValueError("X yields no batch, so there is nothing to predict; an iterator can be read only once.")
+        return np.concatenate(parts)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -198,16 +206,12 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
 
     # --- the steps of fit ------------------------------------------------------------------------------------------
 
-    def _prepare(
-        self, X: Any, y: Any, sensitive_features: Any, sample_weight: Any, validation: tuple[Any, ...] | None
-    ) -> Setting:
+    def _prepare(self, X: Any, y: Any, sensitive_features: Any, sample_weight: Any, validation: Any) -> Setting:
         """The model and the rows, checked; the same on every rank but for the rows."""
         stream = is_stream(X)
-        if not stream:
-            X = _as_rows(X)
-            validate_data(self, X, skip_check_array=True)
+        X = X if stream else self._rows(X, reset=True)
         _check_ranks(self, validation)
-        counts = all_gather(None if stream else int(X.shape[0]))  # a stream's length nobody knows
+        counts = all_gather(None if stream else row_count(X))  # a stream's length nobody knows
         known = [rows for rows in counts if rows is not None]
         if len(known) == len(counts) and sum(known) < 2:
             raise ValueError(f"X has n_samples={sum(known)}; parity between groups needs at least two of each.")
@@ -225,7 +229,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             seed=seed,
             effort=self.effort,
         )
-        if stream:
+        if stream and hasattr(setting.probe, "shape"):
             self.n_features_in_ = int(setting.probe.shape[1])
         self.model_ = setting.adapter.model
         return setting
@@ -280,6 +284,17 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
 
     # --- inputs ----------------------------------------------------------------------------------------------------
 
+    def _rows(self, X: Any, *, reset: bool) -> Any:
+        """Rows in memory, checked; columns of a DataFrame in the order of those that fitted, unless ``reset``."""
+        X = as_rows(X)
+        if not hasattr(X, "shape"):
+            return X  # several inputs, which scikit-learn knows nothing of
+        names = None if reset else getattr(self, "feature_names_in_", None)
+        if names is not None and hasattr(X, "columns") and sorted(map(str, X.columns)) == sorted(names):
+            X = X[list(names)]
+        validate_data(self, X, skip_check_array=True, reset=reset)
+        return X
+
     def _adapter(self, X: Any, y: Any, sample_weight: Any, seed: int | None, stream: bool) -> ModelAdapter:
         """The adapter of the model, which is fitted first when it is a scikit-learn model that is not."""
         try:
@@ -295,7 +310,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
                     f"the {type(self.model).__name__} is not fitted; fit it first, or pass X and y as arrays so that "
                     "it can be fitted here."
                 ) from None
-        rows = np.arange(X.shape[0])
+        rows = np.arange(row_count(X))
         chosen = rows if seed is None else rows[row_key(rows, seed) >= self.validation_fraction]
         weight = {} if sample_weight is None else {"sample_weight": to_numpy(sample_weight)[chosen]}
         return adapt(clone(self.model).fit(take(X, chosen), to_numpy(y)[chosen], **weight), output=self.output)
@@ -418,7 +433,7 @@ def fit_curve(
     *,
     sensitive_features: Any = None,
     sample_weight: Any = None,
-    validation: tuple[Any, ...] | None = None,
+    validation: Any = None,
     **options: Any,
 ) -> Curve:
     """The trade-off curve between error and parity: 20 points or more from one pass over the rows.
@@ -440,16 +455,3 @@ def fit_curve(
     fair.fit(X, y, sensitive_features=sensitive_features, sample_weight=sample_weight, validation=validation)
     curve: Curve = fair.curve_
     return curve
-
-
-def _as_rows(X: Any) -> Any:
-    """X as it is when it has rows of its own kind, else as an array; a single row is refused."""
-    if hasattr(X, "tocsr"):
-        X = X.tocsr()  # of the sparse formats, one whose rows can be taken
-    X = X if hasattr(X, "shape") else np.asarray(X)
-    if len(X.shape) < 2:
-        raise ValueError(
-            f"Expected 2D array, got an array of shape {tuple(X.shape)} instead. Reshape your data: X.reshape(-1, 1) "
-            "if it has one feature, X.reshape(1, -1) if it is one row."
-        )
-    return X

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esvdfair.batches import ArrayBatches, Batch, Batches, Splitter, held_out, is_stream, make_batches, row_key
-from esvdfair.core.checks import Label, count_not_finite, row_count, sort_key, take_rows
+from esvdfair.core.checks import Label, count_not_finite, row_count, several_inputs, sort_key, take_rows
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.strata import adjusted_weights, split_cell
 from esvdfair.distributed import all_gather, all_rows, broadcast, first_rank_rows, rank, reading, together, world_size
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
-from esvdfair.models.base import PROBE_ROWS, LinearLayer, ModelAdapter, Weights, row_slice
+from esvdfair.models.base import PROBE_ROWS, LinearLayer, ModelAdapter, Weights, each_input, row_slice
 from esvdfair.models.heads import Head
 
 Array = NDArray[np.float64]
@@ -208,7 +208,7 @@ def prepare(
     sensitive_features: Any = None,
     sample_weight: Any = None,
     control_features: Any = None,
-    validation: tuple[Any, ...] | None = None,
+    validation: Any = None,
     missing: str = "error",
     batch_size: int = 8192,
     validation_fraction: float = 0.25,
@@ -240,28 +240,27 @@ def meet(adapter: ModelAdapter, batches: Batches, *, seed: int = 0, effort: Effo
     """Let the model meet its first rows; all rows of the setting fit, and the same rows judge."""
     probe, has_labels = _share_probe(batches)
     width = adapter.n_features
-    if width is not None and getattr(probe, "ndim", 2) == 2 and probe.shape[1] != width:
+    if width is not None and len(getattr(probe, "shape", ())) == 2 and probe.shape[1] != width:
         raise InputError(
             "{X} has {found} features, but the model expects {width} features as input.",
             X=Given(), found=probe.shape[1], width=width,
         )  # fmt: skip
     layers = adapter.layers(probe)
     _check_one_model(layers)
-    _check_one_output(layers[-1])
     return Setting(
         adapter, layers, adapter.head(probe), batches, None, None, seed, has_labels, effort or Effort(), probe
     )
 
 
-def validation_batches(validation: tuple[Any, ...], *, missing: str = "error", batch_size: int = 8192) -> Batches:
-    """The rows of ``validation=`` as batches."""
-    if not isinstance(validation, tuple | list) or len(validation) not in (3, 4, 5):
+def validation_batches(validation: Any, *, missing: str = "error", batch_size: int = 8192) -> Batches:
+    """The rows of ``validation=``, columns or a stream, as batches."""
+    columns = (validation, None, None) if is_stream(validation) else validation
+    if not isinstance(columns, tuple | list) or len(columns) not in (3, 4, 5):
         raise ValueError(
-            "validation must be (X, y, sensitive_features[, sample_weight[, control_features]]); y may be None, and so "
-            "may the weight."
+            "validation must be (X, y, sensitive_features[, sample_weight[, control_features]]), where y and weight may "
+            "be None, or yield such batches."
         )
-    x, y, sensitive, *more = validation
-    x = x if hasattr(x, "shape") or is_stream(x) else np.asarray(x)
+    x, y, sensitive, *more = columns
     return make_batches(x, y, sensitive, *more, missing=missing, batch_size=batch_size, name="validation")
 
 
@@ -295,7 +294,8 @@ def _agree_on_labels(labelled: bool | None) -> list[bool | None]:
 
 
 def _on_cpu(rows: Any) -> Any:
-    return rows.cpu() if hasattr(rows, "cpu") else rows
+    several = None if hasattr(rows, "shape") else each_input(rows, _on_cpu)
+    return several or (rows.cpu() if hasattr(rows, "cpu") else rows)
 
 
 def _check_one_model(layers: Sequence[LinearLayer]) -> None:
@@ -318,20 +318,20 @@ def _digest(layer: LinearLayer) -> str:
     return digest.hexdigest()
 
 
-def _check_one_output(last: LinearLayer) -> None:
-    if last.weight.shape[0] != 1:
-        raise ValueError(
-            f"the last linear layer {last.name!r} has {last.weight.shape[0]} outputs; esvdfair repairs a regressor "
-            "with one output."
-        )
-
-
 def _check_finite(adapter: ModelAdapter, X: Any) -> None:
     # A scikit-learn pipeline may fill in missing values, and says itself when it cannot.
-    if type(adapter.model).__module__.startswith("sklearn") or not hasattr(X, "dtype"):
+    if type(adapter.model).__module__.startswith("sklearn"):
         return
-    if str(X.dtype).startswith(("float", "torch.float")) and (bad := count_not_finite(X)):
-        raise ValueError(f"X holds {bad} NaN or infinite values; fill them in or drop those rows.")
+    for x in _each(X):
+        floats = str(getattr(x, "dtype", "")).startswith(("float", "torch.float"))
+        if floats and (bad := count_not_finite(x)):
+            raise ValueError(f"X holds {bad} NaN or infinite values; fill them in or drop those rows.")
+
+
+def _each(x: Any) -> list[Any]:
+    """The inputs, which are one or several."""
+    several = None if hasattr(x, "shape") else several_inputs(x)
+    return [x] if several is None else list(several.values())
 
 
 # --- one pass ------------------------------------------------------------------------------------------------------
@@ -384,7 +384,8 @@ def hold(setting: Setting, sample: Sample) -> Setting:
     The rows are those with the smallest hash keys of their group, as many of each as ``effort.training_rows`` and
     ``effort.scanned_bytes`` allow, weighted to stand for all: one more pass over the batches.
     """
-    effort, per_row = setting.effort, getattr(setting.probe, "nbytes", 0) / max(row_count(setting.probe), 1)
+    effort, size = setting.effort, sum(getattr(x, "nbytes", 0) for x in _each(setting.probe))
+    per_row = size / max(row_count(setting.probe), 1)
     most = min(effort.training_rows, int(effort.scanned_bytes / per_row) if per_row else effort.training_rows)
     parts = [(setting.batches, sample.sizes)]
     if setting.validation is not None:

@@ -72,5 +72,4 @@ def test_names():
     assert name_features(X, ["a", "b", "c"]) == ["a", "b", "c"]
     with pytest.raises(ValueError, match="2 names, X has 3 columns"):
         name_features(X, ["a", "b"])
-    with pytest.raises(ValueError, match=r"X has shape \(60,\)"):
-        name_features(X[:, 0], None)
+    assert name_features({"ids": X, "age": X[:, 0]}, None) == ["ids[0]", "ids[1]", "ids[2]", "age[0]"]

@@ -84,6 +84,8 @@ def row_count(x: Any) -> int:
     if inputs is None:
         return len(x)
     rows = {name: row_count(value) for name, value in inputs.items()}
+    if not rows:
+        raise ValueError("X is a mapping that holds no array; give each input of the model by its name.")
     if len(set(rows.values())) != 1:
         lengths = ", ".join(f"{name}: {count}" for name, count in rows.items())
         raise ValueError(f"X is several inputs of different lengths ({lengths}); they must match row by row.")

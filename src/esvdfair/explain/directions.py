@@ -10,7 +10,7 @@ import scipy.linalg
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from esvdfair.batches import Batches, is_stream, make_batches, row_key
+from esvdfair.batches import Batches, as_rows, is_stream, make_batches, row_key
 from esvdfair.core import gaps
 from esvdfair.core.checks import Label, take_rows
 from esvdfair.core.edits import edit_exact
@@ -156,7 +156,7 @@ def explain_directions(
         )
     if not top >= 1:
         raise ValueError(f"top={top!r}; it says how many directions to describe, so give 1 or more.")
-    X = X if hasattr(X, "shape") else np.asarray(X)
+    X = as_rows(X)
     names = name_features(X, feature_names)
     batches = make_batches(X, None, sensitive_features, sample_weight, missing=missing, batch_size=batch_size)
     adapter, repaired = _adapters(model, output)

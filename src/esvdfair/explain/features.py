@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from esvdfair.core.checks import to_numpy
+from esvdfair.core.checks import several_inputs, to_numpy
 
 Array = NDArray[np.float64]
 
@@ -16,12 +16,14 @@ MAX_CATEGORIES = 50
 
 
 def name_features(X: Any, given: Sequence[str] | None) -> list[str]:
-    """Names of the columns of X: those given, those of a DataFrame, or x0, x1, …; rows of any shape count as flat."""
-    if len(X.shape) < 2:
-        raise ValueError(f"X has shape {tuple(X.shape)}; expected (rows, features). One feature is X.reshape(-1, 1).")
-    width = int(np.prod(X.shape[1:]))
+    """Names of the columns of X: those given, those of a DataFrame, or x0, x1, …; rows of any shape count as flat.
+
+    Of several inputs the columns are called name[0], name[1], …
+    """
+    table = _table(X)
+    width = table.shape[1]
     if given is None:
-        return [str(name) for name in X.columns] if hasattr(X, "columns") else [f"x{i}" for i in range(width)]
+        return [str(name) for name in table.columns] if hasattr(table, "columns") else [f"x{i}" for i in range(width)]
     if len(given) != width:
         raise ValueError(f"feature_names holds {len(given)} names, X has {width} columns; give one name for each.")
     return [str(name) for name in given]
@@ -64,13 +66,22 @@ def _numeric_columns(table: Any, names: Sequence[str]) -> Iterator[tuple[str, Ar
 
 
 def _table(X: Any) -> Any:
-    """X as a DataFrame, a sparse matrix of columns, or an array (rows, p)."""
+    """X as a DataFrame, a sparse matrix of columns, or an array (rows, p); several inputs side by side."""
+    several = None if hasattr(X, "shape") else several_inputs(X)
+    if several is not None:
+        return pd.DataFrame(
+            {f"{name}[{i}]": x for name, value in several.items() for i, x in enumerate(_flat(value).T)}
+        )
     if hasattr(X, "iloc"):
         return X
     if hasattr(X, "tocsc"):
         return X.tocsc()
+    return _flat(X)
+
+
+def _flat(X: Any) -> NDArray[Any]:
     values = to_numpy(X)
-    return values.reshape(len(values), -1)
+    return values.reshape(len(values), int(np.prod(values.shape[1:])))
 
 
 def _column(table: Any, i: int) -> "pd.Series[Any]":

@@ -37,8 +37,9 @@ def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
     if ("sklearn", "BaseEstimator") in origins and not hasattr(model, "module_"):  # skorch, too, is an estimator
         return _load("sklearn", "SklearnAdapter", model, output)
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    if hasattr(model, "module_"):
-        raise TypeError(f"cannot repair a {kind} itself; pass the network that it holds: its attribute module_.")
+    for holder in ("module_", "lightning_module", "model"):  # skorch, Lightning's and Hugging Face's trainers
+        if hasattr(model, holder):
+            raise TypeError(f"cannot repair a {kind} itself; pass the network that it holds: its attribute {holder}.")
     raise TypeError(
         f"cannot repair a {kind}. Supported are a torch.nn.Module, a scikit-learn MLPRegressor, MLPClassifier or "
         "linear model (also in a Pipeline, TransformedTargetRegressor, FrozenEstimator or GridSearchCV), and a path or "

@@ -197,7 +197,8 @@ class ModelAdapter(ABC):
             raise ValueError(
                 f"the last linear layer {tail.layer!r} gives shape {shape} for {row_count(rows)} rows, and "
                 f"{tail.operation} makes one prediction a row of them. Only one of its outputs, or the difference of "
-                "two, can stand before a head. (A product with a bare parameter is not seen as a layer.)"
+                "two, can stand before a head. A product with a bare parameter is not seen as a layer: make it an "
+                "nn.Linear."
             )
         if tail.joined is not None:
             raise ValueError(_bypassed(tail.layer, repr(tail.joined)))

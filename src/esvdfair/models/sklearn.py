@@ -34,6 +34,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from esvdfair.core.checks import several_inputs
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, rounded
 
@@ -169,6 +170,8 @@ class SklearnAdapter(ModelAdapter):
 
     def _transform(self, x: Any) -> NDArray[Any]:
         """Input of the network: what the steps before it make of `x`."""
+        if not hasattr(x, "shape") and several_inputs(x) is not None:
+            raise InputError("{X} is several inputs; a scikit-learn model takes one table.", X=Given())
         for level in self._levels:
             if isinstance(level, Pipeline) and len(level) > 1:
                 x = level[:-1].transform(x)

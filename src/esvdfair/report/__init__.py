@@ -14,6 +14,7 @@ from typing import Any
 from sklearn.utils.validation import check_is_fitted
 
 from esvdfair.estimator import ESVDFair
+from esvdfair.explain.features import name_features
 from esvdfair.files import whole_file
 from esvdfair.report.content import Content, attribute_name, collect, read_rows
 from esvdfair.report.page import render
@@ -75,7 +76,7 @@ def render_report(
     content = collect(fair, rows, apart, attribute=attribute_name(sensitive_features), predicted=predicted)
     about = {
         "Model": model or _kind(fair.model),
-        "Data": data or f"{len(rows.codes):,} rows of {rows.x.shape[1]} inputs",
+        "Data": data or f"{len(rows.codes):,} rows of {len(name_features(rows.x, None))} inputs",
         "Predicts": predicted,
         "Groups": _groups(content),
     }

@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from esvdfair.audit import Array, Codes
 from esvdfair.batches import Batch, held_out, is_stream, make_batches
+from esvdfair.core.checks import row_count
 from esvdfair.core.metrics import Peak, group_mse, ks_distance_ci, ks_floor, ks_peak
 from esvdfair.curve import Curve, CurvePoint
 from esvdfair.estimator import ESVDFair
@@ -126,11 +127,9 @@ def read_rows(X: Any, y: Any, sensitive_features: Any, sample_weight: Any, missi
     """All rows with weight, checked."""
     if is_stream(X):
         raise ValueError("X yields batches, but a report needs its rows in memory; pass a sample as an array.")
-    X = X if hasattr(X, "shape") else np.asarray(X)
-    X = X.tocsr() if hasattr(X, "tocsr") else X
-    if not X.shape[0]:
+    if not row_count(X):
         raise ValueError("X has no rows; there is nothing to report on.")
-    (rows,) = make_batches(X, y, sensitive_features, sample_weight, missing=missing, batch_size=int(X.shape[0]))
+    (rows,) = make_batches(X, y, sensitive_features, sample_weight, missing=missing, batch_size=row_count(X))
     rows = rows if rows.weight is None else rows.take(np.flatnonzero(rows.weight > 0))
     if len(rows.labels) < 2:
         raise ValueError("sensitive_features holds fewer than two groups; a report compares them. Pass rows of each.")

@@ -1,0 +1,332 @@
+"""ESVDFair on models with several inputs, in memory and in loaders, and on objects that hold a network."""
+
+from collections import UserDict
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.model_selection import GridSearchCV
+from sklearn.neural_network import MLPRegressor
+
+from esvdfair import Effort, ESVDFair, ks_distance
+from esvdfair.explain import explain_directions, scan_layers
+
+torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
+nn = torch.nn
+DataLoader = torch.utils.data.DataLoader
+
+METHODS = ["paper", "exact", "parity", "transport"]
+QUICK = {"effort": Effort.quick(), "targets": "labels"}
+
+
+class Words(nn.Module):
+    """A regressor of token ids and their mask beside a table of numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.body, self.leave = nn.Embedding(12, 6), nn.Linear(9, 12), nn.Linear(12, 1)
+
+    def forward(self, ids, mask, numbers):
+        shown = mask.unsqueeze(-1).to(numbers.dtype)
+        pooled = (self.embed(ids) * shown).sum(1) / shown.sum(1)
+        return self.leave(torch.relu(self.body(torch.cat([pooled, numbers], dim=1))))
+
+
+class Encoding(UserDict):
+    """A mapping that is no dict, as the tokenizers of Hugging Face give."""
+
+
+def people(rows=600, seed=0):
+    rng = np.random.default_rng(seed)
+    sex = rng.integers(0, 2, rows)
+    ids = torch.tensor(rng.integers(0, 10, (rows, 5)) + 2 * sex[:, None])
+    mask = torch.tensor((np.arange(5) < rng.integers(1, 6, (rows, 1))).astype(int))
+    numbers = torch.tensor(rng.normal(size=(rows, 3)) + [1, 0, 0] * sex[:, None], dtype=torch.float32)
+    y = (ids * mask).sum(1) / mask.sum(1) / 3 + numbers.sum(1)
+    return {"ids": ids, "mask": mask, "numbers": numbers}, y.float(), sex
+
+
+@pytest.fixture(scope="module")
+def words():
+    X, y, sex = people()
+    torch.manual_seed(0)
+    model = Words()
+    return model, X, y, sex
+
+
+def batches(X, y, sex, size=100):
+    """A list of batches, in order; each with several inputs by name."""
+    parts = [slice(start, start + size) for start in range(0, len(y), size)]
+    return [({name: column[part] for name, column in X.items()}, y[part], sex[part]) for part in parts]
+
+
+class Loader:
+    """What can be read again and again, without being a list."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __iter__(self):
+        return iter(self.items)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_several_inputs_by_name_in_order_and_in_loaders_give_one_repair(words, method):
+    model, X, y, sex = words
+    options = QUICK | {"method": method}
+    whole = ESVDFair(model, **options).fit(X, y, sensitive_features=sex)
+    assert whole.summary_["ks_after"] < 0.8 * whole.summary_["ks_before"]
+    assert type(whole.estimator_) is Words
+    expected = whole.predict(X)
+    np.testing.assert_array_equal(expected, whole.estimator_.eval()(**X).detach().numpy().ravel())
+    given = {
+        "a tuple": tuple(X.values()),
+        "a list": list(X.values()),
+        "a mapping that is no dict": Encoding(X),
+        "arrays": {name: part.numpy() for name, part in X.items()},
+    }
+    for what, several in given.items() if method == "parity" else ():
+        fair = ESVDFair(model, **options).fit(several, y, sensitive_features=sex)
+        np.testing.assert_array_equal(fair.predict(several), expected, err_msg=what)
+    streamed = ESVDFair(model, **options).fit(Loader(batches(X, y, sex)))
+    np.testing.assert_allclose(streamed.predict(X), expected, atol=2e-3)
+
+
+def test_validation_may_be_several_inputs_or_a_loader(words):
+    model, X, y, sex = words
+    fresh = people(seed=1)
+    options = QUICK | {"method": "parity"}
+    apart = ESVDFair(model, **options).fit(X, y, sensitive_features=sex, validation=fresh)
+    assert apart.summary_["evaluated_on"] == "validation"
+    loaded = ESVDFair(model, **options).fit(Loader(batches(X, y, sex)), validation=Loader(batches(*fresh)))
+    assert loaded.summary_["evaluated_on"] == "validation"
+    assert loaded.summary_["ks_after"] == pytest.approx(apart.summary_["ks_after"], abs=1e-3)
+    assert loaded.summary_["rows"] == apart.summary_["rows"] == 600
+
+
+def test_predict_takes_a_loader(words):
+    model, X, y, sex = words
+    fair = ESVDFair(model, method="parity", **QUICK).fit(X, y, sensitive_features=sex)
+    expected = fair.predict(X)
+    triples = batches(X, y, sex)
+    for items in (triples, [x for x, *_ in triples], [(x,) for x, *_ in triples], [(x, t) for x, t, _ in triples]):
+        np.testing.assert_allclose(fair.predict(Loader(items)), expected, rtol=1e-6)
+    np.testing.assert_allclose(fair.predict(lambda: iter(triples)), expected, rtol=1e-6)
+
+
+def test_predict_takes_a_loader_of_one_tensor():
+    rng = np.random.default_rng(0)
+    sex = rng.integers(0, 2, 400)
+    X = torch.tensor(rng.normal(size=(400, 3)) + sex[:, None], dtype=torch.float32)
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+    fair = ESVDFair(model, method="parity", effort=Effort.quick()).fit(X, sensitive_features=sex)
+    for data in (X, torch.utils.data.TensorDataset(X)):
+        np.testing.assert_allclose(fair.predict(DataLoader(data, batch_size=64)), fair.predict(X), rtol=1e-6)
+    with pytest.raises(ValueError, match="no batch"):
+        fair.predict(Loader([]))
+
+
+def test_a_loader_of_mappings(words):
+    model, X, y, sex = words
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return len(y)
+
+        def __getitem__(self, i):
+            return {name: part[i] for name, part in X.items()}, y[i], int(sex[i]), 1.0
+
+    options = QUICK | {"method": "parity"}
+    loaded = ESVDFair(model, **options).fit(DataLoader(Rows(), batch_size=150))
+    whole = ESVDFair(model, **options).fit(X, y, sensitive_features=sex)
+    np.testing.assert_allclose(loaded.predict(DataLoader(Rows(), batch_size=200)), whole.predict(X), atol=1e-4)
+
+
+def test_several_inputs_are_explained(words):
+    model, X, y, sex = words
+    scan = scan_layers(model, X, y, sensitive_features=sex, effort=Effort.quick())
+    assert [layer.name for layer in scan.layers] == ["body", "leave"]
+    found = explain_directions(model, X, sensitive_features=sex, layer=-1)
+    assert {name for direction in found.mean for name, _ in direction.features} <= {
+        f"{name}[{i}]" for name, part in X.items() for i in range(part.shape[1])
+    }
+
+
+def test_what_is_wrong_with_several_inputs_is_said(words):
+    model, X, y, sex = words
+    with pytest.raises(ValueError, match="different lengths"):
+        ESVDFair(model).fit(X | {"mask": X["mask"][1:]}, y, sensitive_features=sex)
+    holes = X | {"numbers": X["numbers"].clone()}
+    holes["numbers"][:2, 0] = np.nan
+    with pytest.raises(ValueError, match="X holds 2 NaN"):
+        ESVDFair(model).fit(holes, y, sensitive_features=sex)
+    with pytest.raises(ValueError, match="holds no array"):
+        ESVDFair(model).fit({}, y, sensitive_features=sex)
+    network = MLPRegressor(hidden_layer_sizes=(4,), max_iter=5, tol=1, n_iter_no_change=1).fit(X["numbers"], y)
+    with pytest.raises(ValueError, match="one table"):
+        ESVDFair(network).fit(X, y, sensitive_features=sex)
+
+
+def test_user_and_item_ids_are_two_vectors():
+    class Taste(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.user, self.item = nn.Embedding(40, 4), nn.Embedding(30, 4)
+            self.body, self.leave = nn.Linear(8, 8), nn.Linear(8, 1)
+
+        def forward(self, user, item):
+            return self.leave(torch.relu(self.body(torch.cat([self.user(user), self.item(item)], dim=1))))
+
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    user, item = torch.tensor(rng.integers(0, 40, 500)), torch.tensor(rng.integers(0, 30, 500))
+    fair = ESVDFair(Taste(), method="parity", effort=Effort.quick()).fit((user, item), sensitive_features=user < 20)
+    assert fair.summary_["mean_gap_after"] < 0.3 * fair.summary_["mean_gap_before"]
+    assert fair.predict((user, item)).shape == (500,)
+
+
+# --- Hugging Face --------------------------------------------------------------------------------------------------
+
+
+def test_a_hugging_face_regressor_is_repaired_saved_and_loaded(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="needs transformers (extra esvdfair[dev])")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, num_labels=1,
+        max_position_embeddings=8,
+    )  # fmt: skip
+    model = transformers.BertForSequenceClassification(config)
+    with torch.no_grad():
+        model.classifier.weight *= 20  # untrained, it would tell nobody apart
+    rng = np.random.default_rng(0)
+    sex = rng.integers(0, 2, 300)
+    ids = torch.tensor(rng.integers(0, 15, (300, 6)) + 10 * sex[:, None])
+    mask = torch.tensor((np.arange(6) < rng.integers(2, 7, (300, 1))).astype(int))
+    X = transformers.BatchEncoding({"input_ids": ids, "attention_mask": mask})
+    fair = ESVDFair(model, method="parity", output="logits", effort=Effort.quick()).fit(X, sensitive_features=sex)
+    assert fair.summary_["ks_after"] < 0.6 * fair.summary_["ks_before"]
+    fair.estimator_.save_pretrained(tmp_path)
+    again = transformers.BertForSequenceClassification.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        found = again(**X).logits.numpy().ravel()
+    np.testing.assert_allclose(found, fair.predict(X), atol=1e-6)
+    assert ks_distance(found, sensitive_features=sex) < 0.6 * fair.summary_["ks_before"]
+
+
+# --- objects that hold a network -----------------------------------------------------------------------------------
+
+
+def small():
+    rng = np.random.default_rng(0)
+    sex = rng.integers(0, 2, 400)
+    X = (rng.normal(size=(400, 3)) + sex[:, None] * [1, 0, 0]).astype(np.float32)
+    return X, X.sum(1) + rng.normal(size=400), sex
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+@pytest.mark.parametrize("wrapped", ["DataParallel", "Lightning"])
+def test_wrapped_modules_come_back_wrapped(wrapped):
+    class Lightning(nn.Module):  # a LightningModule is a module that holds one, and a trainer that is no module
+        def __init__(self):
+            super().__init__()
+            self.net, self.trainer = network(), None
+
+        def forward(self, x):
+            return self.net(x)
+
+    X, y, sex = small()
+    model = nn.DataParallel(network()) if wrapped == "DataParallel" else Lightning()
+    fair = ESVDFair(model, method="parity", **QUICK).fit(X, y, sensitive_features=sex)
+    assert type(fair.estimator_) is type(model)
+    assert fair.summary_["ks_after"] < 0.6 * fair.summary_["ks_before"]
+
+
+def test_a_grid_search_gives_its_best_estimator():
+    X, y, sex = small()
+    model = MLPRegressor(max_iter=20, tol=1, n_iter_no_change=2, random_state=0)
+    search = GridSearchCV(model, {"alpha": [1e-4, 1e-2]}, cv=2).fit(X, y)
+    fair = ESVDFair(search, method="parity", **QUICK).fit(X, y, sensitive_features=sex)
+    assert type(fair.estimator_) is GridSearchCV
+    np.testing.assert_array_equal(fair.estimator_.predict(X), fair.predict(X))
+    assert not np.array_equal(fair.predict(X), search.predict(X))
+
+
+def test_skorch_is_told_which_attribute_holds_the_network():
+    class NeuralNetRegressor:
+        module_ = network()
+
+    X, y, sex = small()
+    with pytest.raises(TypeError, match="its attribute module_"):
+        ESVDFair(NeuralNetRegressor()).fit(X, y, sensitive_features=sex)
+
+
+def test_a_lightning_trainer_is_named():
+    class Trainer:
+        lightning_module = network()
+
+    X, y, sex = small()
+    with pytest.raises(TypeError, match="its attribute lightning_module"):
+        ESVDFair(Trainer()).fit(X, y, sensitive_features=sex)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_parametrised_hidden_layer_stops_only_who_edits_it(method):
+    X, y, sex = small()
+    torch.manual_seed(0)
+    spectral = torch.nn.utils.parametrizations.spectral_norm(nn.Linear(3, 8))
+    model = nn.Sequential(spectral, nn.ReLU(), nn.Linear(8, 1))
+    repair = ESVDFair(model, method=method, **QUICK)
+    if method in ("paper", "exact"):
+        with pytest.raises(ValueError, match="remove_parametrizations"):
+            repair.fit(X, y, sensitive_features=sex)
+    else:
+        assert repair.fit(X, y, sensitive_features=sex).summary_["ks_after"] < 0.3
+
+
+# --- small things --------------------------------------------------------------------------------------------------
+
+
+def test_labels_in_bfloat16():
+    X, y, sex = small()
+    fair = ESVDFair(network(), method="parity", **QUICK)
+    fair.fit(torch.tensor(X), torch.tensor(y).bfloat16(), sensitive_features=sex)
+    assert fair.summary_["error_against"] == "labels"
+
+
+def test_columns_of_a_frame_may_be_reordered_for_predict():
+    X, y, sex = small()
+    frame = pd.DataFrame(X, columns=["a", "b", "c"])
+    model = MLPRegressor(hidden_layer_sizes=(6,), max_iter=20, tol=1, n_iter_no_change=2, random_state=0).fit(frame, y)
+    fair = ESVDFair(model, method="parity", **QUICK).fit(frame, y, sensitive_features=sex)
+    np.testing.assert_array_equal(fair.predict(frame[["c", "a", "b"]]), fair.predict(frame))
+    with pytest.raises(ValueError, match="feature names"):
+        fair.predict(frame.rename(columns={"a": "z"}))
+    torch_fair = ESVDFair(network(), method="parity", **QUICK).fit(frame, y, sensitive_features=sex)
+    np.testing.assert_array_equal(torch_fair.predict(frame[["c", "a", "b"]]), torch_fair.predict(frame))
+
+
+def test_a_bare_product_at_the_end_is_described_as_such():
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.w = nn.Linear(3, 16), nn.Parameter(torch.randn(16))
+
+        def forward(self, x):
+            return torch.relu(self.body(x)) @ self.w
+
+    X, y, sex = small()
+    with pytest.raises(ValueError, match="bare parameter") as error:
+        ESVDFair(Bare()).fit(X, y, sensitive_features=sex)
+    assert "nn.Linear" in str(error.value)
+
+
+@pytest.mark.parametrize("method", ["exact", "paper"])
+def test_methods_that_edit_a_hidden_layer_say_that_there_is_none(method):
+    X, y, sex = small()
+    with pytest.raises(ValueError, match=r"one linear layer.*no hidden one") as error:
+        ESVDFair(nn.Linear(3, 1), method=method).fit(X, y, sensitive_features=sex)
+    assert "-2" not in str(error.value)
