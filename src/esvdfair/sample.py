@@ -257,8 +257,8 @@ def validation_batches(validation: Any, *, missing: str = "error", batch_size: i
     columns = (validation, None, None) if is_stream(validation) else validation
     if not isinstance(columns, tuple | list) or len(columns) not in (3, 4, 5):
         raise ValueError(
-            "validation must be (X, y, sensitive_features[, sample_weight[, control_features]]), where y and weight may "
-            "be None, or yield such batches."
+            "validation must be (X, y, sensitive_features[, sample_weight[, control_features]]), where y and weight "
+            "may be None, or yield such batches."
         )
     x, y, sensitive, *more = columns
     return make_batches(x, y, sensitive, *more, missing=missing, batch_size=batch_size, name="validation")
