@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from esvdfair.files import whole_file, whole_files
-from esvdfair.versions import version_of
+from esvdfair.files import version_of, whole_file, whole_files
 
 
 def test_a_file_takes_its_name_at_the_end(tmp_path):

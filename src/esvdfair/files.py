@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and what they say of what made them."""
 
 import errno
 import hashlib
@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import time
@@ -130,3 +131,11 @@ def sha256_of(path: Path) -> str:
     """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def version_of(package: str) -> str | None:
+    """Version of an installed package; None when it is not installed, as when it runs from its source."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -7,10 +7,10 @@ import pytest
 from esvdfair import ks_distance
 from esvdfair.baselines import WassersteinBarycenter
 from esvdfair.cli import compare
-from esvdfair.cli.compare import Method, split_rows
+from esvdfair.cli.compare import Method, learning_and_judging
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models.onnx import OnnxAdapter
-from esvdfair.tables import Roles, read_rows
+from esvdfair.tables import Roles, TableBatches
 
 ROLES = ["--sensitive", "sex", "--target", "income"]
 NAMES = [
@@ -76,9 +76,23 @@ def test_groups_too_small_to_split(files, refused, tmp_path):
 
 
 def test_the_split_is_by_rows_and_seed(files):
-    rows = read_rows(files.data, Roles(("sex",), "income"))
-    fit, test = split_rows(rows, 0)
-    assert set(fit.X.index).isdisjoint(test.X.index)
-    assert len(fit) + len(test) == len(rows)
-    assert 0.25 < len(test) / len(rows) < 0.35
-    assert list(split_rows(rows, 0)[1].X.index) == list(test.X.index) != list(split_rows(rows, 1)[1].X.index)
+    rows = TableBatches(files.data, Roles(("sex",), "income"))
+    fit, judge = learning_and_judging(rows, None, 0)
+    assert set(fit.X.index).isdisjoint(judge.X.index)
+    assert len(fit) + len(judge) == 600
+    assert 0.2 < len(judge) / 600 < 0.3
+    again, other = (list(learning_and_judging(rows, None, seed)[1].X.index) for seed in (0, 1))
+    assert again == list(judge.X.index) != other
+
+
+@pytest.mark.parametrize("validation", [True, False])
+def test_the_same_words_give_what_repair_gives(files, invoke, tmp_path, monkeypatch, validation):
+    """Learnt from, chosen and judged on the same rows as `esvdfair repair`."""
+    without_scans(monkeypatch, *set(NAMES) - {"the model as it is", "parity"})
+    words = [files.model, files.data, *ROLES, "--target-ks", "0.15", "--quick", "--seed", 3, "--json"]
+    words += ["--validation", files.new] if validation else []
+    before, parity = json.loads(invoke("compare", *words).stdout)["scores"]
+    reached = json.loads(invoke("repair", *words, "--method", "parity", "-o", tmp_path / "fair.onnx").stdout)["reached"]
+    for score, when in ((before, "before"), (parity, "after")):
+        assert score["ks"] == pytest.approx(reached[f"ks_{when}"], abs=1e-6)
+        assert score["mse"] == pytest.approx(reached[f"mse_{when}"], rel=1e-5)

@@ -2,13 +2,13 @@
 
 import io
 import json
+import re
 import sys
 
 import pandas as pd
 import pytest
 
-from esvdfair.cli import audit, compare, explain, repair
-from esvdfair.cli._inputs import file_bar
+from esvdfair.cli import _shared, compare
 from esvdfair.tables import files as table_files
 from esvdfair.tables import table
 
@@ -28,9 +28,8 @@ def large(monkeypatch):
 def small_samples(monkeypatch):
     """A sample is about half of the 600 rows."""
     monkeypatch.setattr(table, "RARE_ROWS", 5)
-    for module in (audit, compare, explain, repair):
-        for name in ("AUDITED_ROWS", "EXPLAINED_ROWS"):
-            monkeypatch.setattr(module, name, 300, raising=False)
+    for name in ("AUDITED_ROWS", "EXPLAINED_ROWS"):
+        monkeypatch.setattr(_shared, name, 300)
 
 
 def numbers(found):
@@ -69,17 +68,7 @@ def test_dropped_rows_do_not_move_the_held_out_ones(files, invoke, tmp_path, req
     data = pd.read_csv(files.data)
     data.loc[::7, "age"] = None
     data.to_csv(tmp_path / "holes.csv", index=False)
-    words = [
-        "curve",
-        files.model,
-        tmp_path / "holes.csv",
-        *ROLES,
-        "--method",
-        "exact",
-        "--quick",
-        "--drop-missing",
-        "--json",
-    ]
+    words = ["curve", files.model, tmp_path / "holes.csv", *ROLES, *EXACT, "--drop-missing", "--json"]
     small = json.loads(invoke(*words).stdout)
     request.getfixturevalue("large")
     assert numbers(json.loads(invoke(*words).stdout)) == pytest.approx(numbers(small), rel=1e-5)
@@ -124,12 +113,15 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("stream", "shown"), [(Terminal, True), (io.StringIO, False)])
-def test_a_bar_while_a_large_file_is_read(monkeypatch, stream, shown):
+def test_bars_on_a_terminal_while_it_lasts(monkeypatch, stream, shown):
     screen = stream()
     monkeypatch.setattr(sys, "stderr", screen)
-    with file_bar() as show:
-        show(1000, 2000)  # nobody waits for that
-        assert screen.getvalue() == ""
-        show(10**9, 2 * 10**9)
+    with _shared.at_work(2) as work:
+        work.step("reading")
+        work.read(1000, 2000)  # nobody waits for that
+        assert "B of" not in screen.getvalue()
+        work.read(10**9, 2 * 10**9)
+        work.step("repairing")
+        assert (re.search("repairing.* 1/2 +00:00", screen.getvalue()) is not None) is shown
     assert ("1.00GB of 2.00GB" in screen.getvalue()) is shown
     assert shown or screen.getvalue() == ""

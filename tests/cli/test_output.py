@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from esvdfair import ESVDFairWarning
-from esvdfair.cli._output import notes, option_word, said, scatter, table, to_json
+from esvdfair.cli._shared import notes, option_word, said, table, to_json
+from esvdfair.cli.curve import scatter
 from esvdfair.exceptions import Given, InputError
 from esvdfair.text import distinct_names, interval, number, printable, quoted, share
 

@@ -13,7 +13,7 @@ from zipfile import BadZipFile
 
 import click
 
-from esvdfair.cli._output import Unprinted, said
+from esvdfair.cli._shared import Unprinted, said
 from esvdfair.distributed import RankError, all_gather, process_group, rank, started_by_torchrun, together
 
 # Command -> its module, which is imported when it is needed and holds a click command of the same name.

@@ -5,21 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from esvdfair.cli._inputs import (
-    AUDITED_ROWS,
-    FILE,
-    Reading,
-    complete_columns,
-    file_bar,
-    json_option,
-    load_model,
-    output_option,
-    seed_option,
-    some_rows,
-    table_options,
-    target_ks_option,
-)
-from esvdfair.cli._output import notes, print_json, table
+from esvdfair.cli import _shared as cli
 from esvdfair.text import interval, number, share
 
 if TYPE_CHECKING:
@@ -27,22 +13,19 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("files", metavar="[MODEL.onnx] DATA", nargs=-1, type=FILE)
+@click.argument("files", metavar="[MODEL.onnx] DATA", nargs=-1, type=cli.FILE)
 @click.option(
-    "--predictions",
-    metavar="COL",
-    shell_complete=complete_columns,
-    help="Column with predictions, instead of a model.",
+    "--predictions", metavar="COL", shell_complete=cli.complete_columns, help="Column with predictions, for no model."
 )
-@table_options(target="Column with the true value; adds the error of every group.")
-@target_ks_option("Largest KS distance between groups that passes; beyond it the exit code is 1.")
-@output_option
-@seed_option
-@json_option
+@cli.table_options(target="Column with the true value; adds the error of every group.")
+@cli.target_ks_option("Largest KS distance between groups that passes; beyond it the exit code is 1.")
+@cli.output_option
+@cli.seed_option
+@cli.json_option
 def audit(
     files: tuple[Path, ...],
     predictions: str | None,
-    reading: Reading,
+    reading: cli.Reading,
     target_ks: float | None,
     output: str | None,
     seed: int,
@@ -62,16 +45,18 @@ def audit(
     from esvdfair.audit import audit_predictions
 
     model, data = _which(files, predictions)
-    with notes(), file_bar() as show:
-        adapter = None if model is None else load_model(model, output)
-        people = reading.table(data, *([adapter] if adapter else []), progress=show)
-        rows = some_rows(people, AUDITED_ROWS, seed=seed)
+    with cli.at_work(2) as work:
+        work.step("reading")
+        adapter = None if model is None else cli.load_model(model, output)
+        people = reading.table(data, *([adapter] if adapter else []), progress=work.read)
+        rows = cli.some_rows(people, cli.AUDITED_ROWS, seed=seed)
+        work.step("measuring")
         scores = rows.predictions if adapter is None else adapter.predict(rows.X)
         found = audit_predictions(scores, rows.groups, rows.y, sample_weight=rows.weight, seed=seed)
     met = None if target_ks is None else found.ks <= target_ks
     dropped = people.scan.dropped
     if as_json:
-        print_json({
+        cli.print_json({
             "model": model, "data": data, "data_sha256": people.scan.sha256, "sensitive": list(rows.groups),
             "dropped": dropped, "small_groups": people.scan.small, "available": people.scan.rows,
             **found.to_dict(), "target_ks": target_ks, "met": met, "verdict": found.verdict(),
@@ -111,7 +96,7 @@ def _groups(found: "Audit", attribute: str) -> str:
         if g.mse_interval is not None:
             line += [number(g.mse), interval(g.mse_interval), number(g.mean_error)]
         lines.append(line)
-    return table(header, lines)
+    return cli.table(header, lines)
 
 
 def _distances(found: "Audit") -> str:
@@ -124,6 +109,6 @@ def _distances(found: "Audit") -> str:
     ]
     if found.mse is not None:
         lines.append(["mean squared error", number(found.mse), ""])
-    return table(
+    return cli.table(
         ["between groups" if len(found.groups) == 2 else "between groups, largest", "", "95 % interval"], lines
     )

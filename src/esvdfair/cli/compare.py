@@ -11,47 +11,47 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.cli._inputs import (
-    EXPLAINED_ROWS,
-    FILE,
-    Reading,
-    file_bar,
-    json_option,
-    load_model,
-    model_and_data,
-    quick_option,
-    seed_option,
-    some_rows,
-    table_options,
-    target_ks_option,
-)
-from esvdfair.cli._output import notes, print_json, progress, said, table
+from esvdfair.cli import _shared as cli
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.text import distinct_names, interval, number, share
 
 if TYPE_CHECKING:
     from esvdfair.models import ModelAdapter
-    from esvdfair.tables import TableRows
+    from esvdfair.tables import TableBatches, TableRows
 
-TEST_FRACTION = 0.3
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model, the rows that methods learn from and those that judge them, and further options of ESVDFair."""
+    """A model, and the rows that methods learn from and that judge them.
+
+    Attributes
+    ----------
+    data, validation : what `esvdfair repair` would be given
+    options : of ESVDFair
+    fit, judge : rows in memory, which baselines learn from and which judge all methods
+    """
 
     model: str
     adapter: "ModelAdapter"
-    fit: "TableRows"
-    test: "TableRows"
-    target_ks: float
-    seed: int
+    data: "TableBatches"
+    validation: "TableBatches | None"
     options: dict[str, Any]
+    fit: "TableRows"
+    judge: "TableRows"
+
+    @property
+    def target_ks(self) -> float:
+        return float(self.options["target_ks"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.options["random_state"])
 
 
 class Method(NamedTuple):
-    """One line of the table: a method, and how its predictions for the test rows are made.
+    """One line of the table: a method, and how its predictions for the judging rows are made.
 
     ``needs`` is what it takes at prediction besides the model's inputs; ``same_model`` whether the result is the model
     itself with other weights.
@@ -65,7 +65,7 @@ class Method(NamedTuple):
 
 @dataclass(frozen=True)
 class Score:
-    """What one method reaches on rows that it has not seen; one that cannot be applied has ``error`` and no numbers."""
+    """What one method reaches on the rows that judge; one that cannot be applied has ``error`` and no numbers."""
 
     method: str
     needs: str
@@ -79,18 +79,18 @@ class Score:
 
 
 @click.command()
-@model_and_data
-@table_options()
-@click.option("--validation", metavar="FILE", type=FILE, help="Rows that judge. Default: 30 % of DATA.")
-@target_ks_option(default=0.1)
-@quick_option
-@seed_option
-@json_option
+@cli.model_and_data
+@cli.table_options()
+@cli.validation_option
+@cli.target_ks_option(default=0.1)
+@cli.quick_option
+@cli.seed_option
+@cli.json_option
 def compare(
     model: Path,
     data: Path,
     output: str | None,
-    reading: Reading,
+    reading: cli.Reading,
     validation: Path | None,
     target_ks: float,
     quick: bool,
@@ -99,10 +99,11 @@ def compare(
 ) -> None:
     """Run our methods and the baselines on the same rows.
 
-    Every method learns from 70 % of the rows and is judged on the other 30 %; or it learns from DATA and is judged on
-    the rows of --validation. The barycentre (Chzhen et al. 2020) and the private histogram (Xian et al. 2024) need to
-    know a person's group at prediction, or predict it; the unaware optimum is the best that can be done without it,
-    as far as its guess of the group is right, but is no longer the model.
+    Our methods do what `esvdfair repair` does with the same words: they learn from DATA, and the rows of --validation,
+    or a quarter of DATA, choose their point. The baselines learn from the same rows, and the others judge all of them.
+    The barycentre (Chzhen et al. 2020) and the private histogram (Xian et al. 2024) need to know a person's group at
+    prediction, or predict it; the unaware optimum is the best that can be done without it, as far as its guess of the
+    group is right, but is no longer the model.
 
     \b
     Example:
@@ -111,30 +112,30 @@ def compare(
     from esvdfair.core.metrics import ks_floor
     from esvdfair.sample import Effort
 
-    options = {"output": output, "effort": Effort.quick() if quick else None}
+    options = {
+        "output": output, "target_ks": target_ks, "random_state": seed, "effort": Effort.quick() if quick else None
+    }  # fmt: skip
     chosen = methods()
-    with notes(), progress(len(chosen)) as bar, file_bar() as show:
-        adapter = load_model(model, output)
-        whole, judging = reading.tables(data, validation, adapter, progress=show)
-        rows = some_rows(whole, EXPLAINED_ROWS, seed=seed)
-        judges = None if judging is None else some_rows(judging, EXPLAINED_ROWS, seed=seed)
-        fit, test = split_rows(rows, seed) if judges is None else (rows, judges)
-        case = Case(str(model), adapter, fit, test, target_ks, seed, options)
+    with cli.at_work(len(chosen) + 1) as work:
+        work.step("reading")
+        adapter = cli.load_model(model, output)
+        rows, judging = reading.tables(data, validation, adapter, progress=work.read)
+        case = Case(str(model), adapter, rows, judging, options, *learning_and_judging(rows, judging, seed))
         scores = []
         for method in chosen:
-            bar.set_description(method.name)
+            work.step(method.name)
             scores.append(run_method(case, method))
-            bar.update()
-    floor = ks_floor(random_state=seed, **_beside(test))
+    floor = ks_floor(random_state=seed, **_beside(case.judge))
     if as_json:
-        print_json({
-            "model": model, "data": data, "target_ks": target_ks, "ks_floor": floor, "rows_fit": len(fit),
-            "rows_test": len(test), "scores": [asdict(score) for score in scores],
+        cli.print_json({
+            "model": model, "data": data, "validation": validation, "target_ks": target_ks, "ks_floor": floor,
+            "rows_fit": len(case.fit), "rows_test": len(case.judge), "scores": [asdict(score) for score in scores],
         })  # fmt: skip
         return
+    which = cli.JUDGED_ON["heldout" if validation is None else "validation"]
     click.echo(
-        f"Fitted on {len(fit):,} rows, judged on {len(test):,} others; target KS ≤ {target_ks:g}; parity itself would "
-        f"show about {share(floor)}\n"
+        f"Fitted on {len(case.fit):,} rows, judged on {len(case.judge):,}, {which}, which also chose the points of our "
+        f"methods; target KS ≤ {target_ks:g}; parity itself would show about {share(floor)}\n"
     )
     click.echo(_table(scores))
     for score in scores:
@@ -146,41 +147,42 @@ def _table(scores: list[Score]) -> str:
     groups = next(list(score.group_mse) for score in scores if score.group_mse)
     of_groups = [f"MSE of {name}" for name in distinct_names(groups)]
     header = ["", "KS", "95 % interval", "MSE", *of_groups, "needs", "same model", "seconds"]
-    lines = [
-        [
-            s.method,
-            share(s.ks),
-            interval(s.ks_interval, share),
-            number(s.mse),
-            *(number(None if s.group_mse is None else s.group_mse[g]) for g in groups),
-            s.needs,
-            "yes" if s.same_model else "no",
-            "–" if s.seconds is None else f"{s.seconds:.1f}",
-        ]
-        for s in scores
-    ]
-    return table(header, lines)
+    lines = []
+    for s in scores:
+        errors = [number(None if s.group_mse is None else s.group_mse[g]) for g in groups]
+        seconds = "–" if s.seconds is None else f"{s.seconds:.1f}"
+        same = "yes" if s.same_model else "no"
+        lines.append(
+            [s.method, share(s.ks), interval(s.ks_interval, share), number(s.mse), *errors, s.needs, same, seconds]
+        )
+    return cli.table(header, lines)
 
 
 # --- the comparison ------------------------------------------------------------------------------------------------
 
 
-def split_rows(rows: "TableRows", seed: int) -> tuple["TableRows", "TableRows"]:
-    """70 % to learn from and 30 % to judge, by a hash of the row's place.
+def learning_and_judging(
+    rows: "TableBatches", judging: "TableBatches | None", seed: int
+) -> tuple["TableRows", "TableRows"]:
+    """Rows in memory to learn from and to judge on: those of two tables, or those that a repair would hold out.
 
     Raises
     ------
     ValueError
         A group has fewer than two rows on either side.
     """
-    from esvdfair.batches import row_key
+    from esvdfair.batches import held_out
+    from esvdfair.estimator import ESVDFair
 
-    test = row_key(np.arange(len(rows)), seed + 1) < TEST_FRACTION  # not the key by which ESVDFair holds rows out
-    parts = rows.take(~test), rows.take(test)
+    some = cli.some_rows(rows, cli.EXPLAINED_ROWS, seed=seed)
+    if judging is not None:
+        return some, cli.some_rows(judging, cli.EXPLAINED_ROWS, seed=seed)
+    out = held_out(ESVDFair(None).validation_fraction, seed)(some.X.index.to_numpy(dtype=np.int64))
+    parts = some.take(~out), some.take(out)
     sizes = [part.groups.value_counts() for part in parts]
-    if any(len(found) < len(rows.scan.labels) or found.min() < 2 for found in sizes):
+    if any(len(found) < len(some.scan.labels) or found.min() < 2 for found in sizes):
         raise ValueError(
-            "a group has too few rows to split them in two. Give rows to judge on with --validation FILE, or join "
+            "a group has too few rows to hold some of them out. Give rows to judge on with --validation FILE, or join "
             "groups."
         )
     return parts
@@ -193,25 +195,23 @@ def methods() -> list[Method]:
 
     def repaired(method: str) -> Callable[[Case], Array]:
         def run(case: Case) -> Array:
-            fair = ESVDFair(
-                case.model, method=method, target_ks=case.target_ks, random_state=case.seed, **case.options
-            )  # fmt: skip
-            fair.fit(case.fit.X, case.fit.y, **_beside(case.fit))
-            return fair.predict(case.test.X)
+            validation = None if case.validation is None else (case.validation, None, None)
+            fair = ESVDFair(case.model, method=method, **case.options).fit(case.data, validation=validation)
+            return fair.predict(case.judge.X)
 
         return run
 
     def aware(make: Callable[[Case], Any]) -> Callable[[Case], Array]:
         def run(case: Case) -> Array:
             fitted = make(case).fit(case.adapter.predict(case.fit.X), case.fit.y, **_beside(case.fit))
-            return np.asarray(fitted.predict(case.adapter.predict(case.test.X), sensitive_features=case.test.groups))
+            return np.asarray(fitted.predict(case.adapter.predict(case.judge.X), sensitive_features=case.judge.groups))
 
         return run
 
     def unaware(make: Callable[[Case], Any]) -> Callable[[Case], Array]:
         return lambda case: _from_features(case, WithPredictedGroups(baseline=make(case)))
 
-    lines = [Method("the model as it is", "nothing", True, lambda case: case.adapter.predict(case.test.X))]
+    lines = [Method("the model as it is", "nothing", True, lambda case: case.adapter.predict(case.judge.X))]
     lines += [Method(name, "nothing", True, repaired(name)) for name in reversed(METHODS)]
     for name, make in (
         ("barycenter", lambda case: WassersteinBarycenter(random_state=case.seed)),
@@ -237,15 +237,15 @@ def run_method(case: Case, method: Method) -> Score:
             warnings.simplefilter("ignore", ESVDFairWarning)  # a target that is not met shows in the numbers
             prediction = np.asarray(method.run(case), dtype=np.float64)
     except ValueError as error:
-        return replace(score, error=said(error))
-    seconds, beside = perf_counter() - start, _beside(case.test)
-    truth = case.adapter.predict(case.test.X) if case.test.y is None else case.test.y
+        return replace(score, error=cli.said(error))
+    seconds, judge = perf_counter() - start, case.judge
+    truth = np.asarray(case.adapter.predict(judge.X) if judge.y is None else judge.y)
     return replace(
         score,
-        mse=float(np.average((prediction - np.asarray(truth)) ** 2, weights=case.test.weight)),
-        ks=ks_distance(prediction, **beside),
-        ks_interval=ks_distance_ci(prediction, random_state=case.seed, **beside),
-        group_mse=group_mse(truth, prediction, **beside),
+        mse=float(np.average((prediction - truth) ** 2, weights=judge.weight)),
+        ks=ks_distance(prediction, **_beside(judge)),
+        ks_interval=ks_distance_ci(prediction, random_state=case.seed, **_beside(judge)),
+        group_mse=group_mse(truth, prediction, **_beside(judge)),
         seconds=seconds,
     )
 
@@ -257,7 +257,7 @@ def _beside(rows: "TableRows") -> dict[str, Any]:
 
 def _from_features(case: Case, baseline: Any) -> Array:
     """Fit and predict with what the last layer sees: numbers of like size, whatever the inputs are."""
-    (train, scores), (test, unseen) = (_last_inputs(case.adapter, rows.X) for rows in (case.fit, case.test))
+    (train, scores), (test, unseen) = (_last_inputs(case.adapter, rows.X) for rows in (case.fit, case.judge))
     baseline.fit(scores, case.fit.y, X=train, **_beside(case.fit))
     return np.asarray(baseline.predict(unseen, X=test))
 

@@ -1,36 +1,13 @@
 """`esvdfair curve`: what each degree of parity costs."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from esvdfair.cli._inputs import (
-    FILE,
-    Reading,
-    file_bar,
-    force_option,
-    json_option,
-    load_model,
-    model_and_data,
-    model_files,
-    repair_options,
-    table_options,
-)
-from esvdfair.cli._output import (
-    JUDGED_ON,
-    after_writing,
-    check_free,
-    check_plot,
-    notes,
-    only_first_rank,
-    print_json,
-    progress,
-    scatter,
-    table,
-)
-from esvdfair.files import whole_files
+from esvdfair.cli import _shared as cli
 from esvdfair.text import interval, number, share
 
 if TYPE_CHECKING:
@@ -38,16 +15,16 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@model_and_data
-@table_options()
-@repair_options
-@click.option("--plot", metavar="FILE", type=FILE, help="Also draw the curve: .png, .svg or .pdf.")
-@force_option
-@json_option
+@cli.model_and_data
+@cli.table_options()
+@cli.repair_options
+@click.option("--plot", metavar="FILE", type=cli.FILE, help="Also draw the curve: .png, .svg or .pdf.")
+@cli.force_option
+@cli.json_option
 def curve(
     model: Path,
     data: Path,
-    reading: Reading,
+    reading: cli.Reading,
     options: dict[str, Any],
     validation: Path | None,
     plot: Path | None,
@@ -67,29 +44,27 @@ def curve(
 
     target_ks = options.pop("target_ks")
     if plot is not None:
-        check_plot(plot)
-    adapter = load_model(model, options["output"])
+        cli.check_plot(plot)
+    adapter = cli.load_model(model, options["output"])
     if plot is not None:
-        check_free([plot], force=force, inputs=[*model_files(model), data, validation])
-    with notes(), progress(2) as bar, file_bar() as show:
-        bar.set_description("reading")
-        rows, judging = reading.tables(data, validation, adapter, progress=show)
-        bar.update()
-        bar.set_description("refitting")
+        cli.check_free([plot], force=force, inputs=[*cli.model_files(model), data, validation])
+    with cli.at_work(2) as work:
+        work.step("reading")
+        rows, judging = reading.tables(data, validation, adapter, progress=work.read)
+        work.step("refitting")
         judges = None if judging is None else (judging, None, None)
         found = fit_curve(str(model), rows, validation=judges, **options)
-        only_first_rank()
+        cli.only_first_rank()
         if plot:
             _draw(found, target_ks, plot, replace=force)
     chosen = None if target_ks is None else found.select(target_ks=target_ks)
     met = None if chosen is None or target_ks is None else chosen.ks <= target_ks
-    with after_writing([] if plot is None else [plot]):
+    with cli.after_writing([] if plot is None else [plot]):
         if as_json:
-            print_json({
+            cli.print_json({
                 "model": model, "data": data, "method": options["method"], "evaluated_on": found.evaluated_on,
-                "ks_floor": found.ks_floor,
-                "target_ks": target_ks, "met": met, "chosen": None if chosen is None else chosen.index,
-                "points": [asdict(point) for point in found.points],
+                "ks_floor": found.ks_floor, "target_ks": target_ks, "met": met,
+                "chosen": None if chosen is None else chosen.index, "points": [asdict(p) for p in found.points],
             })  # fmt: skip
         else:
             _show(found, chosen)
@@ -101,21 +76,14 @@ def curve(
 
 
 def _show(found: "Curve", chosen: "CurvePoint | None") -> None:
-    click.echo(f"{len(found)} repaired models, judged on {JUDGED_ON[found.evaluated_on]}\n")
-    lines = [
-        [
-            "→" if chosen is not None and point.index == chosen.index else "",
-            share(point.ks),
-            interval((point.ks_low, point.ks_high), share),
-            number(point.mse),
-            number(point.mean_gap),
-            number(point.variance_gap),
-            point.target,
-            number(point.strength),
-        ]
-        for point in found.points
-    ]
-    click.echo(table(["", "KS", "95 % interval", "MSE", "mean gap", "variance gap", "aims at", "strength"], lines))
+    click.echo(f"{len(found)} repaired models, judged on {cli.JUDGED_ON[found.evaluated_on]}\n")
+    lines = []
+    for point in found.points:
+        mark = "→" if chosen is not None and point.index == chosen.index else ""
+        numbers = map(number, (point.mse, point.mean_gap, point.variance_gap))
+        within = interval((point.ks_low, point.ks_high), share)
+        lines.append([mark, share(point.ks), within, *numbers, point.target, number(point.strength)])
+    click.echo(cli.table(["", "KS", "95 % interval", "MSE", "mean gap", "variance gap", "aims at", "strength"], lines))
     click.echo("\nmean squared error over KS distance\n")
     order = [*found.points, *([chosen] if chosen is not None else [])]
     marks = ["•"] * len(found) + ["◉"] * (len(order) - len(found))
@@ -130,5 +98,24 @@ def _draw(found: "Curve", target_ks: float | None, path: Path, *, replace: bool)
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     plot_curve(found, target_ks=target_ks, ax=figure.subplots())
-    with whole_files(path, replace=replace) as places:
-        figure.savefig(places[path], dpi=160)
+    cli.save_figure(figure, path, replace=replace)
+
+
+def scatter(x: Sequence[float], y: Sequence[float], marks: Sequence[str], *, width: int = 60, height: int = 12) -> str:
+    """Points in a frame of text, y upwards, with the range of both axes; later points cover earlier ones."""
+    columns, rows = (_cells(values, size) for values, size in ((x, width), (y, height)))
+    grid = [[" "] * width for _ in range(height)]
+    for column, row, mark in zip(columns, rows, marks, strict=True):
+        grid[height - 1 - row][column] = mark
+    top, bottom = number(max(y)), number(min(y))
+    side = max(len(top), len(bottom))
+    edges = [top.rjust(side), *[" " * side] * (height - 2), bottom.rjust(side)]
+    body = [f"{edge} │{''.join(line)}".rstrip() for edge, line in zip(edges, grid, strict=True)]
+    left, right = share(min(x)), share(max(x))
+    axis = " " * (side + 1) + "└" + "─" * width
+    return "\n".join([*body, axis, " " * (side + 2) + left + right.rjust(width - len(left))])
+
+
+def _cells(values: Sequence[float], size: int) -> list[int]:
+    low, high = min(values), max(values)
+    return [round((value - low) / (high - low) * (size - 1)) if high > low else 0 for value in values]

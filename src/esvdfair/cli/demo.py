@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esvdfair.cli._inputs import FILE, force_option, json_option, seed_option, target_ks_option
-from esvdfair.cli._output import after_writing, check_free, check_plot, notes, print_json, progress, table
-from esvdfair.files import whole_files
+from esvdfair.cli import _shared as cli
 from esvdfair.text import interval, number, share
 
 if TYPE_CHECKING:
@@ -31,14 +29,19 @@ class People:
 
 
 @click.command()
-@target_ks_option(default=0.1)
+@cli.target_ks_option(default=0.1)
 @click.option(
-    "--report", default="demo-report.html", show_default=True, metavar="FILE", type=FILE, help="Where the report goes."
+    "--report",
+    default="demo-report.html",
+    show_default=True,
+    metavar="FILE",
+    type=cli.FILE,
+    help="Where the report goes.",
 )
-@click.option("--plot", metavar="FILE", type=FILE, help="Also draw before and after: .png, .svg or .pdf.")
-@force_option
-@seed_option
-@json_option
+@click.option("--plot", metavar="FILE", type=cli.FILE, help="Also draw before and after: .png, .svg or .pdf.")
+@cli.force_option
+@cli.seed_option
+@cli.json_option
 @click.pass_context
 def demo(
     ctx: click.Context, target_ks: float, report: Path, plot: Path | None, force: bool, seed: int, as_json: bool
@@ -58,27 +61,25 @@ def demo(
     from esvdfair.report import write_report
 
     if plot is not None:
-        check_plot(plot)
+        cli.check_plot(plot)
     written = [report, *([plot] if plot is not None else [])]
-    check_free(written, force=force, inputs=[])
-    with notes(), progress(3) as bar:
-        bar.set_description("training a network")
+    cli.check_free(written, force=force, inputs=[])
+    with cli.at_work(3) as work:
+        work.step("training a network")
         train, validation, test = _people(seed)
         model = _train(train, seed)
-        bar.update()
-        bar.set_description("repairing it")
+        work.step("repairing it")
         fair = _repair(model, train, validation, target_ks, seed)
-        bar.update()
-        bar.set_description("judging both")
+        work.step("judging both")
         predictions = [m.predict(test.X) for m in (model, fair)]
         before, after = (audit_predictions(found, test.sex, test.y, seed=seed) for found in predictions)
         if plot is not None:
             _draw(plot, predictions, test.sex)
         write_report(report, fair, test.X, test.y, sensitive_features=test.sex, command=ctx.obj)
     met = fair.summary_["met"]
-    with after_writing(written):
+    with cli.after_writing(written):
         if as_json:
-            print_json({
+            cli.print_json({
                 "target_ks": target_ks, "met": met, "rows": len(test.y), "report": report,
                 "before": before.to_dict(), "after": after.to_dict(), "summary": fair.summary_,
             })  # fmt: skip
@@ -141,12 +142,11 @@ def _table(before: "Audit", after: "Audit") -> str:
         lines.append(
             [f"mean prediction of {old.group}", number(old.mean), number(new.mean), interval(new.mean_interval)]
         )
-    return table(["", "before", "after", "95 % interval, after"], lines)
+    return cli.table(["", "before", "after", "95 % interval, after"], lines)
 
 
 def _draw(path: Path, predictions: list[Any], sex: "pd.DataFrame") -> None:
-    """Densities before and after, side by side on common axes; the same bytes on every run."""
-    import matplotlib
+    """Densities before and after, side by side on common axes."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -158,5 +158,4 @@ def _draw(path: Path, predictions: list[Any], sex: "pd.DataFrame") -> None:
         ax.set_title(f"{name}: {ax.get_title(loc='left')}", loc="left", pad=14)
         ax.set_xlabel("predicted log hourly wage")
         ax.locator_params(nbins=5)
-    with whole_files(path) as places, matplotlib.rc_context({"svg.hashsalt": "esvdfair"}):
-        figure.savefig(places[path], dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+    cli.save_figure(figure, path, replace=True)

@@ -1,27 +1,12 @@
 """`esvdfair explain`: where in the network the gap lives, and who is moved by a repair."""
 
-from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from esvdfair.cli._inputs import (
-    EXPLAINED_ROWS,
-    FILE,
-    Reading,
-    file_bar,
-    json_option,
-    layer_option,
-    load_model,
-    model_and_data,
-    seed_option,
-    some_rows,
-    table_options,
-    validation_option,
-)
-from esvdfair.cli._output import JUDGED_ON, notes, print_json, progress, table
+from esvdfair.cli import _shared as cli
 from esvdfair.text import label_text, number, percent, share
 
 if TYPE_CHECKING:
@@ -29,11 +14,11 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@model_and_data
-@table_options()
-@validation_option
-@layer_option("Layer whose directions to show: index or name.  [default: last hidden]")
-@click.option("--repaired", metavar="FILE", type=FILE, help="A repaired model; adds who is moved by it.")
+@cli.model_and_data
+@cli.table_options()
+@cli.validation_option
+@cli.layer_option("Layer whose directions to show: index or name.  [default: last hidden]")
+@click.option("--repaired", metavar="FILE", type=cli.FILE, help="A repaired model; adds who is moved by it.")
 @click.option(
     "--top",
     default=5,
@@ -42,13 +27,13 @@ if TYPE_CHECKING:
     metavar="N",
     help="Directions, and people, to list.",
 )
-@seed_option
-@json_option
+@cli.seed_option
+@cli.json_option
 def explain(
     model: Path,
     data: Path,
     output: str | None,
-    reading: Reading,
+    reading: cli.Reading,
     validation: Path | None,
     layer: int | str | None,
     repaired: Path | None,
@@ -70,40 +55,30 @@ def explain(
     from esvdfair.explain import explain_directions, explain_people, scan_layers
     from esvdfair.models import find_layer
 
-    with notes(), progress(3) as bar, file_bar() as show:
-        bar.set_description("reading")
-        models = [load_model(path, output) for path in (model, repaired) if path is not None]
+    with cli.at_work(3) as work:
+        work.step("reading")
+        models = [cli.load_model(path, output) for path in (model, repaired) if path is not None]
         layers = models[0].layers()
         which = find_layer(layers, max(-2, -len(layers)) if layer is None else layer).name
-        whole, judging = reading.tables(data, validation, *models, progress=show)
-        rows = some_rows(whole, EXPLAINED_ROWS, seed=seed)
-        judges = None if judging is None else some_rows(judging, EXPLAINED_ROWS, seed=seed)
-        bar.update()
-        bar.set_description("scanning layers")
-        scan = scan_layers(
-            str(model),
-            rows.X,
-            rows.y,
-            sensitive_features=rows.groups,
-            sample_weight=rows.weight,
-            validation=None if judges is None else judges.parts,
-            output=output,
-            random_state=seed,
-        )
-        bar.update()
-        bar.set_description("finding directions")
-        beside: dict[str, Any] = {"sensitive_features": rows.groups, "sample_weight": rows.weight, "top": top}
-        directions = explain_directions(str(model), rows.X, layer=which, output=output, **beside)
+        whole, judging = reading.tables(data, validation, *models, progress=work.read)
+        rows = cli.some_rows(whole, cli.EXPLAINED_ROWS, seed=seed)
+        judges = None if judging is None else cli.some_rows(judging, cli.EXPLAINED_ROWS, seed=seed)
+        work.step("scanning layers")
+        beside: dict[str, Any] = {"sensitive_features": rows.groups, "sample_weight": rows.weight}
+        apart = None if judges is None else judges.parts
+        scan = scan_layers(str(model), rows.X, rows.y, validation=apart, output=output, random_state=seed, **beside)
+        work.step("finding directions")
+        directions = explain_directions(str(model), rows.X, layer=which, output=output, top=top, **beside)
         people = None
         if repaired is not None:
             before, after = (m.predict(rows.X) for m in models)
-            people = explain_people(before, after, **beside)
+            people = explain_people(before, after, top=top, **beside)
             # rows of the file, of which some may have been left out
             places = rows.X.index
             people = replace(people, movers=tuple(replace(m, row=int(places[m.row])) for m in people.movers))
     if as_json:
         moved = None if people is None else asdict(people)
-        print_json({"layers": asdict(scan), "directions": asdict(directions), "people": moved})
+        cli.print_json({"layers": asdict(scan), "directions": asdict(directions), "people": moved})
         return
     click.echo(_layers(scan) + "\n")
     click.echo(_directions(directions, rows.attribute))
@@ -112,23 +87,15 @@ def explain(
 
 
 def _layers(scan: "LayerScan") -> str:
-    lines = [
-        [
-            "→" if found.index == scan.best.index else "",
-            f"{found.index}",
-            found.name,
-            f"{found.inputs} → {found.outputs}",
-            number(found.relative_mean_gap),
-            number(found.relative_covariance_gap),
-            share(found.ks),
-            number(found.mse),
-        ]
-        for found in scan.layers
-    ]
+    lines = []
+    for found in scan.layers:
+        mark, size = "→" if found.index == scan.best.index else "", f"{found.inputs} → {found.outputs}"
+        gaps = map(number, (found.relative_mean_gap, found.relative_covariance_gap))
+        lines.append([mark, f"{found.index}", found.name, size, *gaps, share(found.ks), number(found.mse)])
     header = ["", "", "layer", "size", "mean gap", "covariance gap", "KS if edited", "MSE if edited"]
     return (
         f"Layers, in the order of execution (as it is: KS {share(scan.ks_before)}, MSE {number(scan.mse_before)}; "
-        f"judged on {scan.rows:,} rows, {JUDGED_ON[scan.evaluated_on]})\n\n{table(header, lines, left=3)}\n\n"
+        f"judged on {scan.rows:,} rows, {cli.JUDGED_ON[scan.evaluated_on]})\n\n{cli.table(header, lines, left=3)}\n\n"
         "Gaps are relative to the spread of the layer's output. → marks the layer whose edit serves best."
     )
 
@@ -145,7 +112,7 @@ def _directions(found: "Directions", attribute: str) -> str:
                 [f"{d.rank}", percent(d.share), *map(number, (d.sigma_before, d.sigma_after, *values)), _follows(d)]
                 for d, values in zip(directions, figures, strict=True)
             ]
-            parts.append(table(header, lines, widest=80))
+            parts.append(cli.table(header, lines, widest=80))
     return "\n\n".join(parts if len(parts) > 1 else [title, "None: the groups do not differ there."])
 
 
@@ -154,39 +121,21 @@ def _follows(direction: "Direction") -> str:
 
 
 def _people(people: "People", attribute: str) -> str:
-    header = [
-        attribute,
-        "rows",
-        "mean before",
-        "after",
-        "up",
-        "down",
-        f"moved > {number(people.threshold)}",
-        "rank kept",
-    ]
-    lines = [
-        [
-            label_text(g.group),
-            f"{g.rows:,}",
-            *map(number, (g.mean_before, g.mean_after)),
-            *map(percent, (g.share_up, g.share_down, g.share_moved)),
-            share(g.rank_correlation),
-        ]
-        for g in people.groups
-    ]
-    movers = [
-        [
-            f"{m.row + 1:,}",
-            label_text(m.group),
-            *map(number, (m.before, m.after)),
-            *map(percent, (m.rank_before, m.rank_after)),
-        ]
-        for m in people.movers
-    ]
-    parts: Iterable[str] = (
+    moved = f"moved > {number(people.threshold)}"
+    header = [attribute, "rows", "mean before", "after", "up", "down", moved, "rank kept"]
+    lines = []
+    for g in people.groups:
+        means, shares = (g.mean_before, g.mean_after), (g.share_up, g.share_down, g.share_moved)
+        line = [label_text(g.group), f"{g.rows:,}", *map(number, means), *map(percent, shares)]
+        lines.append([*line, share(g.rank_correlation)])
+    movers = []
+    for m in people.movers:
+        values, ranks = (m.before, m.after), (m.rank_before, m.rank_after)
+        movers.append([f"{m.row + 1:,}", label_text(m.group), *map(number, values), *map(percent, ranks)])
+    parts = (
         "Who is moved by the repair (rank kept: rank correlation within the group)",
-        table(header, lines),
+        cli.table(header, lines),
         "Moved most (row of the table; rank among all)",
-        table(["row", attribute, "before", "after", "rank before", "rank after"], movers, left=2),
+        cli.table(["row", attribute, "before", "after", "rank before", "rank after"], movers, left=2),
     )
     return "\n\n".join(parts)

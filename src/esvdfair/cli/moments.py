@@ -7,18 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from esvdfair.cli import SuggestingGroup
-from esvdfair.cli._inputs import (
-    FILE,
-    Reading,
-    file_bar,
-    force_option,
-    json_option,
-    load_model,
-    model_and_data,
-    model_files,
-    table_options,
-)
-from esvdfair.cli._output import after_writing, check_free, notes, only_first_rank, print_json, progress, table
+from esvdfair.cli import _shared as cli
 from esvdfair.files import sha256_of, whole_files
 from esvdfair.text import distinct_names, label_text, number, printable, some_names
 
@@ -27,7 +16,7 @@ if TYPE_CHECKING:
 
 MIN_ROWS = 10  # esvdfair.federated.MIN_ROWS, without importing it for --help
 
-out_option = click.option("-o", "--out", metavar="FILE", required=True, type=FILE, help="Where the moments go.")
+out_option = click.option("-o", "--out", metavar="FILE", required=True, type=cli.FILE, help="Where the moments go.")
 
 
 @click.group(cls=SuggestingGroup, invoke_without_command=True)
@@ -50,8 +39,8 @@ def moments(ctx: click.Context) -> None:
 
 
 @moments.command()
-@model_and_data
-@table_options(target="Column with the true value; all sites name it, or none does.")
+@cli.model_and_data
+@cli.table_options(target="Column with the true value; all sites name it, or none does.")
 @click.option(
     "--min-rows",
     default=MIN_ROWS,
@@ -61,13 +50,13 @@ def moments(ctx: click.Context) -> None:
     help="Fewest rows of a group: moments of few people tell about each of them.",
 )
 @out_option
-@force_option
-@json_option
+@cli.force_option
+@cli.json_option
 def collect(
     model: Path,
     data: Path,
     output: str | None,
-    reading: Reading,
+    reading: cli.Reading,
     min_rows: int,
     out: Path,
     force: bool,
@@ -83,24 +72,23 @@ def collect(
     """
     from esvdfair.federated import collect_moments
 
-    adapter = load_model(model, output)
-    check_free([out], force=force, inputs=[*model_files(model), data])
-    with notes(), progress(2) as bar, file_bar() as show:
-        bar.set_description("reading")
-        rows = reading.table(data, adapter, min_groups=1, progress=show)
-        bar.update()
-        bar.set_description("collecting")
+    adapter = cli.load_model(model, output)
+    cli.check_free([out], force=force, inputs=[*cli.model_files(model), data])
+    with cli.at_work(2) as work:
+        work.step("reading")
+        rows = reading.table(data, adapter, min_groups=1, progress=work.read)
+        work.step("collecting")
         site = collect_moments(str(model), rows, output=output, min_rows=min_rows)
-        only_first_rank()
+        cli.only_first_rank()
         site = replace(site, sensitive=rows.roles.sensitive, features=tuple(rows.inputs), target=rows.roles.target)
     _write(site, out, f"moments of {site.rows:,} rows of {data} at {model}", replace=force, as_json=as_json)
 
 
 @moments.command()
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=FILE)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=cli.FILE)
 @out_option
-@force_option
-@json_option
+@cli.force_option
+@cli.json_option
 def merge(files: tuple[Path, ...], out: Path, force: bool, as_json: bool) -> None:
     """Add up moments of several sites.
 
@@ -112,15 +100,15 @@ def merge(files: tuple[Path, ...], out: Path, force: bool, as_json: bool) -> Non
     """
     from esvdfair.federated import merge_moments
 
-    check_free([out], force=force, inputs=list(files))
-    with notes():
+    cli.check_free([out], force=force, inputs=list(files))
+    with cli.notes():
         site = merge_moments(files)
     _write(site, out, f"{len(files)} files merged, {site.rows:,} rows", replace=force, as_json=as_json)
 
 
 @moments.command()
-@click.argument("file", metavar="FILE", type=FILE)
-@json_option
+@click.argument("file", metavar="FILE", type=cli.FILE)
+@cli.json_option
 def show(file: Path, as_json: bool) -> None:
     """Show what a moments file holds, before it is sent or used.
 
@@ -133,7 +121,7 @@ def show(file: Path, as_json: bool) -> None:
     site = SiteMoments.load(file)
     warning = _small_groups(site)
     if as_json:
-        print_json(described(site, file) | {"predictions": _figures_of(site), "warning": warning})
+        cli.print_json(described(site, file) | {"predictions": _figures_of(site), "warning": warning})
     else:
         click.echo(f"{file}: moments of {site.rows:,} rows\n")
         _show_moments(site)
@@ -145,9 +133,9 @@ def _write(site: "SiteMoments", out: Path, title: str, *, replace: bool, as_json
     """Write moments to their file, and print what they say."""
     with whole_files(out, replace=replace) as places:
         site.save(places[out])
-    with after_writing([out]):
+    with cli.after_writing([out]):
         if as_json:
-            print_json(described(site, out) | {"predictions": _figures_of(site)})
+            cli.print_json(described(site, out) | {"predictions": _figures_of(site)})
             return
         click.echo(title + "\n")
         _show_moments(site)
@@ -207,7 +195,7 @@ def _show_moments(site: "SiteMoments") -> None:
         line = [name, f"{rows:,}", number(mine["mean"]), number(mine["std"])]
         lines.append(line + [number(mine[key]) for key in ("mse", "r2") if errors])
     attribute = ", ".join(site.sensitive) if site.sensitive else "group"
-    click.echo(table([attribute, "rows", what, "std", *errors], lines) + "\n")
+    click.echo(cli.table([attribute, "rows", what, "std", *errors], lines) + "\n")
     facts = [
         ["moments of", f"{site.layer.weight.shape[1]} inputs of layer {site.layer.name}" + _label(site)],
         ["SHA-256 of the model", site.model],

@@ -9,34 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esvdfair.cli._inputs import (
-    EXPLAINED_ROWS,
-    FILE,
-    Reading,
-    file_bar,
-    force_option,
-    json_option,
-    load_model,
-    model_files,
-    output_option,
-    repair_options,
-    some_rows,
-    table_options,
-)
-from esvdfair.cli._output import (
-    JUDGED_ON,
-    after_writing,
-    check_free,
-    notes,
-    only_first_rank,
-    print_json,
-    progress,
-    table,
-    to_json,
-)
-from esvdfair.files import sha256_of, whole_files
+from esvdfair.cli import _shared as cli
+from esvdfair.files import sha256_of, version_of, whole_files
 from esvdfair.text import distinct_names, interval, number, share
-from esvdfair.versions import version_of
 
 if TYPE_CHECKING:
     from esvdfair.estimator import ESVDFair
@@ -52,34 +27,34 @@ UNKNOWN_KS = (
 
 
 @click.command()
-@click.argument("model", metavar="MODEL.onnx", type=FILE)
-@click.argument("data", metavar="[DATA]", type=FILE, required=False)
-@output_option
+@click.argument("model", metavar="MODEL.onnx", type=cli.FILE)
+@click.argument("data", metavar="[DATA]", type=cli.FILE, required=False)
+@cli.output_option
 @click.option(
-    "--moments", metavar="FILE", type=FILE, help="Instead of DATA: what `esvdfair moments` has collected or merged."
+    "--moments", metavar="FILE", type=cli.FILE, help="Instead of DATA: what `esvdfair moments` has collected or merged."
 )
-@table_options(
+@cli.table_options(
     target="Column with the true value; without it the repair aims at the model's own predictions.",
     sensitive_required=False,
 )
-@repair_options
+@cli.repair_options
 @click.option(
     "--max-mse-increase",
     metavar="PART",
     type=click.FloatRange(min=0),
     help="Instead of --target-ks: the fairest candidate whose error grows by at most this part (0.05: five per cent).",
 )
-@click.option("-o", "--out", metavar="FILE", required=True, type=FILE, help="Where the repaired model goes.")
-@click.option("--report", metavar="FILE", type=FILE, help="Also write a report of one HTML page.")
-@force_option
-@json_option
+@click.option("-o", "--out", metavar="FILE", required=True, type=cli.FILE, help="Where the repaired model goes.")
+@click.option("--report", metavar="FILE", type=cli.FILE, help="Also write a report of one HTML page.")
+@cli.force_option
+@cli.json_option
 @click.pass_context
 def repair(
     ctx: click.Context,
     model: Path,
     data: Path | None,
     moments: Path | None,
-    reading: Reading,
+    reading: cli.Reading,
     options: dict[str, Any],
     max_mse_increase: float | None,
     validation: Path | None,
@@ -106,29 +81,27 @@ def repair(
     options["max_mse_increase"] = max_mse_increase
     _check_words(data, moments, reading, options, validation, report)
     written = Written(out, report)
-    adapter = load_model(model, options["output"])
-    read = [*model_files(model), data, moments, validation]
-    check_free([*written.paths, written.external], force=force, inputs=read)
-    with notes(), progress(3) as bar, file_bar() as show:
-        bar.set_description("reading")
+    adapter = cli.load_model(model, options["output"])
+    read = [*cli.model_files(model), data, moments, validation]
+    cli.check_free([*written.paths, written.external], force=force, inputs=read)
+    with cli.at_work(3) as work:
+        work.step("reading")
         site = None if moments is None else _load_moments(moments)
         if site is None:
             assert data is not None
-            rows, judging = reading.tables(data, validation, adapter, progress=show)
+            rows, judging = reading.tables(data, validation, adapter, progress=work.read)
         else:
             alike = _columns_of(site, reading)
-            rows, judging = None, None if validation is None else alike.table(validation, adapter, progress=show)
-        bar.update()
-        bar.set_description("repairing")
+            rows, judging = None, None if validation is None else alike.table(validation, adapter, progress=work.read)
+        work.step("repairing")
         fair = _repair(str(model), rows if site is None else site, judging, options)
-        only_first_rank()
-        bar.update()
-        bar.set_description("writing")
+        cli.only_first_rank()
+        work.step("writing")
         record = _write(fair, rows, site, moments, judging, written, replace=force, command=ctx.obj)
-    paths = [*model_files(out), written.record, *([] if report is None else [report])]
-    with after_writing(paths):
+    paths = [*cli.model_files(out), written.record, *([] if report is None else [report])]
+    with cli.after_writing(paths):
         if as_json:
-            print_json(record)
+            cli.print_json(record)
         else:
             _show(fair, site)
             click.echo(f"\nwrote {', '.join(map(str, paths))}")
@@ -138,7 +111,7 @@ def repair(
 def _check_words(
     data: Path | None,
     moments: Path | None,
-    reading: Reading,
+    reading: cli.Reading,
     options: dict[str, Any],
     validation: Path | None,
     report: Path | None,
@@ -174,7 +147,7 @@ def _load_moments(path: Path) -> "SiteMoments":
     return SiteMoments.load(path)
 
 
-def _columns_of(site: "SiteMoments", reading: Reading) -> Reading:
+def _columns_of(site: "SiteMoments", reading: cli.Reading) -> cli.Reading:
     """How validation rows are read: columns that were not named are those of the moments."""
     roles = reading.roles
     sensitive, features = roles.sensitive or site.sensitive or (), roles.features or site.features
@@ -240,7 +213,7 @@ def _write(
     with whole_files(*written.paths, replace=replace) as places:
         save_model(fair.estimator_, places[written.model], like=model)
         before, after = (
-            {str(path.relative_to(file.parent)): sha256_of(path) for path in model_files(file)}
+            {str(path.relative_to(file.parent)): sha256_of(path) for path in cli.model_files(file)}
             for file in (model, places[written.model])
         )
         record = {
@@ -261,12 +234,12 @@ def _write(
             from esvdfair.cli.moments import described
 
             record["moments"] = described(site, moments)
-        places[written.record].write_text(to_json(record) + "\n", encoding="utf-8")
+        places[written.record].write_text(cli.to_json(record) + "\n", encoding="utf-8")
         shown = judging or rows
         if written.report is not None and shown is not None:
             from esvdfair.report import write_report
 
-            some = some_rows(shown, EXPLAINED_ROWS, seed=fair.random_state)
+            some = cli.some_rows(shown, cli.EXPLAINED_ROWS, seed=fair.random_state)
             write_report(
                 places[written.report], fair, some.X, some.y, sensitive_features=some.groups, command=command
             )  # fmt: skip
@@ -308,7 +281,7 @@ def _show(fair: "ESVDFair", site: "SiteMoments | None") -> None:
             click.echo(f"Gaps are those before the {kind} at the end of the model; errors after it are unknown.")
         click.echo(click.wrap_text(UNKNOWN_KS, width=100))
         return
-    click.echo(f"{start}; judged on {summary['rows']:,} rows, {JUDGED_ON[summary['evaluated_on']]}\n")
+    click.echo(f"{start}; judged on {summary['rows']:,} rows, {cli.JUDGED_ON[summary['evaluated_on']]}\n")
     click.echo(_before_and_after(summary) + "\n")
     click.echo(click.wrap_text(_verdict(summary), width=100))
 
@@ -332,7 +305,7 @@ def _before_and_after(summary: Mapping[str, Any]) -> str:
     for name, (label, size) in zip(distinct_names(list(sizes)), sizes.items(), strict=True):
         before, after = (summary[f"group_mse_{when}"][label] for when in ("before", "after"))
         lines.append([f"  of {name} ({size:,} rows)", number(before), number(after), ""])
-    return table(["", "before", "after", "95 % interval, after"], [*lines[:2], *lines[4:], *lines[2:4]])
+    return cli.table(["", "before", "after", "95 % interval, after"], [*lines[:2], *lines[4:], *lines[2:4]])
 
 
 def _known(summary: Mapping[str, Any]) -> str:
@@ -349,7 +322,7 @@ def _known(summary: Mapping[str, Any]) -> str:
         if before is not None and after is not None:
             names = distinct_names(list(before))
             lines += [[f"  of {n}", number(before[g]), number(after[g])] for n, g in zip(names, before, strict=True)]
-    return table(["", "before", "after"], lines)
+    return cli.table(["", "before", "after"], lines)
 
 
 def _verdict(summary: Mapping[str, Any]) -> str:

@@ -12,11 +12,11 @@ from esvdfair.core.moments import GroupMoments
 from esvdfair.distributed import together
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.federated.sites import MomentsFile, Site, SiteMoments, loaded
+from esvdfair.files import version_of
 from esvdfair.models import adapt
 from esvdfair.models.base import fingerprint
 from esvdfair.sample import Effort, draw, prepare
 from esvdfair.threads import few_threads
-from esvdfair.versions import version_of
 
 T = TypeVar("T")
 

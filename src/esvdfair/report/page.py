@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from esvdfair.audit import make_grid
+from esvdfair.files import version_of
 from esvdfair.report.charts import GROUPS_DRAWN, chart_data, distribution, group_cells
 from esvdfair.report.content import Content
 from esvdfair.report.sentences import (
@@ -31,7 +32,6 @@ from esvdfair.report.sentences import (
     what_apart_means,
 )
 from esvdfair.text import label_text, number, percent, share
-from esvdfair.versions import version_of
 
 
 def render(

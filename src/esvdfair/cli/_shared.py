@@ -1,20 +1,27 @@
-"""What commands are given: the options that they share, the rows of tables, the model."""
+"""What commands share: options, the rows and the model they are given; what they print, and where they write."""
 
+import json
+import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
 from tqdm import tqdm
 
-from esvdfair.exceptions import ESVDFairWarning
+from esvdfair.distributed import rank
+from esvdfair.exceptions import ESVDFairWarning, InputError, python_word
+from esvdfair.files import whole_files
 from esvdfair.tables import Progress, Roles, TableBatches, TableRows, open_table
-from esvdfair.text import some_names
+from esvdfair.text import EVALUATED_ON, WIDEST, distinct_names, printable, some_names
 
 if TYPE_CHECKING:
     from esvdfair.models.onnx import OnnxAdapter
@@ -23,7 +30,9 @@ AUDITED_ROWS = 1_000_000
 """Rows that a command holds at once to measure predictions; a sample stands for a larger file."""
 EXPLAINED_ROWS = 100_000
 """The same for commands that run many methods, or every layer, over them."""
-_SHOWN_BYTES = 32 * 2**20  # files of fewer are read before a bar is seen
+JUDGED_ON = EVALUATED_ON | {"validation": "the rows of --validation"}
+_SHOWN_BYTES = 32 * 2**20
+_PICTURES = (".png", ".svg", ".pdf")
 
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
@@ -92,24 +101,6 @@ def some_rows(table: TableBatches, most: int, *, seed: int) -> TableRows:
             stacklevel=2,
         )
     return rows
-
-
-@contextmanager
-def file_bar() -> Iterator[Progress]:
-    """A second bar on stderr while a large file is read, gone at the end; silent when stderr is not a terminal."""
-    with ExitStack() as stack:
-        bars: list[tqdm[Any]] = []  # none until there is something to wait for
-
-        def show(done: int, total: int) -> None:
-            if total < _SHOWN_BYTES or not sys.stderr.isatty():
-                return
-            if not bars:
-                form = "  {bar:20} {n_fmt}B of {total_fmt}B"
-                bars.append(stack.enter_context(tqdm(unit="B", unit_scale=True, leave=False, bar_format=form)))
-            bars[0].total, bars[0].n = total, done
-            bars[0].refresh()
-
-        yield show
 
 
 # --- the model -----------------------------------------------------------------------------------------------------
@@ -303,3 +294,199 @@ def _with(options: Sequence[Option], command: Command) -> Command:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+# --- messages of the library in the words of the command line ------------------------------------------------------
+
+# Parameter of the library -> what the command line calls it; any other is an option of the same name.
+_CALLED = {
+    "X": "the table",
+    "y": "--target",
+    "curve_": "`esvdfair curve`",
+    "output": "--output NAME",
+    "random_state": "--seed",
+    "sample_weight": "--weight",
+    "sensitive_features": "--sensitive",
+    "validation": "--validation FILE",
+}
+_OPTIONS = {
+    "drop_missing", "features", "layer", "max_mse_increase", "method", "min_group_rows", "min_rows", "missing_group",
+    "sep", "target_ks",
+}  # fmt: skip
+
+
+def option_word(name: str, value: Any) -> str:
+    """A parameter as it is typed: ``target_ks=0.1`` is ``--target-ks 0.1``."""
+    if (name, value) == ("missing", "group"):
+        return "--missing-group"
+    if name not in _CALLED and name not in _OPTIONS:
+        return python_word(name, value)
+    option = _CALLED.get(name, "--" + name.replace("_", "-"))
+    if value is None or value is True:
+        return option
+    return f"{option.split()[0]} {value:g}" if isinstance(value, float) else f"{option.split()[0]} {value}"
+
+
+def said(error: BaseException) -> str:
+    """A message of the library on one line, with parameters as options."""
+    text = error.say(option_word) if isinstance(error, InputError | ESVDFairWarning) else str(error)
+    return " ".join(text.split())
+
+
+@contextmanager
+def notes() -> Iterator[None]:
+    """Show the library's warnings as notes of one line on stderr, each once; other warnings are not for users."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", ESVDFairWarning)
+        yield
+    for text in dict.fromkeys(said(warning.message) for warning in caught if isinstance(warning.message, Warning)):
+        click.echo(f"note: {text}", err=True)
+
+
+# --- text and JSON -------------------------------------------------------------------------------------------------
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, widest: int = WIDEST) -> str:
+    """Columns of text under a header; the first ``left`` of them start at the left, the others end at the right."""
+    lines = [[printable(cell, widest) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[i]) for row in lines) for i in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        cells = (c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([line(lines[0]), "  ".join("─" * width for width in widths), *map(line, lines[1:])])
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document."""
+    click.echo(to_json(value))
+
+
+def to_json(value: Any) -> str:
+    """JSON of nested plain values; group labels become text and what is not finite becomes null."""
+    return json.dumps(_plain(value), indent=2, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return dict(zip(distinct_names(list(value)), map(_plain, value.values()), strict=True))
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)
+
+
+@contextmanager
+def at_work(steps: int = 1) -> Iterator["Quiet"]:
+    """The work of a command: bars on stderr while it lasts, if that is a terminal, and :func:`notes` behind it."""
+    with notes(), ExitStack() as stack:
+        yield Work(stack, steps) if sys.stderr.isatty() else Quiet()
+
+
+class Quiet:
+    """Work that nobody watches."""
+
+    def step(self, name: str) -> None:
+        """The step before is done, and this one begins."""
+
+    def read(self, done: int, total: int) -> None:
+        """So many bytes of a file are read."""
+
+
+class Work(Quiet):
+    """Work as bars: which step of how many, since when, and how much of a large file is read."""
+
+    def __init__(self, stack: ExitStack, steps: int) -> None:
+        self._stack = stack
+        self._steps = self._bar("{desc} {bar:20} {n}/{total}  {elapsed}", steps)
+        self._file: tqdm[Any] | None = None
+        over = Event()
+        stack.callback(over.set)
+        Thread(target=self._tick, args=(over,), daemon=True).start()
+
+    def step(self, name: str) -> None:
+        self._steps.update(bool(self._steps.desc))
+        self._steps.set_description_str(name)
+
+    def read(self, done: int, total: int) -> None:
+        if total < _SHOWN_BYTES:  # read before a bar is seen
+            return
+        if self._file is None:
+            self._file = self._bar("  {bar:20} {n_fmt}B of {total_fmt}B", total)
+        self._file.total, self._file.n = total, done
+        self._file.refresh()
+
+    def _bar(self, form: str, total: int) -> "tqdm[Any]":
+        return self._stack.enter_context(tqdm(total=total, unit_scale=total > 100, leave=False, bar_format=form))
+
+    def _tick(self, over: Event) -> None:
+        """Seconds pass also in a long step."""
+        while not over.wait(1.0):
+            self._steps.refresh()
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def check_plot(path: Path) -> None:
+    """Fail, before any work, where a picture cannot be drawn."""
+    if path.suffix.lower() not in _PICTURES:
+        raise ValueError(f"--plot {str(path)!r}: the name must end in one of {', '.join(_PICTURES)}.")
+    if find_spec("matplotlib") is None:
+        raise ImportError("--plot needs matplotlib: pip install 'esvdfair[plots]'.")
+
+
+def save_figure(figure: Any, path: Path, *, replace: bool) -> None:
+    """Write a picture, whole or not at all, and the same bytes on every run."""
+    from matplotlib import rc_context
+
+    with whole_files(path, replace=replace) as places, rc_context({"svg.hashsalt": "esvdfair"}):
+        figure.savefig(places[path], dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def check_free(paths: Sequence[Path], *, force: bool, inputs: Sequence[Path | None]) -> None:
+    """Fail, before any work, where a file cannot be written or would be overwritten; by the first rank, who writes."""
+    if rank() > 0:
+        return
+    read = [path for path in inputs if path is not None and path.exists()]
+    for path in paths:
+        if path.is_dir():
+            raise IsADirectoryError(f"cannot write to {str(path)!r}: it is a directory.")
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}.")
+        if path.exists() and any(path.samefile(other) for other in read):
+            raise ValueError(f"{str(path)!r} is a file that is read; write the result elsewhere.")
+        if path.exists() and not force:
+            raise FileExistsError(f"{str(path)!r} is there already; --force replaces it.")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ValueError("two results would go to one file; give each a name of its own.")
+
+
+class Unprinted(Exception):
+    """Files were written, but what was reached could not be printed."""
+
+
+@contextmanager
+def after_writing(paths: Sequence[Path]) -> Iterator[None]:
+    """Print in this block what is done: a full disk behind stdout is no reason to say that nothing was written."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) or not paths:
+            raise
+        names = ", ".join(map(str, paths))
+        raise Unprinted(f"wrote {names}, but cannot print the result: {error.strerror or error}") from None
+
+
+def only_first_rank() -> None:
+    """End the command here on all ranks but the first, which goes on to write and print."""
+    if rank() > 0:
+        raise click.exceptions.Exit(0)
