@@ -7,15 +7,23 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from esvdfair.cli import main
-from esvdfair.experiments.config import EXPERIMENTS, Training
+from esvdfair.cli import main, reproduce
+from esvdfair.experiments.config import EXPERIMENTS, Retraining, Training
+from esvdfair.experiments.runner import work
 from esvdfair.sample import Effort
 
-REDUCED = {"training": Training(epochs=6, width=16), "effort": Effort.quick(), "optimum_levels": (0.05, 0.10)}
+REDUCED = {
+    "training": Training(epochs=3, width=16, batch_size=256, learning_rate=5e-3),
+    "retraining": Retraining(stages=1),
+    "effort": Effort.quick(),
+    "optimum_levels": (0.05, 0.10),
+}
 
 
 @pytest.fixture
 def reduced(monkeypatch):
+    """Quick experiments, in this process: tests/experiments/test_runner.py starts others."""
+    monkeypatch.setattr(reproduce, "run", lambda tasks, **_: list(map(work, tasks)))
     for name, experiment in EXPERIMENTS.items():
         monkeypatch.setitem(EXPERIMENTS, name, replace(experiment, **REDUCED))
 
@@ -24,16 +32,16 @@ def invoke(*args):
     return CliRunner().invoke(main, ["reproduce", *map(str, args)])
 
 
-def check(result, out, names, preparation="paper"):
+def check(result, out, names, preparation, seeds):
     """The tables that a command printed as JSON, after a look at what it wrote."""
     assert result.exit_code == 0, (result.output, result.exception)
     tables = json.loads(result.stdout)
     assert [table["experiment"] for table in tables] == names
     for table in tables:
-        assert table["seeds"] == [33, 34]
-        assert all(line["seeds"] == 2 for line in table["lines"])
+        assert table["seeds"] == seeds
+        assert all(line["seeds"] == len(seeds) for line in table["lines"])
         name = f"{table['experiment']}-{preparation}"
-        assert (out / f"{name}.csv").read_text().count("\n") == 1 + 2 * len(table["lines"])
+        assert (out / f"{name}.csv").read_text().count("\n") == 1 + len(seeds) * len(table["lines"])
         for figure in ("densities", "tradeoff"):
             assert (out / "figures" / f"{name}-{figure}.png").read_bytes().startswith(b"\x89PNG")
     return tables
@@ -50,7 +58,7 @@ def check_comparison(table):
 
 def test_wages_from_end_to_end(reduced, tmp_path):
     result = invoke("wages", "--seeds", "33-34", "--out", tmp_path, "--json")
-    check_comparison(*check(result, tmp_path, ["wages"], "clean"))
+    check_comparison(*check(result, tmp_path, ["wages"], "clean", [33, 34]))
     again = invoke("wages", "--seeds", "33-34", "--out", tmp_path)
     assert again.exit_code == 0
     assert again.stdout.startswith("wages, preparation clean, 2 seeds, test rows\n")
@@ -60,8 +68,9 @@ def test_wages_from_end_to_end(reduced, tmp_path):
 
 @pytest.mark.skipif("ESVDFAIR_DATA" not in os.environ, reason="needs the files of law and COMPAS in ESVDFAIR_DATA")
 def test_the_papers_data_from_end_to_end(reduced, tmp_path):
-    result = invoke("all", "--preparation", "paper", "--seeds", "33-34", "--out", tmp_path, "--json")
-    law, compas, mean, covariance = check(result, tmp_path, ["law", "compas", "ablation-mean", "ablation-covariance"])
+    result = invoke("all", "--preparation", "paper", "--seeds", "33", "--out", tmp_path, "--json")
+    names = ["law", "compas", "ablation-mean", "ablation-covariance"]
+    law, compas, mean, covariance = check(result, tmp_path, names, "paper", [33])
     for table in (law, compas):
         check_comparison(table)
     for table in (mean, covariance):
@@ -93,9 +102,9 @@ def test_an_error_is_one_line_and_exit_code_2(args, said, tmp_path):
 
 
 def test_rows_of_another_protocol_are_refused(reduced, tmp_path):
-    folder = tmp_path / "wages-clean"
-    folder.mkdir()
-    (folder / "seed-33.json").write_text(json.dumps({"format": "esvdfair-seed-1", "protocol": {}}))
+    folder = tmp_path / "wages-clean" / "repaired"
+    folder.mkdir(parents=True)
+    (folder / "seed-33.json").write_text(json.dumps({"format": "esvdfair-seed-2", "protocol": {}}))
     result = invoke("wages", "--seeds", "33", "--out", tmp_path)
     assert result.exit_code == 2
     assert "another protocol" in result.stderr

@@ -114,7 +114,7 @@ def test_the_optimum_gets_fairer_and_less_accurate_as_its_level_falls(trained):
 def test_peers_of_the_table(trained, gap):
     pytest.importorskip("fairlearn", reason="needs the extra esvdfair[peers]")
     pytest.importorskip("concept_erasure", reason="needs the extra esvdfair[peers]")
-    found = list(methods.peers(trained, replace(TINY, kind="peers", peers=("fairlearn", "leace"))))
+    found = list(methods.peers(trained, replace(TINY, peers=("fairlearn", "leace"))))
     assert [o.variant for o in found] == [
         Variant("fairlearn", "scores", "predicted"), Variant("fairlearn", "scores", "true"), Variant("leace")
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from esvdfair.core.metrics import ks_distance
 from esvdfair.datasets import Examples, Split
 from esvdfair.experiments.config import WAGES, Retraining, Training
 from esvdfair.experiments.network import Trained, predict, train_network
-from esvdfair.experiments.retrain import retrained, search_penalty, train_on_both, wasserstein
+from esvdfair.experiments.retrain import curve_of, population_ks, retrained, search_penalty, train_on_both, wasserstein
 
 TINY = replace(
     WAGES,
@@ -80,13 +80,13 @@ def test_equal_seeds_give_equal_networks_and_torch_is_left_alone(trained):
 
 
 def test_the_search_goes_where_the_target_is(trained):
-    curve, networks = search_penalty(trained.network, trained, TINY, ramped=False)
+    networks = search_penalty("finetuned", trained.network, trained, TINY)
     assert len(networks) == 1 + TINY.retraining.stages
     assert networks[0.0] is trained.network
     penalties = list(networks)
-    first = next(point for point in curve.points if point.strength == penalties[1])
-    assert (penalties[2] > penalties[1]) == (first.judged_ks > 0.095)
-    assert {point.strength for point in curve.points} == set(networks)
+    first = population_ks(networks[penalties[1]], trained.split.validation)
+    assert (penalties[2] > penalties[1]) == (first > 0.095)
+    assert {point.strength for point in curve_of(networks, trained).points} == set(networks)
 
 
 def test_either_start_gives_an_outcome_that_is_fairer_than_before(trained):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from esvdfair.datasets import Examples
-from esvdfair.experiments.config import LAW, Training, Variant
+from esvdfair.experiments.config import LAW, PARTS, Training, Variant
 from esvdfair.experiments.rows import (
     Density,
     Folder,
@@ -22,6 +22,7 @@ from esvdfair.experiments.rows import (
     judge,
     parse_seeds,
     to_csv,
+    with_regret,
     write_atomically,
 )
 
@@ -40,31 +41,55 @@ def make_result(seed: int, mse: float = 0.1) -> SeedResult:
 
 def test_a_saved_seed_comes_back(tmp_path):
     folder = Folder(tmp_path, LAW, "paper")
-    folder.write(33, make_result(33))
+    folder.write("repaired", 33, make_result(33))
     assert folder.read(33) == make_result(33)
     assert folder.finished() == [33]
 
 
+def test_the_parts_of_a_seed_are_joined_and_only_then_compared_with_the_optimum(tmp_path):
+    (row, _), known = make_result(33).rows, {"untouched": 0.05, "constant": 0.15, "optimum": 0.06}
+    rows = tuple(replace(row, method=method, mse=mse, level=None) for method, mse in known.items())
+    folder = Folder(tmp_path, LAW, "paper")
+    folder.write("repaired", 33, SeedResult((replace(row, mse=0.07),), ()))
+    assert [row.regret for row in folder.read(33).rows] == [None]
+    assert folder.missing(33) == ["references", "paper", "retrained"]
+    folder.write("references", 33, SeedResult(rows, ()))
+    found = {row.method: row.regret for row in folder.read(33).rows}
+    assert list(found) == ["untouched", "constant", "transport", "optimum"]
+    assert found["transport"] == pytest.approx(0.1)
+    assert found["optimum"] is None
+
+
+def test_a_part_minds_only_what_decides_it(tmp_path):
+    Folder(tmp_path, LAW, "paper").write("references", 33, make_result(33))
+    other = replace(LAW, target_ks=0.2)
+    assert Folder(tmp_path, other, "paper").read(33) == make_result(33)
+    Folder(tmp_path, LAW, "paper").write("repaired", 33, make_result(33))
+    with pytest.raises(ValueError, match=r"another protocol \(target_ks: 0.1 there, 0.2 here\)"):
+        Folder(tmp_path, other, "paper").read(33)
+
+
 def test_rows_of_another_protocol_are_refused(tmp_path):
-    Folder(tmp_path, LAW, "paper").write(33, make_result(33))
+    Folder(tmp_path, LAW, "paper").write("repaired", 33, make_result(33))
     quick = Folder(tmp_path, replace(LAW, training=Training(epochs=1)), "paper")
     with pytest.raises(ValueError, match=r"another protocol \(training: .*'epochs': 20.*'epochs': 1"):
         quick.read(33)
 
 
 def test_printed_numbers_and_shown_levels_are_no_part_of_the_protocol(tmp_path):
-    Folder(tmp_path, LAW, "paper").write(33, make_result(33))
+    Folder(tmp_path, LAW, "paper").write("repaired", 33, make_result(33))
     assert Folder(tmp_path, replace(LAW, printed=(), shown_levels=()), "paper").read(33) == make_result(33)
 
 
 def test_the_protocol_survives_json():
-    assert json.loads(json.dumps(LAW.protocol())) == LAW.protocol()
+    for part in PARTS:
+        assert json.loads(json.dumps(LAW.protocol(part))) == LAW.protocol(part)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"format": "something else"}', "null"])
 def test_a_file_that_is_no_saved_seed_is_named(tmp_path, content):
     folder = Folder(tmp_path, LAW, "paper")
-    write_atomically(folder.path(33), content)
+    write_atomically(folder.path("repaired", 33), content)
     with pytest.raises(ValueError, match=r"seed-33\.json is not a saved seed.*delete it"):
         folder.read(33)
 
@@ -74,19 +99,19 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
         raise OSError("no space left")
 
     folder = Folder(tmp_path, LAW, "paper")
-    folder.write(33, make_result(33))
+    folder.write("repaired", 33, make_result(33))
     monkeypatch.setattr(os, "replace", broken)
     with pytest.raises(OSError, match="no space"):
-        folder.write(33, make_result(33, mse=9.0))
-    assert [path.name for path in folder.path(33).parent.iterdir()] == ["seed-33.json"]
+        folder.write("repaired", 33, make_result(33, mse=9.0))
+    assert [path.name for path in folder.path("repaired", 33).parent.iterdir()] == ["seed-33.json"]
     assert folder.read(33) == make_result(33)
 
 
 def test_what_a_killed_writer_left_is_not_taken_for_a_seed(tmp_path):
     folder = Folder(tmp_path, LAW, "paper")
-    folder.write(33, make_result(33))
-    folder.path(33).with_name(".seed-34.json.0123abcd").write_text("{")
-    folder.path(33).with_name("seed-x.json").write_text("{")
+    folder.write("repaired", 33, make_result(33))
+    folder.path("repaired", 33).with_name(".seed-34.json.0123abcd").write_text("{")
+    folder.path("repaired", 33).with_name("seed-x.json").write_text("{")
     assert folder.finished() == [33]
 
 
@@ -95,7 +120,7 @@ def test_the_combined_file_does_not_depend_on_the_order_of_seeds(tmp_path):
     for name, seeds in (("a", (33, 34, 40)), ("b", (40, 33, 34))):
         folder = Folder(tmp_path / name, LAW, "paper")
         for seed in seeds:
-            folder.write(seed, make_result(seed))
+            folder.write("repaired", seed, make_result(seed))
         texts.append(folder.combine().read_bytes())
     assert texts[0] == texts[1]
     assert texts[0].count(b"\n") == 1 + 3 * 2
@@ -105,22 +130,22 @@ def test_runs_that_share_a_folder_end_with_all_rows(tmp_path):
     def one_run(seeds):
         folder = Folder(tmp_path / "shared", LAW, "paper")
         for seed in seeds:
-            folder.write(seed, make_result(seed))
+            folder.write("repaired", seed, make_result(seed))
         folder.combine()
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(one_run, [range(33, 48), range(40, 55), range(33, 40), range(50, 60)]))
     alone = Folder(tmp_path / "alone", LAW, "paper")
     for seed in range(33, 60):
-        alone.write(seed, make_result(seed))
+        alone.write("repaired", seed, make_result(seed))
     assert (tmp_path / "shared" / "law-paper.csv").read_bytes() == alone.combine().read_bytes()
 
 
 def test_combining_again_when_another_run_finished_a_seed_meanwhile(tmp_path, monkeypatch):
     folder = Folder(tmp_path, LAW, "paper")
-    folder.write(33, make_result(33))
-    answers = iter([[33], [33, 34], [33, 34], [33, 34]])
-    folder.write(34, make_result(34))
+    folder.write("repaired", 33, make_result(33))
+    answers = iter([[33], [33, 34], [33, 34], [33, 34]])  # before and after the first and the second writing
+    folder.write("repaired", 34, make_result(34))
     monkeypatch.setattr(folder, "finished", lambda: next(answers))
     assert folder.combine().read_text().count("\n") == 1 + 2 * 2
 
@@ -156,7 +181,7 @@ def test_predictions_become_rows_and_densities():
     known = {"untouched": half, "constant": constant, "paper": 0.9 * half + 0.1 * constant, "optimum": half}
     outcomes = [Outcome(Variant(name), prediction, met=name == "paper") for name, prediction in known.items()]
     result = judge(outcomes, here, LAW, "paper", 33)
-    rows = {row.method: row for row in result.rows}
+    rows = {row.method: row for row in with_regret(result.rows)}
     assert rows["constant"].mse == pytest.approx(y.var())
     assert rows["untouched"].mse == pytest.approx(y.var() / 4)
     assert rows["untouched"].mean_gap == pytest.approx(0.15)
@@ -171,7 +196,7 @@ def test_predictions_become_rows_and_densities():
 
 def test_without_an_optimum_there_is_no_regret():
     here = Examples(np.zeros((4, 1)), np.arange(4.0), np.array(["a", "b", "a", "b"], dtype=object))
-    (row,) = judge([Outcome(Variant("paper"), here.y)], here, LAW, "paper", 33).rows
+    (row,) = with_regret(judge([Outcome(Variant("paper"), here.y)], here, LAW, "paper", 33).rows)
     assert row.regret is None
 
 

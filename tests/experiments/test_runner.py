@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from esvdfair.experiments.config import WAGES, Training
-from esvdfair.experiments.rows import Folder, write_atomically
-from esvdfair.experiments.runner import Task, collect, one_thread_each, plan, work
+from esvdfair.experiments.rows import Folder, collect, write_atomically
+from esvdfair.experiments.runner import Task, one_thread_each, plan, work
 
 SRC = Path(__file__).parents[2] / "src"
 QUICK = replace(
     WAGES,
     name="quick",
-    kind="ablation",
+    parts=("paper",),
     reductions=((5.0, 15.0), (15.0, 150.0)),
     training=Training(epochs=1, width=8, depth=3),
 )
@@ -29,7 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 from esvdfair.experiments.config import WAGES, Training
 from esvdfair.experiments.runner import plan, run
-quick = replace(WAGES, name="quick", kind="ablation", reductions=((5.0, 15.0), (15.0, 150.0)),
+quick = replace(WAGES, name="quick", parts=("paper",), reductions=((5.0, 15.0), (15.0, 150.0)),
                 training=Training(epochs=1, width=8, depth=3))
 run(plan([(quick, "clean")], range(33, 37), Path(sys.argv[1]))[1], jobs=2)
 """
@@ -57,7 +57,7 @@ def put(files: dict[str, bytes], out: Path) -> None:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     done = complete(tmp_path_factory.mktemp("uninterrupted"))
-    assert len(done) == len(SEEDS) + 1
+    assert len(done) == 2 * len(SEEDS) + 1  # rows and network of every seed, and the table of all
     return done
 
 
@@ -65,7 +65,7 @@ def test_a_run_of_two_jobs_that_is_killed_goes_on_where_it_was(uninterrupted, tm
     """Two processes make what this one makes, and a worker whose parent was killed ends too."""
     environment = {**os.environ, "PYTHONPATH": str(SRC)}
     killed = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], env=environment)
-    seeds = tmp_path / "quick-clean"
+    seeds = tmp_path / "quick-clean" / "paper"
     deadline = time.monotonic() + 600
     while not list(seeds.glob("seed-*.json")) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -114,7 +114,14 @@ def test_what_is_saved_is_not_planned(uninterrupted, tmp_path):
 def test_a_saved_seed_of_another_protocol_stops_the_plan(uninterrupted, tmp_path):
     put(uninterrupted, tmp_path)
     with pytest.raises(ValueError, match="another protocol"):
-        plan([(replace(QUICK, bins=7), "clean")], SEEDS, tmp_path)
+        plan([(replace(QUICK, reductions=((5.0, 15.0),)), "clean")], SEEDS, tmp_path)
+
+
+def test_a_part_whose_rows_were_deleted_is_made_again_from_the_same_networks(uninterrupted, tmp_path, monkeypatch):
+    put(uninterrupted, tmp_path)
+    monkeypatch.setattr("esvdfair.experiments.network.run_epochs", None)  # nothing is trained again
+    Folder(tmp_path, QUICK, "clean").path("paper", 34).unlink()
+    assert complete(tmp_path) == uninterrupted
 
 
 def test_the_threads_of_the_caller_are_left_alone(monkeypatch):
@@ -130,4 +137,4 @@ def test_a_seed_that_fails_is_named_and_not_saved(tmp_path):
     impossible = replace(QUICK, reductions=((0.5, 1.0),))
     with pytest.raises(RuntimeError, match=r"seed 33 of quick, preparation clean, failed: .*reduction=0\.5"):
         work(Task((impossible,), "clean", 33, tmp_path))
-    assert files(tmp_path) == {}
+    assert not list((tmp_path / "quick-clean").rglob("*.json"))

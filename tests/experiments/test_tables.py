@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from esvdfair.experiments import config
-from esvdfair.experiments.config import COMPAS, EXPERIMENTS, LAW, OF_THE_PAPER, PAPER, Variant, peers_of
+from esvdfair.experiments.config import COMPAS, EXPERIMENTS, LAW, OF_THE_PAPER, PAPER, Variant, with_peers
 from esvdfair.experiments.rows import Row
 from esvdfair.experiments.tables import Statistic, Table, describe, text_width
 
@@ -108,15 +108,12 @@ def test_the_papers_experiments_are_the_papers():
     assert COMPAS.training == LAW.training == replace(LAW.training, epochs=20, width=256, depth=5)
 
 
-def test_peers_are_saved_apart(monkeypatch):
+def test_peers_that_are_installed_are_a_part_of_the_table(monkeypatch):
     monkeypatch.setattr(config, "find_spec", lambda module: object() if module == "fairlearn" else None)
-    peers = peers_of(LAW)
-    assert peers.peers == ("fairlearn",)
-    assert peers.name not in EXPERIMENTS
-    assert peers.training == LAW.training  # so they share the networks
+    assert with_peers(LAW) == replace(LAW, parts=(*LAW.parts, "peers"), peers=("fairlearn",))
 
 
 def test_peers_that_are_not_installed(monkeypatch):
     monkeypatch.setattr(config, "find_spec", lambda module: None)
     with pytest.raises(ImportError, match=r"none of equipy, fairlearn, leace is installed: pip install"):
-        peers_of(LAW)
+        with_peers(LAW)

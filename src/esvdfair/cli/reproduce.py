@@ -10,11 +10,20 @@ from pathlib import Path
 import click
 from tqdm import tqdm
 
-from esvdfair.experiments.config import EXPERIMENTS, OF_THE_PAPER, Experiment, Preparation, peers_of, preparations_of
+from esvdfair.experiments.config import (
+    EXPERIMENTS,
+    OF_THE_PAPER,
+    PARTS,
+    Experiment,
+    Part,
+    Preparation,
+    preparations_of,
+    with_peers,
+)
 from esvdfair.experiments.figures import draw
 from esvdfair.experiments.report import write_report
-from esvdfair.experiments.rows import Folder, parse_seeds
-from esvdfair.experiments.runner import collect, plan, run
+from esvdfair.experiments.rows import Folder, collect, parse_seeds
+from esvdfair.experiments.runner import plan, run
 from esvdfair.experiments.tables import Table
 
 WHAT = [*EXPERIMENTS, "figures", "all", "report"]
@@ -45,6 +54,9 @@ Runs = list[tuple[Experiment, Preparation]]
     "--epochs", type=click.IntRange(min=1), metavar="N", help="Fewer epochs of training, for a quick look only."
 )
 @click.option("--peers", is_flag=True, help="Run other libraries too; needs the extra `peers`.")
+@click.option(
+    "--part", "parts", type=click.Choice(PARTS), multiple=True, help="Make only these rows now; again for more."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the tables as JSON.")
 def reproduce(
     what: str,
@@ -54,6 +66,7 @@ def reproduce(
     preparation: Preparation | None,
     epochs: int | None,
     peers: bool,
+    parts: tuple[Part, ...],
     as_json: bool,
 ) -> None:
     """Run the experiments of the paper and print our numbers beside its own.
@@ -67,7 +80,9 @@ def reproduce(
     figures                as all, but without the tables
     report                 the text of docs/reproduction.md, from what `all` has saved
 
-    Each finished seed is saved in the folder --out at once; a run that was stopped goes on where it was.
+    Each finished seed and its networks are saved in the folder --out at once; a run that was stopped goes on where it
+    was. Rows are saved by part: references (baselines, plug-in optimum), paper (its method, its errata), repaired
+    (parity and transport), retrained (all layers, with a penalty). Delete the folder of a part to have it made again.
 
     --preparation paper (default) does as the authors did; clean leaves out a feature that is the target in disguise
     and fits scalers on the training rows. `all` and `figures` take both, except for the ablations.
@@ -81,7 +96,7 @@ def reproduce(
         click.echo(write_report(out, wanted), nl=False)
         return
     runs = _runs(what, preparation, epochs, peers)
-    _complete(runs, wanted, out, jobs)
+    _complete(runs, parts, wanted, out, jobs)
     tables = [Table.of(collect(*run_of, wanted, out), *run_of) for run_of in runs]
     if as_json:
         click.echo(json.dumps([table.to_dict() for table in tables], indent=1))
@@ -100,7 +115,7 @@ def _runs(what: str, preparation: Preparation | None, epochs: int | None, peers:
     if epochs is not None:
         experiments = [replace(e, training=replace(e.training, epochs=epochs)) for e in experiments]
     if peers:
-        experiments = [*experiments, *(peers_of(e) for e in experiments if e.kind == "comparison")]
+        experiments = [with_peers(e) if e.is_comparison else e for e in experiments]
     return [(e, chosen) for e in experiments for chosen in _preparations(e, preparation, several)]
 
 
@@ -108,11 +123,12 @@ def _preparations(experiment: Experiment, asked: Preparation | None, several: bo
     if asked:
         return (asked,)
     there = preparations_of(experiment)
-    return there if several and experiment.kind != "ablation" else there[:1]
+    return there if several and experiment.is_comparison else there[:1]
 
 
-def _complete(runs: Runs, seeds: Sequence[int], out: Path, jobs: int) -> None:
-    done, todo = plan(runs, seeds, out)
+def _complete(runs: Runs, parts: Sequence[Part], seeds: Sequence[int], out: Path, jobs: int) -> None:
+    now = [(replace(e, parts=tuple(part for part in e.parts if part in parts or not parts)), p) for e, p in runs]
+    done, todo = plan([(e, p) for e, p in now if e.parts], seeds, out)
     total = len(done) + len(todo)
     with tqdm(total=total, initial=len(done), unit="seed", disable=not sys.stderr.isatty()) as bar:
         run(todo, jobs=jobs, on_done=bar.update)

@@ -3,11 +3,31 @@
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from math import inf
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from esvdfair.core.edits import PAPER_REDUCTIONS
 from esvdfair.datasets.remote import Preparation as Preparation
 from esvdfair.sample import Effort
+
+Part = Literal["references", "paper", "repaired", "retrained", "peers"]
+"""Rows of a table that depend on the same things, saved apart: a change of one method makes only its part again.
+
+references : the untouched network, refitted, a constant, the baselines, the plug-in optimum
+paper : the paper's method along its reductions; for one pair of them, its errata too
+repaired : `parity` and `transport`
+retrained : all layers trained with a penalty on the gap
+peers : other libraries
+"""
+PARTS: tuple[Part, ...] = get_args(Part)
+
+_EVERY_PART = ("dataset", "evaluated_on", "training", "shown_range")
+_DECIDED_BY: dict[Part, tuple[str, ...]] = {
+    "references": ("group_classifier", "bins", "optimum_levels"),
+    "paper": ("reductions",),
+    "repaired": ("target_ks", "transport_levels", "effort"),
+    "retrained": ("target_ks", "retraining"),
+    "peers": ("group_classifier", "peers"),
+}
 
 
 @dataclass(frozen=True)
@@ -92,7 +112,7 @@ class Experiment:
     name : what the command line calls it
     dataset : "law", "compas" or "wages"
     evaluated_on : "test" (15 %), or "heldout" (validation and test rows, 30 %)
-    kind : "comparison" (all methods), "ablation" (the paper's method along ``reductions``) or "peers" (other libraries)
+    parts : the rows it has, in their order; an ablation has only those of the paper, along ``reductions``
     reductions : pairs (c̃_e, c̃_v)
     peers : other libraries to run, some of ``PEERS``
     group_classifier : what predicts the group for baselines that need it: logistic regression, or the network
@@ -111,7 +131,7 @@ class Experiment:
     name: str
     dataset: Literal["law", "compas", "wages"]
     evaluated_on: Literal["test", "heldout"] = "test"
-    kind: Literal["comparison", "ablation", "peers"] = "comparison"
+    parts: tuple[Part, ...] = ("references", "paper", "repaired", "retrained")
     reductions: tuple[tuple[float, float], ...] = (PAPER_REDUCTIONS,)
     peers: tuple[str, ...] = ()
     group_classifier: Literal["logistic", "network"] = "logistic"
@@ -127,12 +147,15 @@ class Experiment:
     shown_range: tuple[float, float] = (0.0, 1.0)
     printed: tuple[Printed, ...] = ()
 
-    def protocol(self) -> dict[str, Any]:
-        """All that decides the rows, as plain values; saved beside them, so that rows of two protocols never mix."""
+    @property
+    def is_comparison(self) -> bool:
+        """Whether methods are compared, not one along its parameter."""
+        return len(self.reductions) == 1
+
+    def protocol(self, part: Part) -> dict[str, Any]:
+        """What decides the rows of a part, as plain values; saved beside them, so that no two protocols mix."""
         plain = asdict(self)
-        for name in ("printed", "shown_levels", "shown_transport"):
-            del plain[name]
-        return _listed(plain)  # type: ignore[no-any-return]  # a dict gives a dict
+        return {name: _listed(plain[name]) for name in (*_EVERY_PART, *_DECIDED_BY[part])}
 
 
 def _listed(value: Any) -> Any:
@@ -185,7 +208,7 @@ def _ablation(
         LAW,
         name=name,
         evaluated_on="heldout",
-        kind="ablation",
+        parts=("paper",),
         reductions=tuple(printed),
         printed=tuple(
             Printed(Variant.reduced("paper", *at), *numbers, *within, source) for at, numbers in printed.items()
@@ -227,8 +250,8 @@ EXPERIMENTS = {e.name: e for e in (LAW, COMPAS, ABLATION_MEAN, ABLATION_COVARIAN
 OF_THE_PAPER = (LAW.name, COMPAS.name, ABLATION_MEAN.name, ABLATION_COVARIANCE.name)
 
 
-def peers_of(experiment: Experiment) -> Experiment:
-    """The other libraries that are installed, on the same networks; saved apart, because not everyone has them.
+def with_peers(experiment: Experiment) -> Experiment:
+    """The experiment and, on the same networks, the other libraries that are installed.
 
     Raises
     ------
@@ -238,7 +261,7 @@ def peers_of(experiment: Experiment) -> Experiment:
     found = tuple(name for name, module in PEERS.items() if find_spec(module) is not None)
     if not found:
         raise ImportError(f"none of {', '.join(PEERS)} is installed: pip install 'esvdfair[peers]'.")
-    return replace(experiment, name=f"{experiment.name}-peers", kind="peers", peers=found, printed=())
+    return replace(experiment, parts=(*experiment.parts, "peers"), peers=found)
 
 
 def preparations_of(experiment: Experiment) -> tuple[Preparation, ...]:

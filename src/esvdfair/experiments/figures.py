@@ -55,13 +55,13 @@ def draw(experiment: Experiment, preparation: Preparation, seeds: Sequence[int],
     """Draw all figures of one experiment from the saved ones among ``seeds``; returns their paths."""
     folder = Folder(out, experiment, preparation)
     results = [folder.read(seed) for seed in folder.finished() if seed in set(seeds)]
-    if not results or experiment.kind == "peers":
+    if not results:
         return []
     table = Table.of([row for result in results for row in result.rows], experiment, preparation)
     title = f"{experiment.name}, preparation “{preparation}”, {len(results)} seeds, {experiment.evaluated_on} rows"
     figures = {
         "densities": draw_densities(_panels(results, experiment), experiment.shown_range, title),
-        "tradeoff": (draw_tradeoff if experiment.kind == "comparison" else draw_ablation)(table.lines, title),
+        "tradeoff": (draw_tradeoff if experiment.is_comparison else draw_ablation)(table.lines, title),
     }
     paths = []
     for name, figure in figures.items():
@@ -129,7 +129,7 @@ def _panels(results: Sequence[SeedResult], experiment: Experiment) -> Panels:
     for density in (density for result in results for density in result.densities):
         groups = totals.setdefault(density.variant, {})
         groups[density.label] = groups.get(density.label, 0.0) + np.array(density.counts, dtype=np.float64)
-    if experiment.kind == "comparison":
+    if experiment.is_comparison:
         titles = {variant: _short(variant) for variant in _PANELS if variant in totals}
     else:
         titles = {variant: describe(variant).removeprefix("ESVDFair, as in the paper, ") for variant in totals}

@@ -6,7 +6,7 @@ of E[Y|x] and P(group|x) that users run. Only the errata, which nobody should us
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from esvdfair.core.optimum import fit_optimum
 from esvdfair.core.refit.sgd import finetune
 from esvdfair.estimator import ESVDFair
 from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.experiments.config import Experiment, Variant
+from esvdfair.experiments.config import Experiment, Part, Variant
 from esvdfair.experiments.errata import edit_unguarded, edit_with_printed_cubic
 from esvdfair.experiments.network import NetworkClassifier, Trained, linear, predict, run_through
 from esvdfair.experiments.retrain import retrained
@@ -35,17 +35,13 @@ Array = NDArray[np.float64]
 _JITTER = 1e-9
 
 
-def all_methods(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
-    """Everything that a table compares, in the order of its rows."""
+def references(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
+    """What the repairs of this library are compared with, as long as it does not change with them."""
     scores, last = trained.scores(experiment.evaluated_on), list(optimum(trained, experiment))
     yield Outcome(Variant("untouched"), scores)
     yield Outcome(Variant("refitted"), last[-1].prediction)
     yield Outcome(Variant("constant"), np.full_like(scores, trained.split.train.y.mean()))
     yield from baselines(trained, experiment)
-    yield from paper(trained, experiment)
-    yield from errata(trained, experiment)
-    yield from repaired(trained, experiment)
-    yield from retrained(trained, experiment)
     yield from last
 
 
@@ -101,6 +97,8 @@ def paper(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
     """Algorithm 1 at the last hidden layer and the fine-tune of the output layer, along the reductions."""
     for reductions in experiment.reductions:
         yield _edited(trained, experiment, Variant.reduced("paper", *reductions), refit="sgd")
+    if experiment.is_comparison:
+        yield from errata(trained, experiment)
 
 
 def errata(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
@@ -202,4 +200,10 @@ def _features(trained: Trained, *names: str) -> list[NDArray[np.float32]]:
     return [run_through(trained.network[:-1], trained.examples(name).X) for name in names]
 
 
-METHODS = {"comparison": all_methods, "ablation": paper, "peers": peers}
+METHODS: dict[Part, Callable[[Trained, Experiment], Iterator[Outcome]]] = {
+    "references": references,
+    "paper": paper,
+    "repaired": repaired,
+    "retrained": retrained,
+    "peers": peers,
+}

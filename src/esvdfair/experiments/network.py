@@ -1,10 +1,12 @@
 """The paper's predictor: five linear layers, 256 wide, ReLU; trained by Adam on mini-batches of 128 rows."""
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,8 +16,32 @@ from torch import Tensor, nn
 
 from esvdfair.datasets import Dataset, Examples, Split, fetch_compas, fetch_law, load_wages, split
 from esvdfair.experiments.config import Preparation, Training
+from esvdfair.files import whole_file
 
 Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Networks that were trained before, one file each in ``folder``; without a folder none is kept.
+
+    Training is most of the work of a table, and no change of a method makes it necessary again.
+    """
+
+    folder: Path | None = None
+
+    def get(self, name: str, make: Callable[[], nn.Sequential], *decided_by: object) -> nn.Sequential:
+        """The network of this name and these settings; made and kept when it is not there."""
+        if self.folder is None:
+            return make()
+        path = self.folder / f"{name}-{hashlib.sha256(repr(decided_by).encode()).hexdigest()[:12]}.npz"
+        if not path.exists():
+            network = make()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with whole_file(path) as file:
+                np.savez(file, **{name: value.numpy() for name, value in network.state_dict().items()})
+        with np.load(path, allow_pickle=False) as saved:
+            return _network_of({name: torch.from_numpy(saved[name]) for name in saved.files})
 
 
 @dataclass(frozen=True)
@@ -25,6 +51,7 @@ class Trained:
     seed: int
     split: Split
     network: nn.Sequential
+    shelf: Shelf = field(default_factory=Shelf)
 
     def examples(self, name: str) -> Examples:
         """The rows "train", "validation", "test" or "heldout"."""
@@ -36,10 +63,11 @@ class Trained:
         return predict(self.network, self.examples(name).X)
 
 
-def train(dataset: Dataset, training: Training, seed: int) -> Trained:
-    """Split the data by ``seed`` and train the network on the training rows."""
-    parts = split(dataset, seed)
-    return Trained(seed, parts, train_network(parts.train.X, parts.train.y, seed=seed, training=training))
+def train(dataset: Dataset, training: Training, seed: int, shelf: Shelf | None = None) -> Trained:
+    """Split the data by ``seed`` and train the network on the training rows, unless it stands on the shelf."""
+    parts, shelf = split(dataset, seed), shelf or Shelf()
+    make = partial(train_network, parts.train.X, parts.train.y, seed=seed, training=training)
+    return Trained(seed, parts, shelf.get(f"seed-{seed}", make, training), shelf)
 
 
 @lru_cache(maxsize=2)
@@ -126,6 +154,15 @@ def build_network(features: int, outputs: int = 1, *, width: int = 256, depth: i
     for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
+
+
+def _network_of(state: dict[str, Tensor]) -> nn.Sequential:
+    """The network that has these weights."""
+    first, *_, last = (value for value in state.values() if value.ndim == 2)
+    with torch.random.fork_rng(devices=[]):  # the weights that it draws are replaced
+        network = build_network(first.shape[1], last.shape[0], width=first.shape[0], depth=len(state) // 2)
+    network.load_state_dict(state)
+    return network.eval()
 
 
 def linear(network: nn.Sequential, index: int) -> nn.Linear:

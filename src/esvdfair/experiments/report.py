@@ -16,8 +16,7 @@ from esvdfair.experiments.config import (
     Preparation,
     Variant,
 )
-from esvdfair.experiments.rows import Row
-from esvdfair.experiments.runner import collect
+from esvdfair.experiments.rows import Row, collect
 from esvdfair.experiments.tables import Line, Statistic, Table, describe, markdown
 
 # The error that `transport` is to reach on the test rows when KS ≤ 0.10 is asked for, with the paper's preparation.

@@ -10,6 +10,7 @@ constant.
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from esvdfair.core.checks import encode_groups
+from esvdfair.core.metrics import ks_distance, ks_floor
 from esvdfair.core.refit.quadratic import Fit
 from esvdfair.curve import Curve, judge
 from esvdfair.datasets import Examples
@@ -33,33 +35,44 @@ def retrained(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
     with seeded(trained.seed):
         fresh = build_network(trained.split.train.X.shape[1], width=shape.width, depth=shape.depth)
     for name, start in (("finetuned", trained.network), ("from_scratch", fresh)):
-        curve, networks = search_penalty(start, trained, experiment, ramped=start is fresh)
+        networks = search_penalty(name, start, trained, experiment)
+        curve = curve_of(networks, trained)
         point = curve.select(target_ks=target)
         prediction = predict(networks[point.strength], trained.examples(experiment.evaluated_on).X)
         yield Outcome(Variant(name, level=target), prediction, met=point.ks <= target)
 
 
 def search_penalty(
-    start: nn.Sequential, trained: Trained, experiment: Experiment, *, ramped: bool
-) -> tuple[Curve, dict[float, nn.Sequential]]:
-    """Networks with a few λ, among them the untouched one (λ = 0), and their curve on the validation rows.
+    name: str, start: nn.Sequential, trained: Trained, experiment: Experiment
+) -> dict[float, nn.Sequential]:
+    """Networks with a few λ, among them the untouched one (λ = 0).
 
     The first λ has all epochs. The others go on from there for a few epochs each, so that they had more than their due;
     each is as much larger or smaller than the one before as KS ∝ λ^(−1/2) asks for.
     """
-    how, target = experiment.retraining, experiment.target_ks
+    how, rows = experiment.retraining, trained.split.train
     networks, penalty = {0.0: trained.network}, how.penalty
-    samples = {0.0: sample_of(trained.network, trained)}
-    first = replace(how, learning_rate=2 * how.learning_rate) if ramped else replace(how, ramp=0)
+    first = replace(how, ramp=0)
+    if name == "from_scratch":
+        first = replace(how, learning_rate=2 * how.learning_rate)
     later = replace(how, learning_rate=0.5 * how.learning_rate, ramp=0)
     for stage in range(how.stages):
         epochs, settings = (how.more_epochs, later) if stage else (experiment.training.epochs, first)
-        start = train_on_both(start, trained.split.train, penalty, settings, epochs=epochs, seed=trained.seed + stage)
-        networks[penalty], samples[penalty] = start, sample_of(start, trained)
-        curve = curve_of(samples, trained)
-        (newest,) = (point for point in curve.points if point.strength == penalty)
-        penalty *= float(np.clip((newest.judged_ks / (0.95 * target)) ** 2, 0.25, 4.0))
-    return curve, networks
+        seed = trained.seed + stage
+        make = partial(train_on_both, start, rows, penalty, settings, epochs=epochs, seed=seed)
+        decided_by = experiment.training, how, penalty
+        start = trained.shelf.get(f"seed-{trained.seed}-{name}-{stage}", make, *decided_by)
+        networks[penalty] = start
+        apart = population_ks(start, trained.split.validation) / (0.95 * experiment.target_ks)
+        penalty = float(f"{penalty * np.clip(apart**2, 0.25, 4.0):.4g}")
+    return networks
+
+
+def population_ks(network: nn.Sequential, rows: Examples) -> float:
+    """KS distance of the rows without what sampling adds, √(T² − floor²)."""
+    groups = rows.sensitive_features
+    ks, floor = ks_distance(predict(network, rows.X), sensitive_features=groups), ks_floor(sensitive_features=groups)
+    return float(np.sqrt(max(ks**2 - floor**2, 0.0)))
 
 
 def sample_of(network: nn.Sequential, trained: Trained) -> Sample:
@@ -76,8 +89,9 @@ def sample_of(network: nn.Sequential, trained: Trained) -> Sample:
     return draw(setting, features=False)
 
 
-def curve_of(samples: Mapping[float, Sample], trained: Trained) -> Curve:
+def curve_of(networks: Mapping[float, nn.Sequential], trained: Trained) -> Curve:
     """The trade-off curve of whole networks, judged as the candidates of a repair are; ``strength`` is λ."""
+    samples = {penalty: sample_of(network, trained) for penalty, network in networks.items()}
     untouched, *_ = samples.values()
     judging = np.column_stack([sample.judging.prediction for sample in samples.values()])
     training = np.column_stack([sample.training.prediction for sample in samples.values()])

@@ -1,4 +1,4 @@
-"""From predictions to named rows, saved one file a seed: whole or absent, the same bytes however a run was stopped."""
+"""From predictions to named rows, saved a part of a seed at a time: whole or absent, the same bytes in any order."""
 
 import csv
 import io
@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from esvdfair.core.checks import encode_groups
 from esvdfair.core.metrics import ks_distance, ks_floor, mean_gap, variance_gap
 from esvdfair.datasets import Examples
-from esvdfair.experiments.config import Experiment, Preparation, Variant
+from esvdfair.experiments.config import Experiment, Part, Preparation, Variant
 from esvdfair.files import whole_file
 
 Array = NDArray[np.float64]
 
 SHOWN_BINS = 90
-_FORMAT = "esvdfair-seed-1"
+_FORMAT = "esvdfair-seed-2"
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Density:
 
 @dataclass(frozen=True)
 class SeedResult:
-    """Everything that is kept of one seed of one experiment."""
+    """Everything that is kept of one seed of one experiment, or of a part of it."""
 
     rows: tuple[Row, ...]
     densities: tuple[Density, ...]
@@ -100,16 +100,14 @@ class SeedResult:
 def judge(
     outcomes: Sequence[Outcome], here: Examples, experiment: Experiment, preparation: Preparation, seed: int
 ) -> SeedResult:
-    """All rows of one seed of one experiment, from what the methods predict for the evaluated rows ``here``."""
+    """The rows of one seed of one experiment, from what the methods predict for the evaluated rows ``here``."""
     where = {
         "experiment": experiment.name,
         "preparation": preparation,
         "seed": seed,
         "evaluated_on": experiment.evaluated_on,
     }
-    rows = [_row(outcome, here, where) for outcome in outcomes]
-    if any(row.method == "optimum" for row in rows):
-        rows = with_regret(rows)
+    rows = (_row(outcome, here, where) for outcome in outcomes)
     densities = (density for outcome in outcomes for density in _densities(outcome, here, experiment.shown_range))
     return SeedResult(tuple(rows), tuple(densities))
 
@@ -131,8 +129,11 @@ def _row(outcome: Outcome, here: Examples, where: dict[str, Any]) -> Row:
 
 
 def with_regret(rows: Sequence[Row]) -> list[Row]:
-    """The rows with their excess over the plug-in optimum, whose own rows are the curve and have none."""
+    """The rows of a seed with their excess over the plug-in optimum, if it is there; it has none and comes last."""
     curve = np.array([(row.mse, row.ks) for row in rows if row.method == "optimum"])
+    if not len(curve):
+        return list(rows)
+    rows = sorted(rows, key=lambda row: row.method == "optimum")
     constant, untouched = (next(r.mse for r in rows if r.method == name) for name in ("constant", "untouched"))
     regret = partial(interpolated_regret, curve_mse=curve[:, 0], curve_ks=curve[:, 1], gain=constant - untouched)
     return [row if row.method == "optimum" else replace(row, regret=regret(row.mse, row.ks)) for row in rows]
@@ -163,7 +164,7 @@ def _densities(outcome: Outcome, here: Examples, shown: tuple[float, float]) -> 
 
 
 class Folder:
-    """The saved seeds of one experiment under one preparation: ``out/law-paper/seed-33.json``, …
+    """The saved seeds of one experiment under one preparation: ``out/law-paper/repaired/seed-33.json``, …
 
     A file appears whole or not at all, and nothing is ever changed after it appeared, so that runs that share the
     folder can only do the same work twice.
@@ -172,31 +173,41 @@ class Folder:
     def __init__(self, out: Path, experiment: Experiment, preparation: Preparation) -> None:
         self.experiment, self.preparation = experiment, preparation
         self.name = f"{experiment.name}-{preparation}"
-        self._out, self._seeds = out, out / self.name
+        self._out = out
 
-    def path(self, seed: int) -> Path:
-        return self._seeds / f"seed-{seed}.json"
+    def path(self, part: Part, seed: int) -> Path:
+        return self._out / self.name / part / f"seed-{seed}.json"
 
     def finished(self) -> list[int]:
-        """Seeds that are saved, in order."""
-        names = (re.fullmatch(r"seed-(\d+)\.json", path.name) for path in self._seeds.glob("seed-*.json"))
-        return sorted(int(name[1]) for name in names if name)
+        """Seeds of which any part is saved, in order."""
+        paths = (path for part in self.experiment.parts for path in self.path(part, 0).parent.glob("seed-*.json"))
+        return sorted({int(name[1]) for path in paths if (name := re.fullmatch(r"seed-(\d+)\.json", path.name))})
 
-    def write(self, seed: int, result: SeedResult) -> None:
+    def missing(self, seed: int) -> list[Part]:
+        """The parts of a seed that are not saved."""
+        return [part for part in self.experiment.parts if not self.path(part, seed).exists()]
+
+    def write(self, part: Part, seed: int, result: SeedResult) -> None:
         head = {"format": _FORMAT, "preparation": self.preparation, "seed": seed}
-        document = {**head, "protocol": self.experiment.protocol(), **asdict(result)}
-        write_atomically(self.path(seed), json.dumps(document, indent=1, allow_nan=False) + "\n")
+        document = {**head, "protocol": self.experiment.protocol(part), **asdict(result)}
+        write_atomically(self.path(part, seed), json.dumps(document, indent=1, allow_nan=False) + "\n")
 
     def read(self, seed: int) -> SeedResult:
-        """The saved result of a seed.
+        """The parts of a seed that are saved, joined.
 
         Raises
         ------
         ValueError
-            When the file holds something else, or rows of another protocol.
+            When a file holds something else, or rows of another protocol.
         """
-        path = self.path(seed)
-        document, wanted = _parse(path), self.experiment.protocol()
+        missing = self.missing(seed)
+        parts = [self._read(part, seed) for part in self.experiment.parts if part not in missing]
+        rows = with_regret([row for result in parts for row in result.rows])
+        return SeedResult(tuple(rows), tuple(density for result in parts for density in result.densities))
+
+    def _read(self, part: Part, seed: int) -> SeedResult:
+        path = self.path(part, seed)
+        document, wanted = _parse(path), self.experiment.protocol(part)
         saved = document["protocol"]
         if saved != wanted:
             names = [name for name in {**saved, **wanted} if saved.get(name) != wanted.get(name)]
@@ -212,10 +223,18 @@ class Folder:
         """Write the rows of all saved seeds as one CSV file, ``out/law-paper.csv``; returns its path."""
         path = self._out / f"{self.name}.csv"
         while True:
-            seeds = self.finished()
-            write_atomically(path, to_csv(row for seed in seeds for row in self.read(seed).rows))
-            if self.finished() == seeds:  # else another run has finished a seed, and may have written the file before
+            text = to_csv(row for seed in self.finished() for row in self.read(seed).rows)
+            write_atomically(path, text)
+            # Another run may have finished a seed meanwhile, and have written the file before.
+            if to_csv(row for seed in self.finished() for row in self.read(seed).rows) == text:
                 return path
+
+
+def collect(experiment: Experiment, preparation: Preparation, seeds: Sequence[int], out: Path) -> list[Row]:
+    """The saved rows of these seeds, in order; what is not saved is left out."""
+    folder = Folder(out, experiment, preparation)
+    wanted = set(seeds)
+    return [row for seed in folder.finished() if seed in wanted for row in folder.read(seed).rows]
 
 
 def to_csv(rows: Iterable[Row]) -> str:

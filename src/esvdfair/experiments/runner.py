@@ -14,7 +14,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from esvdfair.experiments.config import Experiment, Preparation, preparations_of
-from esvdfair.experiments.rows import Folder, Row, judge
+from esvdfair.experiments.rows import Folder, judge
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
@@ -85,17 +85,11 @@ def run(tasks: Sequence[Task], *, jobs: int, on_done: Callable[[], object] = lam
             pool.shutdown(cancel_futures=True)
 
 
-def collect(experiment: Experiment, preparation: Preparation, seeds: Sequence[int], out: Path) -> list[Row]:
-    """The saved rows of these seeds, in order; a seed that is not saved is left out."""
-    folder = Folder(out, experiment, preparation)
-    wanted = set(seeds)
-    return [row for seed in folder.finished() if seed in wanted for row in folder.read(seed).rows]
-
-
 def _is_saved(task: Task) -> bool:
     folders = [Folder(task.out, experiment, task.preparation) for experiment in task.experiments]
-    found = [folder.read(task.seed) for folder in folders if folder.path(task.seed).exists()]  # or raises
-    return len(found) == len(folders)
+    for folder in folders:
+        folder.read(task.seed)  # or raises
+    return not any(folder.missing(task.seed) for folder in folders)
 
 
 @contextmanager
@@ -114,7 +108,7 @@ def one_thread_each() -> Iterator[None]:
 
 
 def work(task: Task) -> None:
-    """Train the network of a seed, run each experiment that is not saved yet, save each at once."""
+    """Train the network of a seed, run each part of an experiment that is not saved yet, save each at once."""
     try:
         _run_seed(task)
     except (ValueError, ArithmeticError) as error:  # no input of the user reaches a seed: this is a fault of ours
@@ -124,19 +118,20 @@ def work(task: Task) -> None:
 
 def _run_seed(task: Task) -> None:
     from esvdfair.experiments.methods import METHODS  # torch: in the workers only
-    from esvdfair.experiments.network import load, train
+    from esvdfair.experiments.network import Shelf, load, train
 
     folders = [Folder(task.out, experiment, task.preparation) for experiment in task.experiments]
-    missing = [folder for folder in folders if not folder.path(task.seed).exists()]
+    missing = [(folder, part) for folder in folders for part in folder.missing(task.seed)]
     if not missing:
         return
     first = task.experiments[0]
-    trained = train(load(first.dataset, task.preparation), first.training, task.seed)
-    for folder in missing:
+    shelf = Shelf(task.out / "networks" / f"{first.dataset}-{task.preparation}")
+    trained = train(load(first.dataset, task.preparation), first.training, task.seed, shelf)
+    for folder, part in missing:
         experiment = folder.experiment
-        outcomes = list(METHODS[experiment.kind](trained, experiment))
+        outcomes = list(METHODS[part](trained, experiment))
         here = trained.examples(experiment.evaluated_on)
-        folder.write(task.seed, judge(outcomes, here, experiment, task.preparation, task.seed))
+        folder.write(part, task.seed, judge(outcomes, here, experiment, task.preparation, task.seed))
 
 
 def _start_worker() -> None:
