@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from esvdfair.core.moments import GroupMoments
 from esvdfair.core.ks import ks_from_codes
+from esvdfair.core.moments import GroupMoments
 from esvdfair.core.strata import (
     adjusted_weights,
     label_parts,

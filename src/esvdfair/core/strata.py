@@ -99,7 +99,7 @@ def stratified_noise(
     """(draws,) KS distances that sampling alone makes between groups of one adjusted distribution.
 
     Weights that give every group a known mix leave no noise *between* strata: an adjusted F_g is a sum of those of its
-    cells, whose errors are Brownian bridges, each over the cell's own distribution. Where strata tell scores apart well,
+    cells, whose errors are Brownian bridges, each over the cell's own distribution. Where strata tell scores apart,
     as a job does pay, a distance is far less noisy than effective sizes suggest.
     """
     present = np.flatnonzero(weights > 0)
