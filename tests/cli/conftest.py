@@ -51,7 +51,9 @@ def people(rows, seed, model):
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory):
-    """`model` (ONNX), `data` (CSV), `new` (Parquet), `scores` (CSV with predictions and a second attribute)."""
+    """`model` (ONNX), `data` (CSV), `new` (Parquet), `scores` (CSV with predictions and a second attribute);
+    `people(rows, seed)` makes more.
+    """
     folder = tmp_path_factory.mktemp("files")
     model = network()
     found = SimpleNamespace(
@@ -60,6 +62,7 @@ def files(tmp_path_factory):
         data=folder / "people.csv",
         new=folder / "new.parquet",
         scores=folder / "scores.csv",
+        people=lambda rows, seed: people(rows, seed, model),
     )
     onnx.save(model, found.model)
     data, new = people(600, 1, model), people(400, 2, model)

@@ -1,10 +1,14 @@
 """What holds for every command."""
 
+import contextlib
+import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 
 import click
 import pytest
@@ -28,7 +32,7 @@ def examples(text):
 
 
 def test_the_commands_of_the_contract_are_there():
-    assert {"audit", "explain", "repair", "curve", "compare", "reproduce", "demo"} <= set(COMMANDS)
+    assert {"audit", "explain", "repair", "curve", "compare", "reproduce", "demo", "doctor"} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -45,6 +49,53 @@ def test_every_command_has_examples_and_they_can_be_parsed(name):
     assert shown, f"{name} --help has no example"
     for words in shown:
         command(name).make_context(name, shlex.split(words))
+
+
+@pytest.fixture(scope="module")
+def place(files, tmp_path_factory):
+    """A folder with the files that the examples name, and what those of `moments` and `repair` have written."""
+    folder = tmp_path_factory.mktemp("examples")
+    for path in (files.model, files.scores):
+        shutil.copy(path, folder)
+    files.people(4000, 5).to_csv(folder / "people.csv", index=False)  # enough to show the targets of the examples
+    with contextlib.chdir(folder):
+        collected = run("moments", f"collect model.onnx {files.new} --sensitive sex --target income -o b.moments")
+        assert collected.exit_code == 0
+        for name in ("moments", "repair"):
+            for called, words in examples(command(name).help):
+                result = run(called, words)
+                assert result.exit_code == 0, (words, result.stderr)
+    return folder
+
+
+def run(name, words):
+    """An example; with few candidates, and over files that others have written, where the command knows these words."""
+    known = {option for p in command(name).params for option in p.opts}
+    more = [word for word in ("--quick", "--force") if word in known]
+    return CliRunner().invoke(main, [name, *shlex.split(words), *more], prog_name="esvdfair")
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"moments", "repair", "demo", "reproduce"}))
+def test_examples_run(name, place, monkeypatch):
+    """Those of `moments` and `repair` have run before; `demo` and `reproduce` take long and have tests of their own."""
+    monkeypatch.chdir(place)
+    for called, words in examples(command(name).help):
+        result = run(called, words)
+        assert (result.exit_code, result.stderr) == (0, ""), words
+        assert result.stdout
+
+
+def test_a_doctor_to_paste(invoke, monkeypatch, tmp_path):
+    monkeypatch.setenv("ESVDFAIR_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shown = invoke("doctor").stdout
+    for said in (f"esvdfair  {version('esvdfair')}", f"numpy {version('numpy')}", "cores", f"ESVDFAIR_DATA {tmp_path}"):
+        assert said in shown
+    found = json.loads(invoke("doctor", "--json").stdout)
+    assert found["onnx"]["onnxruntime"] == version("onnxruntime")
+    assert found["data sets"]["law"] == "is not here"
+    monkeypatch.setattr("esvdfair.cli.doctor.version_of", lambda name: None)
+    assert "torch is not installed: pip install 'esvdfair[torch]'" in invoke("doctor").stdout
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -16,17 +16,8 @@ import click
 from esvdfair.cli._shared import Unprinted, said
 from esvdfair.distributed import RankError, all_gather, process_group, rank, started_by_torchrun, together
 
-# Command -> its module, which is imported when it is needed and holds a click command of the same name.
-_COMMANDS = {
-    "audit": "esvdfair.cli.audit",
-    "explain": "esvdfair.cli.explain",
-    "curve": "esvdfair.cli.curve",
-    "repair": "esvdfair.cli.repair",
-    "moments": "esvdfair.cli.moments",
-    "compare": "esvdfair.cli.compare",
-    "demo": "esvdfair.cli.demo",
-    "reproduce": "esvdfair.cli.reproduce",
-}
+# Each in a module of its name, which is imported when it is needed and holds a click command of the same name.
+_COMMANDS = ("audit", "explain", "curve", "repair", "moments", "compare", "demo", "reproduce", "doctor")
 # Commands whose work the ranks of torchrun share; any other runs on the first rank alone.
 _SHARED = (("repair",), ("curve",), ("moments", "collect"))
 
@@ -59,7 +50,7 @@ class Commands(SuggestingGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = getattr(import_module(_COMMANDS[cmd_name]), cmd_name)
+        command: click.Command = getattr(import_module(f"esvdfair.cli.{cmd_name}"), cmd_name)
         return command
 
     def main(

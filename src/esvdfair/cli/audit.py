@@ -40,7 +40,7 @@ def audit(
     \b
     Examples:
       esvdfair audit model.onnx people.csv --sensitive sex --target income
-      esvdfair audit people.csv --predictions score --sensitive sex --sensitive race
+      esvdfair audit scores.csv --predictions score --sensitive sex --sensitive region
     """
     from esvdfair.audit import audit_predictions
 

@@ -50,7 +50,7 @@ def explain(
     \b
     Examples:
       esvdfair explain model.onnx people.csv --sensitive sex --target income
-      esvdfair explain model.onnx people.csv --sensitive sex --repaired fair.onnx --layer 0
+      esvdfair explain model.onnx people.csv --sensitive sex --target income --repaired fair.onnx --layer 0
     """
     from esvdfair.explain import explain_directions, explain_people, scan_layers
     from esvdfair.models import find_layer

@@ -1,0 +1,93 @@
+"""`esvdfair doctor`: what is installed here, in a form to paste into an issue."""
+
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+from typing import Any
+
+import click
+
+from esvdfair.cli import _shared as cli
+from esvdfair.files import version_of
+
+FOR_USERS = ("torch", "onnx", "plots", "data", "peers")
+"""Extras that a user may want; the others are for developers."""
+VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@click.command()
+@cli.json_option
+def doctor(as_json: bool) -> None:
+    """Print versions, threads, extras and where data is looked for.
+
+    Nothing is sent anywhere; paste it into an issue. The home folder is written as ~.
+
+    \b
+    Example:
+      esvdfair doctor
+    """
+    found = {
+        "esvdfair": version_of("esvdfair") or "not installed, run from its source",
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        **_packages(),
+        "threads": _threads(),
+        "data sets": _data(),
+    }
+    if as_json:
+        cli.print_json(found)
+        return
+    for name, value in found.items():
+        lines = [f"{key} {item}" for key, item in value.items()] if isinstance(value, dict) else [value]
+        click.echo(f"{name:10}" + f"\n{'':10}".join(lines))
+
+
+def _packages() -> dict[str, dict[str, str]]:
+    """Versions of what is needed always, then of what each extra needs."""
+    try:
+        needed = requires("esvdfair") or []
+    except PackageNotFoundError:
+        needed = []
+    found: dict[str, dict[str, str]] = {"needs": {}} | {name: {} for name in FOR_USERS}
+    for line in needed:
+        package = re.match(r"[\w.-]+", line)
+        extra = re.search(r"extra == ['\"]([\w-]+)", line)
+        name = extra[1] if extra else "needs"
+        if package and name in found:
+            missing = "is not installed" + (f": pip install 'esvdfair[{name}]'" if extra else "")
+            found[name][package[0]] = version_of(package[0]) or missing
+    return found
+
+
+def _threads() -> dict[str, Any]:
+    from threadpoolctl import threadpool_info
+
+    pools = {f"{pool['internal_api']} {pool['version']}": f"uses {pool['num_threads']}" for pool in threadpool_info()}
+    given = {name: f"is {os.environ[name]}" for name in VARIABLES if name in os.environ}
+    return (
+        {"cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()} | pools | given
+    )
+
+
+def _data() -> dict[str, str]:
+    """Which of the public data sets are here, and where they are looked for; no connection is opened."""
+    from esvdfair.datasets import compas, law
+    from esvdfair.datasets.remote import VARIABLE, cache_folder, locate
+
+    folder = os.environ.get(VARIABLE)
+    found = {VARIABLE: _short(folder) if folder else "is not set"}
+    try:
+        found["cache"] = _short(cache_folder())
+    except ImportError as error:
+        found["cache"] = str(error)
+    for name, file in (("law", law.FILE), ("compas", compas.FILE)):
+        try:
+            found[name] = _short(locate(file, download_if_missing=False))
+        except (OSError, ValueError, ImportError) as error:
+            found[name] = "is not here" if isinstance(error, FileNotFoundError | ImportError) else _short(str(error))
+    return found
+
+
+def _short(path: str | Path) -> str:
+    return str(path).replace(str(Path.home()), "~")
