@@ -28,7 +28,7 @@ def doctor(as_json: bool) -> None:
     Example:
       esvdfair doctor
     """
-    found = {
+    found: dict[str, Any] = {
         "esvdfair": version_of("esvdfair") or "not installed, run from its source",
         "python": f"{platform.python_version()} on {platform.platform()}",
         **_packages(),
@@ -49,7 +49,7 @@ def _packages() -> dict[str, dict[str, str]]:
         needed = requires("esvdfair") or []
     except PackageNotFoundError:
         needed = []
-    found: dict[str, dict[str, str]] = {"needs": {}} | {name: {} for name in FOR_USERS}
+    found: dict[str, dict[str, str]] = {name: {} for name in ("needs", *FOR_USERS)}
     for line in needed:
         package = re.match(r"[\w.-]+", line)
         extra = re.search(r"extra == ['\"]([\w-]+)", line)
