@@ -447,3 +447,18 @@ def write_numbers(path, rows, columns):
             for _ in range(rows // len(piece)):
                 writer.write_table(piece)
     return rows * (columns + 2) * 8
+
+
+def test_strata_of_a_file_are_those_of_its_rows(tmp_path):
+    frame = pd.DataFrame({"x": [1.0, 2, 3, 4], "job": ["a", "b", "a", "b"], "sex": [0, 1, 1, 0], "y": [1.0, 2, 3, 4]})
+    frame.to_csv(tmp_path / "people.csv", index=False)
+    table = TableBatches(tmp_path / "people.csv", Roles(("sex",), "y", features=("x",), control=("job",)), batch_rows=3)
+    found = [(batch.labels[code], batch.group_parts) for batch in table for code in batch.codes]
+    assert found == [((0, "a"), 1), ((1, "b"), 1), ((1, "a"), 1), ((0, "b"), 1)]
+    assert table.sample().control.job.tolist() == ["a", "b", "a", "b"]
+
+
+def test_a_control_is_neither_the_group_nor_the_label(tmp_path):
+    pd.DataFrame({"x": [1.0, 2], "sex": [0, 1], "y": [1.0, 2]}).to_csv(tmp_path / "people.csv", index=False)
+    with pytest.raises(ValueError, match=r"column .sex. has another role already"):
+        TableBatches(tmp_path / "people.csv", Roles(("sex",), "y", control=("sex",)))

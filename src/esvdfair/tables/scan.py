@@ -44,6 +44,7 @@ class Roles:
     predictions : predictions of a model that is not at hand; then no column is an input
     features : the model's inputs, in its order; None takes the remaining columns in file order
     weight : how much each row counts, if there is one
+    control : what gaps are adjusted for; may be inputs of the model too
     """
 
     sensitive: tuple[str, ...]
@@ -51,6 +52,7 @@ class Roles:
     predictions: str | None = None
     features: tuple[str, ...] | None = None
     weight: str | None = None
+    control: tuple[str, ...] = ()
 
     @property
     def numeric(self) -> dict[str, str]:
@@ -73,9 +75,14 @@ def check_roles(roles: Roles, table: TableFile) -> tuple[str, ...]:
     """The model's inputs; every column that has a role is there and has one role only."""
     if not roles.sensitive:
         raise ValueError("no sensitive column was named; parity is between the groups that it makes.")
-    for name in (*roles.named(), *(roles.features or ())):
+    for name in (*roles.named(), *roles.control, *(roles.features or ())):
         if name not in table.columns:
             raise _not_there(name, table.columns, table.path)
+    if twice := set(roles.control) & set(roles.named()):
+        raise InputError(
+            "{control_features}: column {name} has another role already; gaps cannot be adjusted for it.",
+            control_features=Given(), name=quoted(min(twice)),
+        )  # fmt: skip
     others = {*roles.sensitive, *(roles.features or ())}
     for what, single in (("target", roles.target), ("predictions", roles.predictions), ("weight", roles.weight)):
         if single is not None and single in others:
@@ -128,7 +135,7 @@ class Usage:
     @property
     def columns(self) -> list[str]:
         """All that is used, each once."""
-        return list(dict.fromkeys([*self.inputs, *self.roles.numeric, *self.roles.sensitive]))
+        return list(dict.fromkeys([*self.inputs, *self.roles.numeric, *self.roles.sensitive, *self.roles.control]))
 
     def groups(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The sensitive columns, with a label for people who have none if they are to be a group."""

@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 
 from esvdfair.batches import Batch, row_key
+from esvdfair.core.checks import check_strata
+from esvdfair.core.strata import label_parts, make_cells
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.tables.files import SHOWN, open_table
 from esvdfair.tables.scan import (
@@ -33,6 +35,7 @@ HELD_BYTES = 256 * 2**20
 """A file of no more than this is parsed once and its columns kept."""
 RARE_ROWS = 1_000
 """Of a group so many rows are in a sample, if it has them, however rare it is."""
+_COLUMNS = ("X", "y", "predictions", "groups", "weight", "control")
 _SAMPLE = 7  # another hash than those of the split and of the rows that a repair keeps
 
 
@@ -47,6 +50,7 @@ class TableRows:
     predictions : (rows,) or None
     groups : the sensitive columns
     weight : (rows,) or None
+    control : the columns that gaps are adjusted for, or None
     scan : of the whole table, of which these rows may be a part
     """
 
@@ -55,6 +59,7 @@ class TableRows:
     predictions: "pd.Series[float] | None"
     groups: pd.DataFrame
     weight: "pd.Series[float] | None"
+    control: pd.DataFrame | None
     scan: Scan
 
     def __len__(self) -> int:
@@ -67,13 +72,14 @@ class TableRows:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """Inputs, labels, groups and weights, as ``validation=`` takes them."""
-        return self.X, self.y, self.groups, self.weight
+        """Inputs, labels, groups, weights and strata, as ``validation=`` takes them."""
+        return self.X, self.y, self.groups, self.weight, self.control
 
     def take(self, keep: Any) -> "TableRows":
         """The rows that a mask (rows,) keeps."""
-        y, predictions, weight = (None if c is None else c[keep] for c in (self.y, self.predictions, self.weight))
-        return TableRows(self.X[keep], y, predictions, self.groups[keep], weight, self.scan)
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        kept: Any = {name: None if column is None else column[keep] for name, column in columns.items()}
+        return replace(self, **kept)
 
 
 class TableBatches:
@@ -154,12 +160,16 @@ class TableBatches:
     def __iter__(self) -> Iterator[Batch]:
         for part in self._parts():
             labels, codes = encode(part.groups)
+            group_parts = 0
+            if part.control is not None:
+                group_parts = label_parts(labels[0])
+                labels, codes = make_cells((labels, codes), check_strata(part.control, len(codes)))
             row_id = part.groups.index.to_numpy(dtype=np.int64)
             y, weight = (None if c is None else np.asarray(c, dtype=np.float64) for c in (part.y, part.weight))
             for start in range(0, len(part), self._batch_rows):
                 rows = slice(start, start + self._batch_rows)
                 own_y, own_weight = (None if column is None else column[rows] for column in (y, weight))
-                yield Batch(part.X.iloc[rows], own_y, labels, codes[rows], own_weight, row_id[rows])
+                yield Batch(part.X.iloc[rows], own_y, labels, codes[rows], own_weight, row_id[rows], group_parts)
 
     def sample(self, most: int | None = None, *, seed: int = 0) -> TableRows:
         """Rows in memory: all of them, or about ``most``, chosen by a hash of their position in the file.
@@ -212,7 +222,8 @@ class TableBatches:
                 groups.loc[small] = OTHERS
         found = {role: numbers(frame[name], role, self.path) for name, role in roles.numeric.items()}
         y, predictions, weight = (found.get(role) for role in ("target", "predictions", "weight"))
-        return TableRows(frame[self.inputs], y, predictions, groups, weight, self.scan)
+        control = frame[list(roles.control)] if roles.control else None
+        return TableRows(frame[self.inputs], y, predictions, groups, weight, control, self.scan)
 
 
 def _warn_of_small(scan: Scan, path: Path, fewest: int) -> None:
@@ -229,8 +240,7 @@ def _join(parts: list[TableRows]) -> TableRows:
     """Rows, one part below the other."""
     if len(parts) == 1:
         return parts[0]
-    names = ("X", "y", "predictions", "groups", "weight")
-    columns = {name: [getattr(part, name) for part in parts] for name in names}
+    columns = {name: [getattr(part, name) for part in parts] for name in _COLUMNS}
     found: Any = {name: None if those[0] is None else pd.concat(those) for name, those in columns.items()}
     return TableRows(**found, scan=parts[0].scan)
 
