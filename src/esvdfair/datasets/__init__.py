@@ -3,6 +3,6 @@
 from esvdfair.datasets.base import Dataset, Examples, Split, split
 from esvdfair.datasets.compas import fetch_compas
 from esvdfair.datasets.law import fetch_law
-from esvdfair.datasets.wages import load_wages
+from esvdfair.datasets.wages import load_wages, make_wages
 
-__all__ = ["Dataset", "Examples", "Split", "fetch_compas", "fetch_law", "load_wages", "split"]
+__all__ = ["Dataset", "Examples", "Split", "fetch_compas", "fetch_law", "load_wages", "make_wages", "split"]

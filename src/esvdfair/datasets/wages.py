@@ -1,8 +1,9 @@
-"""Wages of 6,763 people (Kane and Rouse 1995), the table that needs no download."""
+"""Wages of 6,763 people (Kane and Rouse 1995), the table that needs no download; and of people who are made up."""
 
 import importlib
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from esvdfair.datasets.base import Dataset
@@ -66,6 +67,43 @@ def load_wages(attribute: Literal["sex", "race"] = "sex") -> Dataset:
         sensitive_name=attribute,
         description=_DESCRIPTION,
         standardize=FEATURES,
+    )
+
+
+def make_wages(rows: int = 6000, *, random_state: int = 0) -> Dataset:
+    """Log hourly wages of people who are made up, for where the table of :func:`load_wages` is not installed.
+
+    Women and men differ in experience, in how many have a degree, and in nothing else that wages depend on but a small
+    part for the sex itself; the sex is no feature, and the gap of the predictions comes from what stands in for it.
+
+    Parameters
+    ----------
+    rows : people
+    random_state : seed
+
+    Examples
+    --------
+    >>> from esvdfair.datasets import make_wages
+    >>> make_wages(rows=1000).X.shape
+    (1000, 5)
+    """
+    rng = np.random.default_rng(random_state)
+    female = rng.random(rows) < 0.5
+    score, city, south = rng.normal(size=rows), rng.integers(0, 4, rows), rng.random(rows) < 0.3
+    degree = rng.random(rows) < 1 / (1 + np.exp(1.2 - score - 0.3 * female))
+    exper = np.clip(rng.normal(np.where(female, 88.0, 120.0), 30.0), 0.0, 170.0)
+    wage = 1.2 + 0.006 * exper + 0.25 * degree * (1 + exper / 170) + 0.06 * score + 0.04 * city - 0.08 * south
+    y = wage - 0.1 * female + rng.normal(scale=0.4, size=rows)
+    X = pd.DataFrame({"score": score, "degree": degree, "exper": exper, "city": city, "south": south}).astype("float64")
+    return Dataset(
+        X=X,
+        y=pd.Series(y, name=TARGET),
+        sensitive_features=pd.Series(np.where(female, "female", "male"), name="sex"),
+        name="made-up wages",
+        target_name=TARGET,
+        sensitive_name="sex",
+        description="Log hourly wage of people who do not exist, from test score, degree, experience and place.",
+        standardize=tuple(X.columns),
     )
 
 
