@@ -12,21 +12,24 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # two pips must not write to one environment
-.PHONY: help demo test cov docs bench lint types format clean
+.PHONY: help demo test test-lowest cov docs dist bench lint types format clean
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # One thread a process: the matrices are small, and sums do not depend on the number of cores.
-demo test cov docs: export OMP_NUM_THREADS := 1
-demo test cov docs: export OPENBLAS_NUM_THREADS := 1
-demo test cov docs: export MKL_NUM_THREADS := 1
+demo test test-lowest cov docs dist: export OMP_NUM_THREADS := 1
+demo test test-lowest cov docs dist: export OPENBLAS_NUM_THREADS := 1
+demo test test-lowest cov docs dist: export MKL_NUM_THREADS := 1
 
 demo: $(VENV)/.demo  ## Repair a small network on a wages table; print before and after, write demo-report.html
 	$(BIN)/python -m esvdfair demo --force
 
 test: $(VENV)/.dev  ## Run all tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+test-lowest: $(VENV)-lowest/.dev  ## Run all tests with the lowest versions that pyproject.toml allows (torch as in constraints.txt)
+	$(VENV)-lowest/bin/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/test_docs.py
 
 cov: $(VENV)/.dev  ## Run all tests; fail when branch coverage of esvdfair.core is under 95 % or of all under 90 %
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --cov --cov-report=
@@ -36,6 +39,12 @@ cov: $(VENV)/.dev  ## Run all tests; fail when branch coverage of esvdfair.core 
 docs: $(VENV)/.docs  ## Build the documentation site into docs/_build/html; a warning is an error
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -j $(JOBS) -d docs/_build/doctrees docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+dist: $(VENV)/.dev  ## Build wheel and sdist into dist/, and try both: the wheel in an empty environment, the sdist's tests
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	.ci/try-dist $(BIN)/python
 
 bench: $(VENV)/.bench  ## Measure speed and growth on a quiet machine (ten minutes or so), write docs/performance.md
 	$(BIN)/python benchmarks/scale.py
@@ -52,7 +61,7 @@ format: $(VENV)/.dev  ## Rewrite the source in the house format
 	$(BIN)/ruff format .
 
 clean:  ## Remove the virtual environment and all caches
-	rm -rf $(VENV) docs/_build docs/gallery docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) $(VENV)-lowest dist docs/_build docs/gallery docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # `.demo`, `.bench`, `.docs` and `.dev` are stamps in the environment: which part of the package's extras it holds.
@@ -75,6 +84,15 @@ $(VENV)/.dev: pyproject.toml constraints.txt $(BIN)/python
 	@echo "Installing esvdfair[dev] into $(VENV); the first time takes a few minutes"
 	@$(PIP) -e '.[dev]'
 	@touch $(VENV)/.demo $(VENV)/.bench $@
+
+# Pytest 9 warns of what scikit-learn 1.6 does in its own tests, and a warning is an error.
+$(VENV)-lowest/.dev: pyproject.toml constraints.txt .ci/lowest.py
+	@$(MAKE) --no-print-directory VENV=$(VENV)-lowest $(VENV)-lowest/bin/python
+	@echo "Installing the lowest versions into $(VENV)-lowest; the first time takes a few minutes"
+	@$(VENV)-lowest/bin/python .ci/lowest.py --except torch >$(VENV)-lowest/lowest.txt
+	@$(VENV)-lowest/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt \
+		-c $(VENV)-lowest/lowest.txt -e '.[all]' 'pytest<9' pytest-xdist hypothesis onnxscript skl2onnx
+	@touch $@
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { \
