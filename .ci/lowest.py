@@ -1,6 +1,6 @@
 """Prints a pip constraint for every bound of pyproject.toml: the lowest version that the package says it works with.
 
-    python .ci/lowest.py [--except NAME]... > lowest.txt
+As in `python .ci/lowest.py --except torch > lowest.txt`.
 """
 
 import re
