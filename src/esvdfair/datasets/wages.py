@@ -98,7 +98,7 @@ def make_wages(rows: int = 6000, *, random_state: int = 0) -> Dataset:
     return Dataset(
         X=X,
         y=pd.Series(y, name=TARGET),
-        sensitive_features=pd.Series(np.where(female, "female", "male"), name="sex"),
+        sensitive_features=pd.Series(female, name="sex").map({True: "female", False: "male"}),
         name="made-up wages",
         target_name=TARGET,
         sensitive_name="sex",
