@@ -9,7 +9,8 @@ import pytest
 from scipy.stats import ks_2samp
 
 from esvdfair.datasets import Dataset, fetch_compas
-from esvdfair.datasets.compas import DATES, FILE, NUMBERS
+from esvdfair.datasets.paper import COMPAS as FILE
+from esvdfair.datasets.paper import DATES, NUMBERS
 
 FOLDER = Path(os.environ.get("ESVDFAIR_DATA", "nowhere"))
 pytestmark = pytest.mark.skipif(

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import ks_2samp
 
 from esvdfair.datasets import Dataset, fetch_law
-from esvdfair.datasets.law import FILE
+from esvdfair.datasets.paper import LAW as FILE
 
 FOLDER = Path(os.environ.get("ESVDFAIR_DATA", "nowhere"))
 pytestmark = pytest.mark.skipif(

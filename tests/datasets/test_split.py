@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from esvdfair.datasets import Dataset, fetch_compas, load_wages, split
-from esvdfair.datasets.compas import DATES, FILE
+from esvdfair.datasets.paper import COMPAS as FILE
+from esvdfair.datasets.paper import DATES
 
 
 def made_up(rows: int = 200, **changes: object) -> Dataset:
