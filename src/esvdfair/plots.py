@@ -58,7 +58,7 @@ def plot_curve(
         ax.plot([chosen.ks], [chosen.mse], "o", color="none", markeredgecolor=INK, markersize=11, zorder=3)
         names.append((f"KS {chosen.ks:.3f}, MSE {number(chosen.mse)}", chosen.ks, chosen.mse))
     finish_tradeoff(ax, floor=curve.ks_floor, rows=f"{curve.evaluated_on} rows")
-    name_points(ax, names, avoid=list(zip(ks, mse, strict=True)))
+    name_points(ax, names)
     return ax
 
 
@@ -77,48 +77,64 @@ def finish_tradeoff(ax: "Axes", *, floor: float | None = None, rows: str = "") -
 
 
 def name_points(
-    ax: "Axes",
-    names: Sequence[tuple[str, float, float]],
-    *,
-    avoid: Sequence[tuple[float, float]] = (),
-    colors: Sequence[str] = (),
-    size: float = 9,
+    ax: "Axes", names: Sequence[tuple[str, float, float]], *, colors: Sequence[str] = (), size: float = 9
 ) -> None:
-    """Write (name, x, y) beside its point, where it covers no other name and as few points as can be."""
+    """Write (name, x, y) beside its point: on no other name, on as little that is drawn as can be, nearest to its own.
+
+    Call it last: it looks at what the axes hold.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
     figure = ax.get_figure(root=True)
     assert isinstance(figure, Figure)
     figure.draw_without_rendering()  # the layout decides where things are
     renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
-    points = ax.transData.transform(np.array([*avoid, *((x, y) for _, x, y in names)]).reshape(-1, 2))
+    drawn = _drawn_pixels(ax)
+    own = ax.transData.transform(np.array([(x, y) for _, x, y in names]).reshape(-1, 2))
     taken: list[Any] = []
     for i, (name, x, y) in enumerate(names):
         color = colors[i] if colors else INK
         tries: list[tuple[tuple[float, ...], int, Any, Any]] = []
-        for far in (1.0, 2.2, 3.6):
-            for right, up in ((1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1.4), (0, -1.4)):
+        for far in (1.0, 2.2, 3.6, 5.0):
+            for right, up in ((1, 1), (1, -1), (-1, 1), (-1, -1), (1, 0), (-1, 0), (0, 1.4), (0, -1.4)):
                 label = ax.annotate(
                     name,
                     (x, y),
                     xytext=(8 * far * right, 8 * far * up),
                     textcoords="offset points",
                     ha={1: "left", -1: "right", 0: "center"}[right],
-                    va="bottom" if up > 0 else "top",
+                    va="bottom" if up > 0 else "top" if up else "center",
                     fontsize=size,
                     color=color,
                     zorder=5,
+                    arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.5} if far > 1 else None,
                 )
-                box = label.get_window_extent(renderer).padded(2)
+                label.update_positions(renderer)
+                box = Text.get_window_extent(label, renderer).padded(2)  # of the words, without the line to them
                 outside = not (ax.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and ax.bbox.y0 <= box.y0)
-                covered = sum(box.contains(*point) for point in points)
-                tries.append(((box.count_overlaps(taken), outside, covered, far), len(tries), label, box))
+                middle = np.array([box.x0 + box.x1, box.y0 + box.y1]) / 2
+                nearer = np.linalg.norm(own - middle, axis=1) < np.linalg.norm(own[i] - middle)
+                covered = np.all((drawn > box.min) & (drawn < box.max), axis=1)
+                cost = float(covered.sum() + 20 * nearer.sum() + 10 * far)
+                tries.append(((box.count_overlaps(taken), outside, cost), len(tries), label, box))
         best = min(tries, key=lambda found: found[:2])
         for _, _, label, _ in tries:
             if label is not best[2]:
                 label.remove()
         taken.append(best[3])
+
+
+def _drawn_pixels(ax: "Axes") -> Array:
+    """(n, 2) places, in pixels, along all lines, error bars and markers of the axes."""
+    paths = [np.asarray(line.get_xydata()) for line in ax.lines if line.get_transform() == ax.transData]
+    paths += [np.asarray(segment) for bars in ax.collections for segment in getattr(bars, "get_segments", list)()]
+    found = [np.zeros((0, 2))]
+    for path in (ax.transData.transform(path) for path in paths if len(path)):
+        steps = np.linspace(0, len(path) - 1, 40 * (len(path) - 1) + 1)
+        found.append(np.column_stack([np.interp(steps, np.arange(len(path)), column) for column in path.T]))
+    return np.concatenate(found)
 
 
 def plot_densities(y_pred: Any, *, sensitive_features: Any, ax: "Axes | None" = None) -> "Axes":

@@ -3,11 +3,12 @@
 from shutil import copytree
 
 import pytest
+from matplotlib.text import Text
 
 from esvdfair.experiments.config import ABLATION_COVARIANCE, ABLATION_MEAN, COMPAS, LAW, Experiment, Variant
 from esvdfair.experiments.figures import draw, draw_tradeoff
 from esvdfair.experiments.report import write_report
-from esvdfair.experiments.rows import Density, Folder, Row, SeedResult
+from esvdfair.experiments.rows import Density, Folder, Row, SeedResult, collect
 from esvdfair.experiments.tables import Table
 
 SEEDS = (33, 34, 35)
@@ -140,9 +141,18 @@ def test_an_error_far_out_is_written_not_drawn(tmp_path):
     rows = [
         make_row(COMPAS, "paper", seed, *one) for seed in SEEDS for one in ((v, *known) for v, known in far.items())
     ]
-    figure = draw_tradeoff(Table.of(rows, COMPAS, "paper").lines, "far")
+    figure = draw_tradeoff(Table.of(rows, COMPAS, "paper").lines, "far", 0.06)
     (axes,) = figure.axes
-    (said,) = (label for label in axes.get_legend_handles_labels()[1] if "not shown" in label)
-    assert "Chzhen on targets" in said
-    assert "0.403 ± 0.001" in said
-    assert axes.get_xlim()[1] < 0.403
+    assert axes.get_title(loc="right") == "not shown: Chzhen on targets, MSE 0.403 ± 0.001, KS 0.271 ± 0.001"
+    assert axes.get_ylim()[1] < 0.403
+
+
+def test_the_tradeoff_has_the_axes_of_the_curve_and_names_that_do_not_collide(saved):
+    figure = draw_tradeoff(Table.of(collect(LAW, "paper", SEEDS, saved), LAW, "paper").lines, "law", 0.06)
+    (axes,) = figure.axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("KS distance between groups", "mean squared error")
+    figure.draw_without_rendering()
+    names = {text.get_text(): Text.get_window_extent(text) for text in axes.texts}
+    assert {"as trained", "refitted", "transport", "all layers fine-tuned", "plug-in optimum"} <= set(names)
+    boxes = list(names.values())
+    assert not any(box.count_overlaps(boxes[:i]) for i, box in enumerate(boxes))

@@ -1,4 +1,4 @@
-"""The paper's figures from saved seeds: densities of the groups, and KS against MSE. Needs the extra ``plots``."""
+"""The paper's figures from saved seeds: densities of the groups, and error over KS. Needs the extra ``plots``."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from esvdfair.experiments.config import PAPER, Experiment, Preparation, Variant
 from esvdfair.experiments.rows import Folder, SeedResult, write_atomically
 from esvdfair.experiments.tables import Line, Table, describe
+from esvdfair.plots import ACCENT, GROUPS, INK, QUIET, finish_tradeoff, name_points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,37 +19,22 @@ if TYPE_CHECKING:
 
 Panels = Mapping[str, Mapping[str, NDArray[np.float64]]]
 
-# Okabe and Ito's palette: told apart also by the colour-blind.
-_GROUPS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
-_INK, _QUIET, _OURS, _ON_SCORES = "#222222", "#8a8a8a", "#0072b2", "#d55e00"
-_MARKERS = {
-    "untouched": "*",
-    "barycenter": "s",
-    "private_histogram": "D",
-    "algorithm_2": "v",
-    "parity": "^",
-    "transport": "P",
-    "finetuned": "<",
-    "from_scratch": ">",
+_SCORES = GROUPS[1]
+# Marker, colour and name of the methods that the trade-off shows; baselines with the predicted group alone.
+_SHOWN = {
+    Variant("untouched"): ("*", INK, "as trained"),
+    Variant("refitted"): ("D", INK, "refitted"),
+    Variant("barycenter", "targets", "predicted"): ("s", QUIET, "Chzhen on targets"),
+    Variant("private_histogram", "targets", "predicted"): ("D", QUIET, "Xian on targets"),
+    PAPER: ("o", INK, "ESVDFair (paper)"),
+    Variant("barycenter", "scores", "predicted"): ("s", _SCORES, "Chzhen on scores"),
+    Variant("private_histogram", "scores", "predicted"): ("D", _SCORES, "Xian on scores"),
+    Variant("parity", level=0.10): ("^", ACCENT, "parity"),
+    Variant("transport", level=0.10): ("P", ACCENT, "transport"),
+    Variant("finetuned", level=0.10): ("<", GROUPS[2], "all layers fine-tuned"),
+    Variant("from_scratch", level=0.10): (">", GROUPS[2], "all layers from scratch"),
 }
-_SHORT = {
-    "untouched": "as trained",
-    "barycenter": "Chzhen",
-    "private_histogram": "Xian",
-    "paper": "ESVDFair (paper)",
-    "algorithm_2": "Algorithm 2",
-    "finetuned": "all layers fine-tuned",
-    "from_scratch": "trained from scratch",
-}
-_BASELINES = ("barycenter", "private_histogram")
-_PANELS = (
-    Variant("untouched"),
-    *(Variant(name, "targets", "predicted") for name in _BASELINES),
-    PAPER,
-    *(Variant(name, "scores", "predicted") for name in _BASELINES),
-    Variant("parity", level=0.10),
-    Variant("transport", level=0.10),
-)
+_NO_PANEL = ("refitted", "finetuned", "from_scratch")
 
 
 def draw(experiment: Experiment, preparation: Preparation, seeds: Sequence[int], out: Path) -> list[Path]:
@@ -57,11 +43,14 @@ def draw(experiment: Experiment, preparation: Preparation, seeds: Sequence[int],
     results = [folder.read(seed) for seed in folder.finished() if seed in set(seeds)]
     if not results:
         return []
-    table = Table.of([row for result in results for row in result.rows], experiment, preparation)
-    title = f"{experiment.name}, preparation “{preparation}”, {len(results)} seeds, {experiment.evaluated_on} rows"
+    rows = [row for result in results for row in result.rows]
+    table = Table.of(rows, experiment, preparation)
+    title = f"{experiment.name}, preparation “{preparation}”, {table.extent}"
+    floor = float(np.mean([row.ks_floor for row in rows]))
+    draw_plane = draw_tradeoff if experiment.is_comparison else draw_ablation
     figures = {
         "densities": draw_densities(_panels(results, experiment), experiment.shown_range, title),
-        "tradeoff": (draw_tradeoff if experiment.is_comparison else draw_ablation)(table.lines, title),
+        "tradeoff": draw_plane(table.lines, title, floor),
     }
     paths = []
     for name, figure in figures.items():
@@ -79,47 +68,56 @@ def draw_densities(panels: Panels, shown: tuple[float, float], title: str) -> "F
     figure = _figure(3.0 * columns, 2.3 * rows + 0.5)
     axes = figure.subplots(rows, columns, sharex=True, squeeze=False).ravel()
     for ax, (name, densities) in zip(axes, panels.items(), strict=False):
-        for color, (label, density) in zip(_GROUPS, densities.items(), strict=False):
+        for color, (label, density) in zip(GROUPS, densities.items(), strict=False):
             middle = np.linspace(*shown, 2 * len(density) + 1)[1::2]
             ax.fill_between(middle, density, step="mid", color=color, alpha=0.25, linewidth=0)
             ax.step(middle, density, where="mid", color=color, linewidth=1.0, label=label)
         ax.set_title(name, fontsize=9)
-        _plain(ax)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.tick_params(labelsize=8)
         ax.set_yticks([])
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
-    axes[0].legend(frameon=False, fontsize=8, loc="upper left")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=4, frameon=False, fontsize=8)
     figure.supxlabel("prediction", fontsize=9)
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     return figure
 
 
-def draw_tradeoff(lines: Sequence[Line], title: str) -> "Figure":
-    """KS against MSE: mean and standard deviation over seeds, the paper's points hollow, the optimum as a line."""
-    figure, ax = _plane(8.0, 4.6, title)
-    curve = sorted((line.ks.mean, line.mse.mean) for line in lines if line.variant.method == "optimum")
-    ax.plot([mse for _, mse in curve], [ks for ks, _ in curve], color=_QUIET, linewidth=1.2, label="plug-in optimum")
-    points = [line for line in lines if _in_tradeoff(line.variant)]
-    limit = 1.8 * float(np.median([line.mse.mean for line in points]))
-    for line in sorted(points, key=lambda line: line.mse.mean > limit):
+def draw_tradeoff(lines: Sequence[Line], title: str, floor: float) -> "Figure":
+    """Error over KS: mean ± standard deviation of the seeds, the paper's points hollow, two curves as lines."""
+    figure, ax = _plane(8.0, 5.0, title)
+    names: list[tuple[str, float, float, str]] = []
+    for method, color in (("transport", ACCENT), ("optimum", QUIET)):
+        curve = sorted((line.ks.mean, line.mse.mean) for line in lines if line.variant.method == method)
+        ax.plot([ks for ks, _ in curve], [mse for _, mse in curve], color=color, linewidth=1.0, zorder=1.5)
+        if method == "optimum" and curve:
+            names.append(("plug-in optimum", *curve[len(curve) // 2], color))
+    points = [(line, *_SHOWN[line.variant]) for line in lines if line.variant in _SHOWN]
+    limit = 1.8 * float(np.median([line.mse.mean for line, *_ in points]))
+    far = []
+    for line, marker, color, name in points:
         if line.mse.mean <= limit:
-            _point(ax, line, _color(line.variant), label=_short(line.variant))
+            _point(ax, line, marker, color)
+            names.append((name, line.ks.mean, line.mse.mean, color))
         else:
-            ax.plot([], [], " ", label=f"not shown: {_short(line.variant)},\nMSE {line.mse},\nKS {line.ks}")
-    figure.legend(loc="outside right center", frameon=False, fontsize=8)
+            far.append(f"not shown: {name}, MSE {line.mse}, KS {line.ks}")
+    _finish(ax, names, floor, note="\n".join(far))
     return figure
 
 
-def draw_ablation(lines: Sequence[Line], title: str) -> "Figure":
-    """KS against MSE along c̃: ours with error bars, the paper's points hollow."""
+def draw_ablation(lines: Sequence[Line], title: str, floor: float) -> "Figure":
+    """Error over KS along c̃: ours with error bars, the paper's points hollow."""
     figure, ax = _plane(6.0, 4.2, title)
-    ax.plot([line.mse.mean for line in lines], [line.ks.mean for line in lines], color=_OURS, linewidth=1.0)
+    ax.plot([line.ks.mean for line in lines], [line.mse.mean for line in lines], color=ACCENT, linewidth=1.0)
     varied = "mean" if len({line.variant.mean_reduction for line in lines}) > 1 else "covariance"
     symbol = {"mean": r"$\tilde{c}_e$", "covariance": r"$\tilde{c}_v$"}[varied]
+    names = []
     for line in lines:
-        _point(ax, line, _OURS)
-        label = f"{symbol} = {getattr(line.variant, f'{varied}_reduction'):g}"
-        ax.annotate(label, (line.mse.mean, line.ks.mean), (7, 6), textcoords="offset points", fontsize=8, color=_INK)
+        _point(ax, line, "o", ACCENT)
+        reduction = getattr(line.variant, f"{varied}_reduction")
+        names.append((f"{symbol} = {reduction:g}", line.ks.mean, line.mse.mean, INK))
+    _finish(ax, names, floor)
     return figure
 
 
@@ -130,7 +128,8 @@ def _panels(results: Sequence[SeedResult], experiment: Experiment) -> Panels:
         groups = totals.setdefault(density.variant, {})
         groups[density.label] = groups.get(density.label, 0.0) + np.array(density.counts, dtype=np.float64)
     if experiment.is_comparison:
-        titles = {variant: _short(variant) for variant in _PANELS if variant in totals}
+        shown = {variant: name for variant, (_, _, name) in _SHOWN.items() if variant.method not in _NO_PANEL}
+        titles = {variant: name for variant, name in shown.items() if variant in totals}
     else:
         titles = {variant: describe(variant).removeprefix("ESVDFair, as in the paper, ") for variant in totals}
     return {
@@ -139,47 +138,25 @@ def _panels(results: Sequence[SeedResult], experiment: Experiment) -> Panels:
     }
 
 
-def _in_tradeoff(variant: Variant) -> bool:
-    if variant.method == "transport":
-        return variant.level == 0.10
-    alone = ("untouched", "paper", "algorithm_2", "parity", "finetuned", "from_scratch")
-    return variant.method in alone or variant.group == "predicted"
-
-
-def _short(variant: Variant) -> str:
-    name = _SHORT.get(variant.method, variant.method)
-    return f"{name} on {variant.fitted_on}" if variant.fitted_on else name
-
-
-def _color(variant: Variant) -> str:
-    if variant.method in ("parity", "transport"):
-        return _OURS
-    return _ON_SCORES if variant.fitted_on == "scores" else _INK
-
-
-def _point(ax: "Axes", line: Line, color: str, label: str | None = None) -> None:
-    marker = _MARKERS.get(line.variant.method, "o")
-    ax.errorbar(line.mse.mean, line.ks.mean, xerr=line.mse.sd, yerr=line.ks.sd, fmt=marker, color=color, markersize=5,
-                elinewidth=0.8, capsize=2, alpha=0.9, zorder=3, label=label)  # fmt: skip
+def _point(ax: "Axes", line: Line, marker: str, color: str) -> None:
+    ax.errorbar(line.ks.mean, line.mse.mean, xerr=line.ks.sd, yerr=line.mse.sd, fmt=marker, color=color,
+                markersize=9 if marker == "*" else 5, elinewidth=0.8, capsize=2, alpha=0.9, zorder=3)  # fmt: skip
     if line.printed is not None:
-        ax.plot(line.printed.mse, line.printed.ks, marker, color="none", markeredgecolor=color, markersize=10, zorder=2)
-    ax.set_ylim(bottom=0)
+        ax.plot(line.printed.ks, line.printed.mse, marker, color="none", markeredgecolor=color, markersize=10, zorder=2)
 
 
 def _plane(width: float, height: float, title: str) -> tuple["Figure", "Axes"]:
-    """A figure of KS over MSE."""
     figure = _figure(width, height)
-    ax = figure.subplots()
-    ax.set_xlabel("mean squared error", fontsize=9)
-    ax.set_ylabel("KS distance between the groups", fontsize=9)
-    _plain(ax)
     figure.suptitle(f"{title}\nfilled: ours, mean ± standard deviation; hollow: printed in the paper", fontsize=9)
-    return figure, ax
+    return figure, figure.subplots()
 
 
-def _plain(ax: "Axes") -> None:
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.tick_params(labelsize=8)
+def _finish(ax: "Axes", names: Sequence[tuple[str, float, float, str]], floor: float, note: str = "") -> None:
+    """Axes and names as in `plots.plot_curve`."""
+    finish_tradeoff(ax, floor=floor)
+    if note:
+        ax.set_title(note, loc="right", fontsize=8, color=INK)
+    name_points(ax, [name[:3] for name in names], colors=[color for *_, color in names], size=8)
 
 
 def _figure(width: float, height: float) -> "Figure":
