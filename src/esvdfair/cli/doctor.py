@@ -72,8 +72,7 @@ def _threads() -> dict[str, Any]:
 
 def _data() -> dict[str, str]:
     """Which of the public data sets are here, and where they are looked for; no connection is opened."""
-    from esvdfair.datasets import compas, law
-    from esvdfair.datasets.remote import VARIABLE, cache_folder, locate
+    from esvdfair.datasets.paper import COMPAS, LAW, VARIABLE, cache_folder, locate
 
     folder = os.environ.get(VARIABLE)
     found = {VARIABLE: _short(folder) if folder else "is not set"}
@@ -81,7 +80,7 @@ def _data() -> dict[str, str]:
         found["cache"] = _short(cache_folder())
     except ImportError as error:
         found["cache"] = str(error)
-    for name, file in (("law", law.FILE), ("compas", compas.FILE)):
+    for name, file in (("law", LAW), ("compas", COMPAS)):
         try:
             found[name] = _short(locate(file, download_if_missing=False))
         except (OSError, ValueError, ImportError) as error:
