@@ -7,7 +7,8 @@ import pytest
 from esvdfair import ks_distance
 from esvdfair.baselines import WassersteinBarycenter
 from esvdfair.cli import compare
-from esvdfair.cli.compare import Method, learning_and_judging
+from esvdfair.cli._shared import learning_and_judging
+from esvdfair.cli.compare import Method
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models.onnx import OnnxAdapter
 from esvdfair.tables import Roles, TableBatches

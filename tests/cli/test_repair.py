@@ -2,6 +2,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import resource
 
 import numpy as np
@@ -279,6 +280,27 @@ def test_a_report_is_written_with_the_model(files, invoke, tmp_path):
     assert "report.html" in result.stdout
     assert page.read_text().rstrip().endswith("</html>")
     assert "--report" in page.read_text()  # the command that made it
+
+
+def test_a_report_is_about_the_rows_that_judged_by_their_numbers_in_the_file(files, invoke, tmp_path):
+    data = pd.read_csv(files.data).assign(times=1.0)
+    data.loc[:99, "age"] = None
+    data.to_csv(tmp_path / "holes.csv", index=False)
+    words = [files.model, tmp_path / "holes.csv", *ROLES, "--weight", "times", "--drop-missing", "--unit", "EUR a year"]
+    out, page = tmp_path / "fair.onnx", tmp_path / "page.html"
+    reached = json.loads(invoke("repair", *words, *QUICK, "-o", out, "--report", page, "--json").stdout)["reached"]
+    shown = page.read_text()
+    assert f"measured on {reached['rows']} rows held out from the fit" in shown
+    assert f"from {100 * reached['ks_before']:.1f} to {100 * reached['ks_after']:.1f} percentage points" in shown
+    for said in ("model.onnx, repaired as fair.onnx", "holes.csv", "income, in EUR a year"):
+        assert said in shown
+    rows = [int(row) - 1 for row in re.findall(r'<th scope="row">(\d+)</th><td class="text"', shown)]
+    before, after = (
+        OnnxAdapter(path).predict(data[["age", "hours", "school"]].iloc[rows]) for path in (files.model, out)
+    )
+    assert len(rows) == 10
+    assert min(rows) >= 100
+    assert (np.diff(np.abs(after - before)) <= 1e-6).all()
 
 
 def test_without_its_report_no_model_is_written(files, refused, tmp_path, written, monkeypatch):

@@ -16,7 +16,7 @@ FLAGS = [
     "--disable-component-update",
     "--no-first-run",
 ]
-CHARTS = ["density-before", "density-after", "cdf-before", "cdf-after", "tradeoff", "density-step", "changes"]
+CHARTS = ["density-before", "cdf-before", "cdf-after", "tradeoff", "density-step", "changes"]
 
 
 @pytest.fixture(scope="module")

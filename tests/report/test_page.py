@@ -16,12 +16,9 @@ from esvdfair.sample import Effort
 from esvdfair.text import number
 
 VOID = {"meta", "input", "br", "img"}
-SECTIONS = [
-    "densities", "distributions", "tradeoff-section", "people", "features", "caveats", "engineers", "origin",
-]  # fmt: skip
+SECTIONS = ["compared", "distributions", "people", "features", "caveats", "engineers", "origin"]
 CHARTS = [
-    "density-before", "density-after", "cdf-before", "cdf-after", "tradeoff", "density-step", "spectrum", "layers",
-    "changes",
+    "density-before", "density-step", "tradeoff", "cdf-before", "cdf-after", "spectrum", "layers", "changes",
 ]  # fmt: skip
 
 

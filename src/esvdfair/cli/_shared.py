@@ -103,6 +103,31 @@ def some_rows(table: TableBatches, most: int, *, seed: int) -> TableRows:
     return rows
 
 
+def learning_and_judging(rows: TableBatches, judging: TableBatches | None, seed: int) -> tuple[TableRows, TableRows]:
+    """Rows in memory to learn from and to judge on: those of two tables, or those that a repair would hold out.
+
+    Raises
+    ------
+    ValueError
+        A group has fewer than two rows on either side.
+    """
+    from esvdfair.batches import held_out
+    from esvdfair.estimator import ESVDFair
+
+    some = some_rows(rows, EXPLAINED_ROWS, seed=seed)
+    if judging is not None:
+        return some, some_rows(judging, EXPLAINED_ROWS, seed=seed)
+    out = held_out(ESVDFair(None).validation_fraction, seed)(some.X.index.to_numpy(dtype=np.int64))
+    parts = some.take(~out), some.take(out)
+    sizes = [part.groups.value_counts() for part in parts]
+    if any(len(found) < len(some.scan.labels) or found.min() < 2 for found in sizes):
+        raise ValueError(
+            "a group has too few rows to hold some of them out. Give rows to judge on with --validation FILE, or join "
+            "groups."
+        )
+    return parts
+
+
 # --- the model -----------------------------------------------------------------------------------------------------
 
 

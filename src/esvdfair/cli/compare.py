@@ -120,7 +120,7 @@ def compare(
         work.step("reading")
         adapter = cli.load_model(model, output)
         rows, judging = reading.tables(data, validation, adapter, progress=work.read)
-        case = Case(str(model), adapter, rows, judging, options, *learning_and_judging(rows, judging, seed))
+        case = Case(str(model), adapter, rows, judging, options, *cli.learning_and_judging(rows, judging, seed))
         scores = []
         for method in chosen:
             work.step(method.name)
@@ -159,33 +159,6 @@ def _table(scores: list[Score]) -> str:
 
 
 # --- the comparison ------------------------------------------------------------------------------------------------
-
-
-def learning_and_judging(
-    rows: "TableBatches", judging: "TableBatches | None", seed: int
-) -> tuple["TableRows", "TableRows"]:
-    """Rows in memory to learn from and to judge on: those of two tables, or those that a repair would hold out.
-
-    Raises
-    ------
-    ValueError
-        A group has fewer than two rows on either side.
-    """
-    from esvdfair.batches import held_out
-    from esvdfair.estimator import ESVDFair
-
-    some = cli.some_rows(rows, cli.EXPLAINED_ROWS, seed=seed)
-    if judging is not None:
-        return some, cli.some_rows(judging, cli.EXPLAINED_ROWS, seed=seed)
-    out = held_out(ESVDFair(None).validation_fraction, seed)(some.X.index.to_numpy(dtype=np.int64))
-    parts = some.take(~out), some.take(out)
-    sizes = [part.groups.value_counts() for part in parts]
-    if any(len(found) < len(some.scan.labels) or found.min() < 2 for found in sizes):
-        raise ValueError(
-            "a group has too few rows to hold some of them out. Give rows to judge on with --validation FILE, or join "
-            "groups."
-        )
-    return parts
 
 
 def methods() -> list[Method]:

@@ -46,6 +46,7 @@ UNKNOWN_KS = (
 )
 @click.option("-o", "--out", metavar="FILE", required=True, type=cli.FILE, help="Where the repaired model goes.")
 @click.option("--report", metavar="FILE", type=cli.FILE, help="Also write a report of one HTML page.")
+@click.option("--unit", metavar="TEXT", help="Unit of the target, for the report: `EUR a year`.")
 @cli.force_option
 @cli.json_option
 @click.pass_context
@@ -60,6 +61,7 @@ def repair(
     validation: Path | None,
     out: Path,
     report: Path | None,
+    unit: str | None,
     force: bool,
     as_json: bool,
 ) -> int:
@@ -97,7 +99,7 @@ def repair(
         fair = _repair(str(model), rows if site is None else site, judging, options)
         cli.only_first_rank()
         work.step("writing")
-        record = _write(fair, rows, site, moments, judging, written, replace=force, command=ctx.obj)
+        record = _write(fair, rows, site, moments, judging, written, replace=force, unit=unit, command=ctx.obj)
     paths = [*cli.model_files(out), written.record, *([] if report is None else [report])]
     with cli.after_writing(paths):
         if as_json:
@@ -204,6 +206,7 @@ def _write(
     written: Written,
     *,
     replace: bool,
+    unit: str | None,
     command: Sequence[str] | None,
 ) -> dict[str, Any]:
     """Write the repaired model, its record and, if there is a place for it, its report: all or none. The record."""
@@ -239,9 +242,17 @@ def _write(
         if written.report is not None and shown is not None:
             from esvdfair.report import write_report
 
-            some = cli.some_rows(shown, cli.EXPLAINED_ROWS, seed=fair.random_state)
+            seed, judged = fair.random_state, None
+            if rows is None or fair.summary_["evaluated_on"] == "train":
+                some = cli.some_rows(shown, cli.EXPLAINED_ROWS, seed=seed)
+            else:
+                some, judged = cli.learning_and_judging(rows, judging, seed)
+            fitted = "moments" if rows is None else rows.path.name
+            data = fitted if shown is rows else f"fitted on {fitted}, judged on {shown.path.name}"
             write_report(
-                places[written.report], fair, some.X, some.y, sensitive_features=some.groups, command=command
+                places[written.report], fair, *some.counted[:2], sensitive_features=some.groups,
+                sample_weight=some.weight, judged=None if judged is None else judged.counted,
+                model=f"{model.name}, repaired as {written.model.name}", data=data, unit=unit, command=command,
             )  # fmt: skip
     return record
 

@@ -32,6 +32,7 @@ def render_report(
     *,
     sensitive_features: Any,
     sample_weight: Any = None,
+    judged: tuple[Any, ...] | None = None,
     test: tuple[Any, ...] | None = None,
     model: str | None = None,
     data: str | None = None,
@@ -43,7 +44,8 @@ def render_report(
     """The report of a fitted ESVDFair as one HTML page.
 
     All numbers of the page are about one set of rows, at most 10,000 of each group: ``test`` if it is given; else
-    those of the rows given that judged the repair, if they are among them; else all rows given. The page says which.
+    ``judged``; else those of the rows given that judged the repair, if they are among them; else all rows given. The
+    page says which.
 
     Parameters
     ----------
@@ -52,7 +54,9 @@ def render_report(
     y : (rows,) labels, if there are any
     sensitive_features : (rows,) group of each person, or several columns
     sample_weight : (rows,) how many people a row stands for
-    test : (X, y, sensitive_features) or a fourth item with weights, rows that neither fitted nor chose; y may be None
+    judged : (X, y, sensitive_features) or a fourth item with weights, the rows that judged the repair, where ``X`` are
+        those that fitted it; y may be None
+    test : the same, of rows that neither fitted nor chose
     model, data : what to call them; default the kind of model, and the size of the data
     predicts, unit : what is predicted, and in which unit; default the name of ``y`` if it has one
     command : words after ``esvdfair`` on the command line, or a line to show as it is; the page ends with it
@@ -67,13 +71,15 @@ def render_report(
     """
     check_is_fitted(fair, "estimator_")
     rows = read_rows(X, y, sensitive_features, sample_weight, fair.missing)
+    aside = {"test": test, "judged": judged}
+    which = next((name for name, given in aside.items() if given is not None), None)
     apart = None
-    if test is not None:
-        x_test, y_test, groups_test, *weight_test = test
-        apart = read_rows(x_test, y_test, groups_test, weight_test[0] if weight_test else None, fair.missing)
+    if which is not None:
+        x_apart, y_apart, groups_apart, *weight = aside[which] or ()
+        apart = read_rows(x_apart, y_apart, groups_apart, weight[0] if weight else None, fair.missing)
     named = predicts or getattr(y, "name", None)
     predicted = f"{named or UNNAMED_TARGET}{f', in {unit}' if unit else ''}"
-    content = collect(fair, rows, apart, attribute=attribute_name(sensitive_features), predicted=predicted)
+    content = collect(fair, rows, apart, which, attribute=attribute_name(sensitive_features), predicted=predicted)
     about = {
         "Model": model or _kind(fair.model),
         "Data": data or f"{len(rows.codes):,} rows of {len(name_features(rows.x, None))} inputs",

@@ -220,7 +220,6 @@
   const shape = { peak: data.peak, xName: data.predicted };
   const charts = {
     "density-before": (host) => densities(host, predictions(data.steps[0]), shape),
-    "density-after": (host) => densities(host, predictions(data.steps[data.chosen]), shape),
     "density-step": (host) => densities(host, predictions(data.steps[step()]), shape),
     "cdf-before": (host) => cumulative(host, data.cdf.before),
     "cdf-after": (host) => cumulative(host, data.cdf.after),

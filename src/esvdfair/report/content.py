@@ -142,10 +142,12 @@ def read_rows(X: Any, y: Any, sensitive_features: Any, sample_weight: Any, missi
     return rows
 
 
-def collect(fair: ESVDFair, rows: Batch, test: Batch | None, *, attribute: str, predicted: str) -> Content:
+def collect(
+    fair: ESVDFair, rows: Batch, apart: Batch | None, which: str | None, *, attribute: str, predicted: str
+) -> Content:
     """Run the untouched model and those of the curve over the rows of the page, and explain the repair on them."""
     check_is_fitted(fair, "estimator_")
-    fitting, shown, rows_are = _choose_rows(fair, rows, test)
+    fitting, shown, rows_are = _choose_rows(fair, rows, apart, which)
     given = len(shown.codes)
     fitting, shown = (part.take(spread_rows(part.codes, ROWS_OF_A_GROUP)) for part in (fitting, shown))
     curve = getattr(fair, "curve_", None)
@@ -211,14 +213,14 @@ def attribute_name(sensitive_features: Any) -> str:
     return UNNAMED if name is None else str(name)
 
 
-def _choose_rows(fair: ESVDFair, rows: Batch, test: Batch | None) -> tuple[Batch, Batch, str]:
+def _choose_rows(fair: ESVDFair, rows: Batch, apart: Batch | None, which: str | None) -> tuple[Batch, Batch, str]:
     """Rows to explain the layers with, rows of the page, and what these are.
 
-    The rows that judged the repair are told by their number and by the untouched model's KS distance on them: all that
-    were given, or those that the split of the fit holds out.
+    Where nobody says so, the rows that judged the repair are told by their number and by the untouched model's KS
+    distance on them: all that were given, or those that the split of the fit holds out.
     """
-    if test is not None:
-        return rows, test, "test"
+    if apart is not None:
+        return rows, apart, "test" if which == "test" else fair.summary_["evaluated_on"]
     summary, n = fair.summary_, len(rows.codes)
     splits = [np.ones(n, dtype=bool)]
     if summary["evaluated_on"] == "heldout" and isinstance(fair.random_state, int | np.integer):

@@ -42,9 +42,8 @@ def render(
     name = title or f"Repair report: parity between {groups_of(content)}"
     parts = [
         _opening(content, name, about),
-        _densities(content),
+        _compared(content),
         _distributions(content),
-        _tradeoff(content),
         _people(content),
         _features(content),
         _caveats(content),
@@ -166,24 +165,39 @@ def _opening(content: Content, title: str, about: Mapping[str, str]) -> str:
     )
 
 
-def _densities(content: Content) -> str:
-    charts = [
-        chart(
-            name,
-            density_sentence(content, position),
-            heading=heading,
-            numbers=_quantiles(content, position, f"Quantiles of the predictions, {heading.lower()}"),
+def _compared(content: Content) -> str:
+    """Before, and wherever the slider stands: densities, the trade-off, and who pays."""
+    last, here, groups = len(content.steps) - 1, step_sentence(content, content.chosen), len(content.rows.labels)
+    control = (
+        '<div class="control"><p>Move the slider, use the arrow keys, or choose a dot.</p>'
+        f'<label for="slider">Fairness</label><input id="slider" type="range" min="0" '
+        f'max="{last}" step="1" value="{content.chosen}" aria-valuetext="{escape(here)}">'
+        f'<output id="readout" for="slider">{escape(here)}</output></div>'
+    )
+    densities = [
+        chart(name, said, heading=heading, numbers=_quantiles(content, position, f"Quantiles {when}"))
+        for name, position, heading, when, said in (
+            ("density-before", 0, "Before", "before", density_sentence(content)),
+            ("density-step", content.chosen, "After", "after", f"Densities of the predictions. {here}"),
         )
-        for name, position, heading in (("density-before", 0, "Before"), ("density-after", content.chosen, "After"))
     ]
-    note = "The higher the line, the more people of the group have such a prediction. Ticks mark the means."
-    if len(content.rows.labels) > GROUPS_DRAWN:
-        note += f" Drawn are the {GROUPS_DRAWN} largest groups; the tables hold all {len(content.rows.labels)}."
+    note = "The higher a line, the more people of the group have such a prediction; ticks mark the means."
+    if groups > GROUPS_DRAWN:
+        note += f" Drawn are the {GROUPS_DRAWN} largest groups; the tables hold all {groups}."
+    label = f"{error_name(content)} over KS distance of {last} repaired models; the numbers are for engineers below."
+    intro = (
+        "Every dot is the same network with other weights, from the untouched model to the fairest one. Dots in the "
+        "grey zone cannot be told from perfect parity on these rows."
+        if last > 1
+        else "The untouched model and the repaired one; no rows chose among several."
+    )
     return section(
-        "densities",
-        "How predictions are distributed",
-        f'<div class="pair">{"".join(charts)}</div>',
+        "compared",
+        "How predictions are distributed, what fairness costs, and who pays",
+        control,
+        f'<div class="pair">{"".join(densities)}</div>',
         paragraph(note, "soft"),
+        f'<div class="pair">{chart("tradeoff", label, caption=intro)}{_who_pays(content)}</div>',
     )
 
 
@@ -218,37 +232,6 @@ def _distributions(content: Content) -> str:
     )
 
 
-def _tradeoff(content: Content) -> str:
-    last, name = len(content.steps) - 1, error_name(content)
-    here = step_sentence(content, content.chosen)
-    control = (
-        '<div class="control"><p>Move the slider, use the arrow keys, or choose a dot.</p>'
-        f'<label for="slider">Fairness</label><input id="slider" type="range" min="0" '
-        f'max="{last}" step="1" value="{content.chosen}" aria-valuetext="{escape(here)}">'
-        f'<output id="readout" for="slider">{escape(here)}</output></div>'
-    )
-    label = (
-        f"Trade-off between KS distance and {name} over {last} repaired models; the numbers are for engineers below."
-    )
-    charts = chart("tradeoff", label) + chart(
-        "density-step", f"Densities of the predictions. {here}", caption="Densities at this point of the curve."
-    )
-    intro = (
-        "Every dot is the same network with other weights, from the untouched model to the fairest one. Dots in the "
-        "grey zone cannot be told from perfect parity on these rows."
-        if last > 1
-        else "The untouched model and the repaired one; no rows chose among several."
-    )
-    return section(
-        "tradeoff-section",
-        "What fairness costs, and who pays",
-        paragraph(intro),
-        control,
-        f'<div class="pair">{charts}</div>',
-        _who_pays(content),
-    )
-
-
 def _who_pays(content: Content) -> str:
     """Mean prediction and error of every group, before and at the slider's position."""
     error = "error" if content.has_labels else "change"
@@ -258,8 +241,8 @@ def _who_pays(content: Content) -> str:
         [label_text(label), f"{size:,}", old[0], new[0], old[1], new[1]]
         for label, size, (old, new) in zip(content.rows.labels, sizes, pairs, strict=True)
     ]
-    header = [content.attribute, "rows", "mean before", "mean here", f"{error} before", f"{error} here"]
-    caption = f"Mean prediction and {error_name(content)} in every group; “here” is where the slider stands"
+    header = [content.attribute, "rows", "mean before", "mean after", f"{error} before", f"{error} after"]
+    caption = f"Mean prediction and {error_name(content)} in every group; “after” follows the slider"
     return f'<div id="who-pays">{table(header, rows, caption=caption, moving=(3, 5))}</div>'
 
 
@@ -271,47 +254,28 @@ def _people(content: Content) -> str:
         f"deviation of the predictions before. On average a person moves by "
         f"{100 * people.mean_absolute_rank_change:.1f} percentile ranks."
     )
-    rows = [
-        [
-            label_text(g.group),
-            percent(g.share_up),
-            percent(g.share_down),
-            percent(g.share_moved),
-            share(g.rank_correlation),
-        ]
-        for g in people.groups
-    ]
-    movers = [
-        [
-            str(m.row),
-            label_text(m.group),
-            number(m.before),
-            number(m.after),
-            f"{100 * m.rank_before:.0f}",
-            f"{100 * m.rank_after:.0f}",
-        ]
-        for m in people.movers
-    ]
-    return section(
-        "people",
-        "Who is affected",
-        paragraph(intro),
-        chart("changes", f"Densities of the change of a prediction by group: {moved}."),
-        table(
-            [content.attribute, "up", "down", f"moved > {threshold}", "rank kept"],
-            rows,
-            caption="By group. Rank kept: rank correlation within the group, 1 if nobody overtakes anybody",
-        ),
-        fold(
-            "The people who move most",
-            table(
-                ["row", content.attribute, "before", "after", "percentile before", "percentile after"],
-                movers,
-                caption="Rows are numbered as in their file; percentiles among all people",
-                texts=(1,),
-            ),
-        ),
+    rows = []
+    for g in people.groups:
+        shares = map(percent, (g.share_up, g.share_down, g.share_moved))
+        rows.append([label_text(g.group), *shares, share(g.rank_correlation)])
+    movers = []
+    for m in people.movers:
+        ranks = (f"{100 * rank:.0f}" for rank in (m.rank_before, m.rank_after))
+        movers.append([str(m.row), label_text(m.group), number(m.before), number(m.after), *ranks])
+    by_group = table(
+        [content.attribute, "up", "down", f"moved > {threshold}", "rank kept"],
+        rows,
+        caption="By group. Rank kept: rank correlation within the group, 1 if nobody overtakes anybody",
     )
+    most = table(
+        ["row", content.attribute, "before", "after", "percentile before", "percentile after"],
+        movers,
+        caption="Rows are numbered as in their file; percentiles among all people",
+        texts=(1,),
+    )
+    changes = chart("changes", f"Densities of the change of a prediction by group: {moved}.")
+    folded = fold("The people who move most", most)
+    return section("people", "Who is affected", paragraph(intro), changes, by_group, folded)
 
 
 def _features(content: Content) -> str:
@@ -345,18 +309,13 @@ def _engineers(content: Content) -> str:
 
 
 def _points(content: Content) -> str:
-    rows = [
-        [
-            str(i) if i else "untouched",
-            share(step.peak.distance),
-            number(step.mse, beside=content.spread**2),
-            "" if step.point is None else step.point.target,
-        ]
-        for i, step in enumerate(content.steps)
-    ]
-    return table(
-        ["point", "KS", error_name(content), "refitted towards"], rows, caption="Points of the curve", texts=(3,)
-    )
+    rows = []
+    for i, step in enumerate(content.steps):
+        aim = "" if step.point is None else step.point.target
+        error = number(step.mse, beside=content.spread**2)
+        rows.append([str(i) if i else "untouched", share(step.peak.distance), error, aim])
+    header = ["point", "KS", error_name(content), "refitted towards"]
+    return table(header, rows, caption="Points of the curve", texts=(3,))
 
 
 def _layers(content: Content) -> str:
@@ -370,68 +329,42 @@ def _layers(content: Content) -> str:
     )
     if not content.hidden_edit:
         intro += f" The repair itself, a {content.summary['method']} refit of the last layer, is none of these edits."
-    rows = [
-        [
-            ("→ " if f.index == scan.best.index else "") + layer_name(f),
-            f"{f.inputs} → {f.outputs}",
-            number(f.relative_mean_gap),
-            number(f.relative_covariance_gap),
-            share(f.ks),
-            number(f.mse),
-        ]
-        for f in scan.layers
-    ]
-    return (
-        heading
-        + paragraph(intro)
-        + chart("layers", f"KS distance if a layer is edited: {'; '.join(f'{r[0]} {r[4]}' for r in rows)}.")
-        + table(
-            ["layer", "size", "mean gap", "covariance gap", "KS if edited", "MSE if edited"],
-            rows,
-            caption="Gaps are relative to the spread of the layer’s output",
-        )
-    )
+    rows = []
+    for f in scan.layers:
+        name = ("→ " if f.index == scan.best.index else "") + layer_name(f)
+        gaps = map(number, (f.relative_mean_gap, f.relative_covariance_gap))
+        rows.append([name, f"{f.inputs} → {f.outputs}", *gaps, share(f.ks), number(f.mse)])
+    header = ["layer", "size", "mean gap", "covariance gap", "KS if edited", "MSE if edited"]
+    said = f"KS distance if a layer is edited: {'; '.join(f'{row[0]} {row[4]}' for row in rows)}."
+    shown = table(header, rows, caption="Gaps are relative to the spread of the layer’s output")
+    return heading + paragraph(intro) + chart("layers", said) + shown
 
 
 def _spectrum(content: Content) -> str:
     heading, found = "<h3>Directions in the network that carry the gap</h3>", content.directions
     if isinstance(found, str):
         return heading + paragraph(f"Not available: {found}")
+    after = "after" if content.hidden_edit else "if edited"
     intro = (
         f"Layer {layer_name(found)}: singular values of its weight seen through the groups’ difference in covariance. "
     )
-    if content.hidden_edit:
-        intro += "The repair edited this layer: “after” is the repaired model."
-        after = "after"
-    else:
-        intro += (
-            "The repair refitted the last layer only and left this one as it was; the second line shows what the "
-            "closed-form edit of this layer itself would leave."
-        )
-        after = "if edited"
-    label = f"Singular values before and {after}; the largest is {number(found.spectrum_before[0])} before and "
-    whole = "part of the bound" if any(d.share_of == "bound" for d in found.covariance) else "part of the gap"
-    rows = [
-        [
-            f"{'means' if d.kind == 'mean' else 'spreads'} {d.rank}",
-            percent(d.share),
-            number(d.sigma_before),
-            number(d.sigma_after, beside=d.sigma_before),
-            follows(d),
-        ]
-        for d in (*found.mean, *found.covariance)
-    ]
-    return (
-        heading
-        + paragraph(intro)
-        + chart("spectrum", label + f"{number(found.spectrum_after[0])} {after}.")
-        + table(
-            ["direction", whole, "σ before", f"σ {after}", "follows (correlation)"],
-            rows,
-            caption="The main directions, and the inputs they go with",
-            texts=(4,),
-        )
+    intro += (
+        "The repair edited this layer: “after” is the repaired model."
+        if content.hidden_edit
+        else "The repair refitted the last layer only and left this one as it was; the second line shows what the "
+        "closed-form edit of this layer itself would leave."
     )
+    largest = [number(values[0]) for values in (found.spectrum_before, found.spectrum_after)]
+    said = f"Singular values before and {after}; the largest is {largest[0]} before and {largest[1]} {after}."
+    whole = "part of the bound" if any(d.share_of == "bound" for d in found.covariance) else "part of the gap"
+    rows = []
+    for d in (*found.mean, *found.covariance):
+        name = f"{'means' if d.kind == 'mean' else 'spreads'} {d.rank}"
+        sigmas = number(d.sigma_before), number(d.sigma_after, beside=d.sigma_before)
+        rows.append([name, percent(d.share), *sigmas, follows(d)])
+    header = ["direction", whole, "σ before", f"σ {after}", "follows (correlation)"]
+    shown = table(header, rows, caption="The main directions, and the inputs they go with", texts=(4,))
+    return heading + paragraph(intro) + chart("spectrum", said) + shown
 
 
 def _origin(command: Sequence[str] | str | None) -> str:

@@ -141,10 +141,10 @@ def step_sentence(content: Content, position: int) -> str:
     return f"{name}: {reached}"
 
 
-def density_sentence(content: Content, position: int) -> str:
-    step, when = content.steps[position], "before" if position == 0 else "after"
-    means = [f"{name} has mean {number(mean)}" for name, mean in zip(group_names(content), step.means, strict=True)]
-    return f"Densities of the predictions {when} the repair: {'; '.join(means)}."
+def density_sentence(content: Content) -> str:
+    means = zip(group_names(content), content.before.means, strict=True)
+    said = "; ".join(f"{name} has mean {number(mean)}" for name, mean in means)
+    return f"Densities of the predictions before the repair: {said}."
 
 
 def peak_sentence(content: Content, step: Step, when: str) -> str:

@@ -75,6 +75,11 @@ class TableRows:
         """Inputs, labels, groups, weights and strata, as ``validation=`` takes them."""
         return self.X, self.y, self.groups, self.weight, self.control
 
+    @property
+    def counted(self) -> tuple[Any, ...]:
+        """The same with rows counted from 1, as people count those of a file."""
+        return self.X.set_axis(self.X.index + 1), *self.parts[1:]
+
     def take(self, keep: Any) -> "TableRows":
         """The rows that a mask (rows,) keeps."""
         columns = {name: getattr(self, name) for name in _COLUMNS}
