@@ -1,6 +1,6 @@
 """Anything that holds rows -> a re-iterable of batches, and the split of rows into training and held-out ones."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from esvdfair.core.checks import (
     Label,
+    check_classes,
     check_column,
     check_groups,
     check_strata,
@@ -59,10 +60,11 @@ class ArrayBatches:
         missing: str = "error",
         batch_size: int = 8192,
         first_row: int = 0,
+        classes: Sequence[Any] | None = None,
     ) -> None:
         self.rows = row_count(x)
         self._x, self._batch_size, self._first_row = x, batch_size, first_row
-        self._y = None if y is None else check_column(y, self.rows, "y")
+        self._y = _labels(y, self.rows, classes)
         self._groups = _groups(sensitive_features, control_features, self.rows, missing)
         self._weight = None if sample_weight is None else check_weight(sample_weight, self.rows)
 
@@ -80,6 +82,13 @@ class ArrayBatches:
                 np.arange(start, stop) + self._first_row,
                 group_parts,
             )
+
+
+def _labels(y: Any, rows: int, classes: Sequence[Any] | None) -> NDArray[np.float64] | None:
+    """(rows,) numbers, or 0 and 1 for the two classes of a classifier; None when there are none."""
+    if y is None:
+        return None
+    return check_column(y, rows, "y") if classes is None else check_classes(y, rows, classes)
 
 
 def _groups(
@@ -101,8 +110,8 @@ class StreamBatches:
     r + 2 ranks, …, as a ``DistributedSampler`` without shuffling deals them out.
     """
 
-    def __init__(self, source: Any, *, missing: str = "error") -> None:
-        self._source, self._missing = source, missing
+    def __init__(self, source: Any, *, missing: str = "error", classes: Sequence[Any] | None = None) -> None:
+        self._source, self._missing, self._classes = source, missing, classes
 
     def __iter__(self) -> Iterator[Batch]:
         start = 0
@@ -122,7 +131,7 @@ class StreamBatches:
         labels, codes, group_parts = _groups(sensitive, control, rows, self._missing)
         return Batch(
             x,
-            None if y is None else check_column(y, rows, "y"),
+            _labels(y, rows, self._classes),
             labels,
             codes,
             None if weight is None else check_weight(weight, rows),
@@ -183,10 +192,12 @@ def make_batches(
     missing: str = "error",
     batch_size: int = 8192,
     name: str = "X",
+    classes: Sequence[Any] | None = None,
 ) -> Batches:
     """Rows in memory or a stream of them, as batches that can be read again; ``name`` is what errors call them.
 
-    All ranks call it together: rows in memory are numbered rank after rank, as if the shards stood one below the other.
+    With ``classes``, two of them, y becomes 1 for the second and 0 for the first. All ranks call it together: rows in
+    memory are numbered rank after rank, as if the shards stood one below the other.
 
     Raises
     ------
@@ -212,6 +223,7 @@ def make_batches(
             missing=missing,
             batch_size=batch_size,
             first_row=first_row,
+            classes=classes,
         )
     columns = {
         "y": y,
@@ -230,7 +242,7 @@ def make_batches(
             f"{name} is an iterator, which can be read only once. Pass arrays, a DataLoader, or a function that makes "
             "the iterator."
         )
-    return StreamBatches(x, missing=missing)
+    return StreamBatches(x, missing=missing, classes=classes)
 
 
 def _first_row(rows: int | None, name: str) -> int:

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, MetaEstimatorMixin, RegressorMixin, clone
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, RegressorMixin, is_classifier
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_random_state, get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -228,6 +228,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             validation_fraction=self.validation_fraction,
             seed=seed,
             effort=self.effort,
+            classes=self._classes(y),
         )
         if stream and hasattr(setting.probe, "shape"):
             self.n_features_in_ = int(setting.probe.shape[1])
@@ -312,8 +313,18 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
                 ) from None
         rows = np.arange(row_count(X))
         chosen = rows if seed is None else rows[row_key(rows, seed) >= self.validation_fraction]
-        weight = {} if sample_weight is None else {"sample_weight": to_numpy(sample_weight)[chosen]}
-        return adapt(clone(self.model).fit(take(X, chosen), to_numpy(y)[chosen], **weight), output=self.output)
+        weight = None if sample_weight is None else to_numpy(sample_weight)[chosen]
+        from esvdfair.models.sklearn import fit_model
+
+        return adapt(fit_model(self.model, take(X, chosen), to_numpy(y)[chosen], weight), output=self.output)
+
+    def _classes(self, y: Any) -> Any:
+        """The two classes that a scikit-learn classifier tells apart, or will when it is fitted; else None."""
+        if not (hasattr(self.model, "__sklearn_tags__") and is_classifier(self.model)):
+            return None
+        classes = getattr(self.model, "classes_", None)
+        classes = np.unique(to_numpy(y)) if classes is None and y is not None else classes
+        return classes if classes is not None and len(classes) == 2 else None
 
     def _targets(self, has_labels: bool) -> tuple[str, ...]:
         if isinstance(self.targets, str) and self.targets == "auto":

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from esvdfair.batches import ArrayBatches, Batch, Batches, Splitter, held_out, is_stream, make_batches, row_key
 from esvdfair.core.checks import Label, count_not_finite, row_count, several_inputs, sort_key, take_rows
@@ -214,6 +215,7 @@ def prepare(
     validation_fraction: float = 0.25,
     seed: int = 0,
     effort: Effort | None = None,
+    classes: Sequence[Any] | None = None,
 ) -> Setting:
     """Check rows and model, and that all ranks have the same model.
 
@@ -222,13 +224,12 @@ def prepare(
     adapter : of the model, or a function that makes it once the rows are known to be good
     X, y, sensitive_features, sample_weight, control_features, validation : as in :meth:`esvdfair.ESVDFair.fit`
     missing, batch_size, validation_fraction : as in :class:`esvdfair.ESVDFair`
+    classes : the two that a classifier tells apart, where ``adapter`` is a function; else it knows them
     """
-    batches = make_batches(
-        X, y, sensitive_features, sample_weight, control_features, missing=missing, batch_size=batch_size
-    )
-    apart = None
-    if validation is not None:
-        apart = validation_batches(validation, missing=missing, batch_size=batch_size)
+    classes = adapter.classes if isinstance(adapter, ModelAdapter) else classes
+    reading: dict[str, Any] = {"missing": missing, "batch_size": batch_size, "classes": classes}
+    batches = make_batches(X, y, sensitive_features, sample_weight, control_features, **reading)
+    apart = None if validation is None else validation_batches(validation, **reading)
     adapter = adapter() if callable(adapter) else adapter
     split = held_out(validation_fraction, seed) if apart is None and validation_fraction else None
     setting = meet(adapter, batches, seed=seed, effort=effort)
@@ -238,7 +239,7 @@ def prepare(
 
 def meet(adapter: ModelAdapter, batches: Batches, *, seed: int = 0, effort: Effort | None = None) -> Setting:
     """Let the model meet its first rows; all rows of the setting fit, and the same rows judge."""
-    probe, has_labels = _share_probe(batches)
+    probe, labels, has_labels = _share_probe(batches)
     width = adapter.n_features
     if width is not None and len(getattr(probe, "shape", ())) == 2 and probe.shape[1] != width:
         raise InputError(
@@ -247,13 +248,34 @@ def meet(adapter: ModelAdapter, batches: Batches, *, seed: int = 0, effort: Effo
         )  # fmt: skip
     layers = adapter.layers(probe)
     _check_one_model(layers)
-    return Setting(
-        adapter, layers, adapter.head(probe), batches, None, None, seed, has_labels, effort or Effort(), probe
-    )
+    head = adapter.head(probe)
+    if labels is not None and head.is_affine:
+        _notice_logits(adapter, probe, labels)
+    return Setting(adapter, layers, head, batches, None, None, seed, has_labels, effort or Effort(), probe)
 
 
-def validation_batches(validation: Any, *, missing: str = "error", batch_size: int = 8192) -> Batches:
-    """The rows of ``validation=``, columns or a stream, as batches."""
+def _notice_logits(adapter: ModelAdapter, probe: Any, labels: Array) -> None:
+    """Warn when labels are 0 and 1 and predictions come closer to them as logits than as they are."""
+    labels = labels[:PROBE_ROWS]
+    if set(np.unique(labels)) != {0.0, 1.0}:
+        return
+    prediction = adapter.predict(row_slice(probe, 0, PROBE_ROWS))
+    if np.mean((expit(prediction) - labels) ** 2) < np.mean((prediction - labels) ** 2):
+        warnings.warn(
+            ESVDFairWarning(
+                "the labels are 0 and 1 and the predictions look like logits, from {low:.3g} to {high:.3g}: errors "
+                "against the labels mean nothing then, and a refit towards them gives no logits. Repair the score with "
+                "{output}.",
+                low=prediction.min(),
+                high=prediction.max(),
+                output=Given("sigmoid"),
+            ),
+            stacklevel=2,
+        )
+
+
+def validation_batches(validation: Any, **reading: Any) -> Batches:
+    """The rows of ``validation=``, columns or a stream, as batches; ``reading`` are options of `make_batches`."""
     columns = (validation, None, None) if is_stream(validation) else validation
     if not isinstance(columns, tuple | list) or len(columns) not in (3, 4, 5):
         raise ValueError(
@@ -261,11 +283,11 @@ def validation_batches(validation: Any, *, missing: str = "error", batch_size: i
             "may be None, or yield such batches."
         )
     x, y, sensitive, *more = columns
-    return make_batches(x, y, sensitive, *more, missing=missing, batch_size=batch_size, name="validation")
+    return make_batches(x, y, sensitive, *more, name="validation", **reading)
 
 
-def _share_probe(batches: Batches) -> tuple[Any, bool]:
-    """Inputs on which to look at the model, and whether there are labels; a rank without rows gets another's.
+def _share_probe(batches: Batches) -> tuple[Any, Array | None, bool]:
+    """Inputs on which to look at the model, their labels, and whether there are such; a rank without rows gets inputs.
 
     Raises
     ------
@@ -279,7 +301,7 @@ def _share_probe(batches: Batches) -> tuple[Any, bool]:
     if None in labelled:
         found = broadcast(lambda: _on_cpu(row_slice(probe, 0, PROBE_ROWS)), source)
         probe = found if first is None else probe
-    return probe, bool(labelled[source])
+    return probe, None if first is None else first.y, bool(labelled[source])
 
 
 def _agree_on_labels(labelled: bool | None) -> list[bool | None]:

@@ -192,6 +192,21 @@ def check_column(values: Any, rows: int | None, name: str, *, of: str = "X") -> 
     return column
 
 
+def check_classes(values: Any, rows: int, classes: Sequence[Any]) -> NDArray[np.float64]:
+    """(rows,) 1 where a label is the second of two classes, 0 where it is the first."""
+    labels = to_numpy(values).reshape(-1)
+    check_rows(len(labels), rows, "y")
+    first, second = (labels == label for label in classes)
+    if not np.all(first | second):
+        raise InputError(
+            "{y} holds {label!r}, which is none of the classes {classes} of the model.",
+            y=Given(),
+            label=labels[np.argmin(first | second)].item(),
+            classes=" and ".join(map(repr, np.asarray(classes).tolist())),
+        )
+    return np.asarray(second, dtype=np.float64)
+
+
 def check_rows(got: int, rows: int, name: str, *, of: str = "X") -> None:
     """Raise unless ``name`` has one entry for each of the ``rows`` rows of ``of``."""
     if got != rows:

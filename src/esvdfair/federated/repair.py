@@ -101,7 +101,7 @@ def repair_from_moments(
 
 def _repair_judged(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments, validation: tuple[Any, ...]) -> None:
     """All parity candidates of the moments, judged on validation rows."""
-    batches = validation_batches(validation, missing=fair.missing, batch_size=fair.batch_size)
+    batches = validation_batches(validation, missing=fair.missing, batch_size=fair.batch_size, classes=adapter.classes)
     setting = meet(adapter, batches, seed=fair.seed(), effort=fair.effort)
     sample = replace(
         _without_rows(site),

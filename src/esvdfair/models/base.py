@@ -44,6 +44,9 @@ PROBE_ROWS = 256
 PREDICT_ROWS = 8192
 """Rows that `predict` runs at once: hidden activations of this many rows are all it holds."""
 
+SIGMOID = "sigmoid"
+"""The `output` that takes a logit for a score: its sigmoid is the prediction."""
+
 Weights = Mapping[str, tuple[NDArray[Any], NDArray[Any] | None]]
 """New weight (m, n) and bias (m,) of layers, by name; a bias of None keeps the one that is there."""
 
@@ -136,6 +139,7 @@ class ModelAdapter(ABC):
     """One trained regressor, seen through its linear layers."""
 
     column: Column | None = None
+    classes: Sequence[Any] | None = None  # the two that a classifier tells apart, whose score is the prediction
 
     @property
     @abstractmethod

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 # Its telemetry keeps a device id and events in the user's cache; a switch after the import comes too late.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -28,7 +29,16 @@ except ImportError as error:
 
 from esvdfair.core.checks import row_count
 from esvdfair.exceptions import Given, InputError
-from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, as_column, find_layer, first_rows
+from esvdfair.models.base import (
+    SIGMOID,
+    LinearLayer,
+    ModelAdapter,
+    Tail,
+    Weights,
+    as_column,
+    find_layer,
+    first_rows,
+)
 from esvdfair.models.onnx_graph import FLOATS, VOCABULARY, Graph, check_inference, feeding, operation_name
 from esvdfair.models.onnx_io import (
     Feeds,
@@ -46,7 +56,7 @@ from esvdfair.models.onnx_io import (
 
 __all__ = ["OnnxAdapter", "save_model"]
 
-Selector = str | int | tuple[str | int, int]
+Selector = str | int | tuple[str | int, int | str]
 
 TIME_LIMIT = "ESVDFAIR_TIME_LIMIT"
 """Environment variable: seconds that a model from a file may take for one batch; a file may hold an endless loop."""
@@ -63,7 +73,8 @@ class OnnxAdapter(ModelAdapter):
         External data is read from the model's folder alone; bytes must hold all tensors.
     output : str, int or (str or int, int), optional
         Name or position of the output that is the prediction, needed when there are several; with a second number,
-        which column of it. Of a model with one output, a number is a column. As text: "scores:1", "1".
+        which column of it, or with "sigmoid", that it is a logit. Of a model with one output, a number is a column. As
+        text: "scores:1", "1", "logit:sigmoid", "sigmoid".
 
     Notes
     -----
@@ -181,12 +192,18 @@ class OnnxAdapter(ModelAdapter):
         feeds = make_feeds(x, self._inputs)
         inside = [self._output, *(set(tensors) - feeds.keys() - {self._output})]
         values = dict(zip(inside, _run(self._open_session, feeds, inside, self._batch), strict=True))
-        return feeds | values, as_column(values[self._output], row_count(x), self._place)
+        return feeds | values, self._prediction(values[self._output], row_count(x))
 
     def _predict(self, x: Any) -> NDArray[Any]:
         feeds = make_feeds(x, self._inputs)
         (value,) = _run(self._session, feeds, [self._output], self._batch)
-        return np.asarray(as_column(value, len(next(iter(feeds.values()))), self._place))
+        return self._prediction(value, len(next(iter(feeds.values()))))
+
+    def _prediction(self, value: NDArray[Any], rows: int) -> NDArray[Any]:
+        """(rows,) of what the model gives."""
+        if self._place != SIGMOID:
+            return np.asarray(as_column(value, rows, self._place))
+        return np.asarray(expit(as_column(value, rows)))
 
     def _tail(self, rows: Any) -> Tail:
         last = self._graph.layers[-1]
@@ -201,14 +218,15 @@ class OnnxAdapter(ModelAdapter):
             values = z.astype(output.dtype)
             finished = last.finish(values)
             if last.output == self._output:
-                return values, as_column(finished, len(values), self._place)
+                return values, self._prediction(finished, len(values))
             index = np.arange(len(values)) % row_count(rows)
             feeds = {name: value[index] for name, value in make_feeds(rows, self._inputs).items()}
             feeds[last.output] = np.ascontiguousarray(finished)
             (prediction,) = _run(self._tail_session, feeds, [self._output], self._batch)
-            return values, as_column(prediction, len(values), self._place)
+            return values, self._prediction(prediction, len(values))
 
         operations = [*last.operations, *(operation_name(node) for node in self._graph.path(last.output))]
+        operations += ["Sigmoid"] if self._place == SIGMOID else []
         return Tail(
             last.name,
             rows,
@@ -240,21 +258,22 @@ def _model_output(value: onnx.ValueInfoProto, model: onnx.ModelProto) -> _Output
     return _Output(value.name, None, None)
 
 
-def _choose_output(model: onnx.ModelProto, output: Selector | None) -> tuple[str, int | None]:
-    """Name of the tensor that is the prediction, and which of its columns."""
+def _choose_output(model: onnx.ModelProto, output: Selector | None) -> tuple[str, Any]:
+    """Name of the tensor that is the prediction, and which of its columns, or that it is a logit."""
     outputs = [_model_output(value, model) for value in model.graph.output]
     names = [item.name for item in outputs]
     listing = ", ".join(map(repr, names))
     numbers = [item for item in outputs if item.tensor is not None]
-    if output is None and len(outputs) > 1 and len(numbers) != 1:
+    which, place = _name_and_place(output, names)
+    if which is None and len(outputs) > 1 and len(numbers) != 1:
         raise InputError(
             "the model has {count} outputs: {listing}. Say which is the prediction: {output}.",
             count=len(outputs),
             listing=listing,
             output=Given(),
         )
-    which, place = _name_and_place(output, names)
-    if isinstance(which, bool) or not isinstance(which, str | int | None) or not isinstance(place, int | None):
+    known = place == SIGMOID or isinstance(place, int | None)
+    if isinstance(which, bool) or not isinstance(which, str | int | None) or not known:
         raise TypeError(f"output must be the name or the position of an output, got {output!r}.")
     if which is None:
         chosen = numbers or outputs
@@ -276,9 +295,10 @@ def _name_and_place(output: Any, names: Sequence[str]) -> tuple[Any, Any]:
     if isinstance(output, tuple) and len(output) == 2:
         return output
     if isinstance(output, str) and output not in names:
-        name, _, column = output.rpartition(":")
-        if column.isdecimal() and (name in names or not name):  # as it is written on a command line
-            return (name, int(column)) if name else _name_and_place(int(column), names)
+        name, _, text = output.rpartition(":")
+        if (text == SIGMOID or text.isdecimal()) and (name in names or not name):  # as it is written on a command line
+            column: Any = text if text == SIGMOID else int(text)
+            return (name or None, column) if name or text == SIGMOID else _name_and_place(column, names)
     if len(names) == 1 and isinstance(output, int) and not isinstance(output, bool):
         return None, output
     return output, None

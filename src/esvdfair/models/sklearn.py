@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
-from sklearn.base import is_classifier
+from sklearn.base import clone, is_classifier
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import (
@@ -79,6 +79,7 @@ class SklearnAdapter(ModelAdapter):
                 f"the {type(self._last).__name__} tells {len(self._last.classes_)} classes apart; the score of one "
                 "class against one other can be repaired. Fit one model for each question."
             )
+        self.classes = self._last.classes_ if self._scores else None
         self._place = _check_place(len(self._arrays()[-1][0]), output)
         self._names = tuple(f"coefs_[{i}]" for i in range(len(self._arrays()))) if self._network else ("coef_",)
 
@@ -206,6 +207,12 @@ class SklearnAdapter(ModelAdapter):
                 detail = f" with inverse_func={getattr(inverse, '__name__', inverse)}" if inverse is not None else ""
                 parts.append(f"{type(level.transformer_).__name__}.inverse_transform{detail}")
         return ", ".join(parts) or "nothing"
+
+
+def fit_model(model: Any, x: Any, y: Any, weight: Any = None) -> Any:
+    """A fitted clone of a model that is not fitted; a Pipeline hands the weight on to its last step."""
+    steps = "".join(f"{level.steps[-1][0]}__" for level in _levels(model) if isinstance(level, Pipeline))
+    return clone(model).fit(x, y, **({} if weight is None else {f"{steps}sample_weight": weight}))
 
 
 def _check_place(columns: int, output: Any) -> int | None:

@@ -20,6 +20,7 @@ from torch import nn
 from esvdfair.core.checks import row_count, to_numpy
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models.base import (
+    SIGMOID,
     LinearLayer,
     ModelAdapter,
     Tail,
@@ -70,8 +71,8 @@ class TorchAdapter(ModelAdapter):
     model : torch.nn.Module
         Never touched: what runs, in eval mode, is a private copy that shares its parameters.
     output : str, int, tuple of these, or callable, optional
-        What to take as the prediction when the model returns a dict (key), a tuple (index), several columns (index),
-        one inside the other (a tuple of these), or anything else (a callable of what the model returned).
+        What to take as the prediction when the model returns a dict (key), a tuple (index), several columns (index), a
+        logit ("sigmoid"), one inside the other (a tuple of these), or anything else (a callable of what it returned).
 
     Notes
     -----
@@ -386,6 +387,8 @@ def _select(result: Any, output: Selector | None) -> torch.Tensor:
 def _item(result: Any, step: str | int, output: Selector | None) -> Any:
     try:
         if isinstance(result, torch.Tensor):
+            if step == SIGMOID:
+                return torch.sigmoid(result)
             if result.ndim == 2 and result.shape[1] > 1 and isinstance(step, int):
                 return result[:, step]
             raise InputError(
