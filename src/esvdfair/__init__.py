@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from esvdfair.core.edits import LayerEdit
     from esvdfair.core.metrics import (
+        demographic_parity_ks,
         group_mse,
         ks_bound,
         ks_distance,
@@ -33,6 +34,7 @@ _HOMES = {
     "Effort": "sample",
     "GroupMoments": "core.moments",
     "LayerEdit": "core.edits",
+    "demographic_parity_ks": "core.metrics",
     "fit_curve": "estimator",
     "group_mse": "core.metrics",
     "ks_bound": "core.metrics",
@@ -54,6 +56,7 @@ __all__ = [
     "Effort",
     "GroupMoments",
     "LayerEdit",
+    "demographic_parity_ks",
     "fit_curve",
     "group_mse",
     "ks_bound",

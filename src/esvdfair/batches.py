@@ -19,6 +19,7 @@ from esvdfair.core.checks import (
 )
 from esvdfair.core.strata import label_parts, make_cells
 from esvdfair.distributed import all_gather, rank, world_size
+from esvdfair.exceptions import Given, InputError
 from esvdfair.models.base import row_slice, take
 
 
@@ -65,6 +66,7 @@ class ArrayBatches:
         self.rows = row_count(x)
         self._x, self._batch_size, self._first_row = x, batch_size, first_row
         self._y = _labels(y, self.rows, classes)
+        sensitive_features, control_features = (_column(x, named) for named in (sensitive_features, control_features))
         self._groups = _groups(sensitive_features, control_features, self.rows, missing)
         self._weight = None if sample_weight is None else check_weight(sample_weight, self.rows)
 
@@ -89,6 +91,18 @@ def _labels(y: Any, rows: int, classes: Sequence[Any] | None) -> NDArray[np.floa
     if y is None:
         return None
     return check_column(y, rows, "y") if classes is None else check_classes(y, rows, classes)
+
+
+def _column(x: Any, named: Any) -> Any:
+    """A column of a DataFrame `x` that is named rather than given."""
+    if not isinstance(named, str):
+        return named
+    if list(getattr(x, "columns", ())).count(named) != 1:
+        raise InputError(
+            "{sensitive_features} is a name, and X has no such column (or several). Give the labels themselves.",
+            sensitive_features=Given(named),
+        )
+    return x[named]
 
 
 def _groups(

@@ -307,7 +307,7 @@ def encode_groups(groups: Any, *, missing: str = "error") -> tuple[tuple[Label, 
 
     Parameters
     ----------
-    groups : array-like of shape (rows,) or (rows, attributes)
+    groups : array-like of shape (rows,) or (rows, attributes), or a mapping of names to columns
         Strings, integers or booleans; a float column that holds only whole numbers counts as integers, and other
         hashable values by their text. Several attribute columns become their intersection: one tuple label for each
         combination that occurs.
@@ -342,6 +342,12 @@ def _columns(groups: Any) -> list[Any]:
     """One column for each attribute, each something that pandas can factorise without losing what is missing."""
     if isinstance(groups, pd.DataFrame):
         return [groups.iloc[:, i] for i in range(groups.shape[1])]  # by position: names may occur twice
+    if isinstance(groups, Mapping):  # columns by name, as Fairlearn takes them
+        lengths = {name: row_count(column) for name, column in groups.items()}
+        if len(set(lengths.values())) > 1:
+            listing = ", ".join(f"{name}: {rows}" for name, rows in lengths.items())
+            raise InputError(f"{{sensitive_features}} has columns of different lengths ({listing}).", _GROUPS)
+        return [column for values in groups.values() for column in _columns(values)]
     if isinstance(groups, pd.Series | pd.Index | pd.Categorical):
         return _split_rows(list(groups)) if groups.dtype == object else [groups]
     if isinstance(groups, np.ma.MaskedArray):
@@ -412,8 +418,9 @@ def _encode_column(column: Any, missing: str) -> tuple[tuple[Label, ...], NDArra
         if missing != "group":
             raise InputError(
                 f"{{sensitive_features}} has {np.count_nonzero(absent)} missing value(s) among {len(codes)} rows; "
-                "every row needs a group. Drop those rows, or give them a label of their own.",
-                _GROUPS,
+                "every row needs a group. Drop those rows, or give them a label of their own, as ESVDFair does with "
+                "{missing}.",
+                _GROUPS | {"missing": Given("group")},
             )
         if MISSING not in labels:
             labels.append(MISSING)

@@ -39,6 +39,7 @@ __all__ = [
     "Null",
     "Peak",
     "ToRest",
+    "demographic_parity_ks",
     "group_mse",
     "ks_bound",
     "ks_distance",
@@ -87,6 +88,21 @@ def ks_distance(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = No
     """
     scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight)
     return ks_from_codes(scores, codes, len(labels), weights)
+
+
+def demographic_parity_ks(y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None) -> float:
+    """`ks_distance` with the signature of a metric of Fairlearn or scikit-learn; ``y_true`` is not looked at.
+
+    0 for rows of one group, among which there is nobody to differ from, so that it can stand in a ``MetricFrame``.
+
+    Examples
+    --------
+    >>> demographic_parity_ks(None, [1, 2, 3, 4], sensitive_features=["a", "a", "b", "a"])
+    0.6666666666666666
+    """
+    if len(encode_groups(sensitive_features)[0]) == 1:
+        return 0.0
+    return ks_distance(y_pred, sensitive_features=sensitive_features, sample_weight=sample_weight)
 
 
 def ks_distance_ci(
