@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from esvdfair.datasets import Dataset, Examples, Split, fetch_compas, fetch_law, load_wages, split
 from esvdfair.experiments.config import Preparation, Training
 from esvdfair.files import whole_file
+from esvdfair.threads import few_threads
 
 Array = NDArray[np.float64]
 
@@ -95,44 +96,35 @@ def train_network(
     Parameters
     ----------
     X : (rows, features)
-    y : (rows,)
-        Numbers for ``loss="squared"``; class codes 0, 1, … for ``loss="cross_entropy"``.
-    seed : int
-    loss : {"squared", "cross_entropy"}
-        Mean squared error with one output, or cross-entropy with one output (logit) for each class, which predicts
-        the sensitive group for baselines that need it.
-    training : Training
-        Shape and schedule; by default the paper's. The last mini-batch of an epoch is dropped when it is not full
-        (unless it is the only one).
+    y : (rows,) numbers for ``loss="squared"``; class codes 0, 1, … for ``loss="cross_entropy"``
+    loss : mean squared error with one output, or cross-entropy with one output (logit) for each class, which predicts
+        the sensitive group for baselines that need it
+    training : shape and schedule; by default the paper's
 
     Returns
     -------
     torch.nn.Sequential
         float32, in evaluation mode; ``Linear, ReLU, …, Linear``.
-
-    Raises
-    ------
-    ValueError
-        When X and y do not have the same rows, ``loss`` is unknown, or its class codes are not whole numbers from 0.
     """
+    classes = loss == "cross_entropy"
     inputs = torch.as_tensor(np.asarray(X), dtype=torch.float32)
-    targets, outputs = _targets(y, loss)
-    if inputs.ndim != 2 or len(inputs) != len(targets):
-        raise ValueError(
-            f"X has shape {tuple(inputs.shape)} and y {len(targets)} rows; expected one row of X for each."
-        )
-    training = training or Training()
+    targets = torch.as_tensor(np.asarray(y), dtype=torch.int64 if classes else torch.float32)
+    outputs = int(targets.max()) + 1 if classes else 1
+    training, criterion = training or Training(), nn.CrossEntropyLoss() if classes else nn.MSELoss()
     with seeded(seed):
         network = build_network(inputs.shape[1], outputs, width=training.width, depth=training.depth)
-        criterion = nn.MSELoss() if loss == "squared" else nn.CrossEntropyLoss()
-        run_epochs(network, lambda x, t: criterion(network(x), t), (inputs, targets), training)
+        columns = inputs, targets if classes else targets[:, None]
+        run_epochs(network, lambda x, t: criterion(network(x), t), columns, training)
     return network.eval()
 
 
 def run_epochs(
     network: nn.Module, loss: Callable[..., Tensor], columns: tuple[Tensor, ...], training: Training
 ) -> None:
-    """Adam on ``loss(*batch)`` over shuffled mini-batches of the rows of ``columns``; changes ``network``."""
+    """Adam on ``loss(*batch)`` over shuffled mini-batches of the rows of ``columns``; changes ``network``.
+
+    The last mini-batch of an epoch is dropped when it is not full, unless it is the only one.
+    """
     optimizer = torch.optim.Adam(network.parameters(), lr=training.learning_rate, fused=True)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=training.decay)
     rows = len(columns[0])
@@ -174,7 +166,7 @@ def linear(network: nn.Sequential, index: int) -> nn.Linear:
 
 def run_through(network: nn.Module, X: ArrayLike) -> NDArray[np.float32]:
     """(rows, outputs) what a network, or the first layers of one (``network[:-1]``), make of the rows."""
-    with _one_thread(), torch.inference_mode():
+    with few_threads(0), torch.inference_mode():
         out: NDArray[np.float32] = network(torch.as_tensor(np.asarray(X), dtype=torch.float32)).numpy()
     return out
 
@@ -194,43 +186,14 @@ class NetworkClassifier:
         self.network_ = train_network(X, codes, seed=self.seed, loss="cross_entropy", training=self.training)
         return self
 
-    def predict_proba(self, X: Any) -> Array:
-        logits = torch.from_numpy(run_through(self.network_, X)).double()
-        probabilities: Array = torch.softmax(logits, dim=1).numpy()
-        return probabilities
-
     def predict(self, X: Any) -> NDArray[np.intp]:
-        codes: NDArray[np.intp] = np.argmax(self.predict_proba(X), axis=1)
+        codes: NDArray[np.intp] = run_through(self.network_, X).argmax(axis=1)
         return codes
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """One thread and torch's generator at ``seed``; both are as before afterwards."""
-    with _one_thread(), torch.random.fork_rng(devices=[]):
+    with few_threads(0), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _targets(y: ArrayLike, loss: str) -> tuple[Tensor, int]:
-    """Targets in the shape the loss wants, and the number of outputs."""
-    values = np.asarray(y)
-    if values.ndim != 1:
-        raise ValueError(f"y has shape {values.shape}; expected one number for each row, shape (rows,).")
-    if loss == "squared":
-        return torch.as_tensor(values, dtype=torch.float32).unsqueeze(1), 1
-    if loss == "cross_entropy":
-        if not np.issubdtype(values.dtype, np.integer) or values.min() < 0:
-            raise ValueError(f"y is {values.dtype} from {values.min()}; cross-entropy needs class codes 0, 1, 2, …")
-        return torch.as_tensor(values, dtype=torch.int64), int(values.max()) + 1
-    raise ValueError(f"loss is {loss!r}; choose 'squared' or 'cross_entropy'.")
