@@ -61,6 +61,13 @@ def test_lines_average_over_seeds():
     assert line.regret == Statistic(0.1, None)
 
 
+def test_a_line_with_fewer_seeds_than_its_table_says_so():
+    table = Table.of([make_row(UNTOUCHED), make_row(UNTOUCHED, seed=34), make_row(PAPER)], LAW, "paper")
+    for text in (str(table), table.to_markdown()):
+        assert "c̃_v 150 (1 of 2 seeds)" in text
+        assert text.count("seeds)") == 1
+
+
 def test_a_table_shows_some_points_of_the_curves():
     variants = [UNTOUCHED, *(Variant(m, level=x) for m in ("transport", "optimum") for x in (0.05, 0.10, 0.20))]
     table = Table.of([make_row(v) for v in variants], LAW, "paper")

@@ -27,7 +27,7 @@ _NAMES = {
     "fairlearn": "Fairlearn CorrelationRemover",
     "leace": "LEACE and least squares",
 }
-_HEADER = ["method", "MSE", "KS", "excess over the plug-in optimum", "paper: MSE", "paper: KS", "agrees"]
+_HEADER = ["MSE", "KS", "excess over the plug-in optimum", "paper: MSE", "paper: KS", "agrees"]
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Statistic:
 class Line:
     """One method over all seeds.
 
-    ``regret``, ``covariance_reached`` and ``met`` (share of seeds whose target was met on validation rows) are None
-    where a method has none. ``agrees`` says whether both means are as close to the printed ones as ``Printed`` allows.
+    ``regret`` and ``met`` (share of seeds whose target was met on validation rows) are None where a method has none.
+    ``agrees`` says whether both means are as close to the printed ones as ``Printed`` allows.
     """
 
     variant: Variant
@@ -64,7 +64,6 @@ class Line:
     mse: Statistic
     ks: Statistic
     regret: Statistic | None
-    covariance_reached: Statistic | None
     met: float | None
     printed: Printed | None
     agrees: bool | None
@@ -73,8 +72,7 @@ class Line:
     def of(cls, variant: Variant, rows: Sequence[Row], printed: Printed | None) -> "Line":
         mse, ks = Statistic.of([row.mse for row in rows]), Statistic.of([row.ks for row in rows])
         known = {
-            name: [value for row in rows if (value := getattr(row, name)) is not None]
-            for name in ("regret", "covariance_reached", "met")
+            name: [value for row in rows if (value := getattr(row, name)) is not None] for name in ("regret", "met")
         }
         agrees = None
         if printed is not None:
@@ -86,7 +84,6 @@ class Line:
             mse=mse,
             ks=ks,
             regret=Statistic.of(known["regret"]) if known["regret"] else None,
-            covariance_reached=Statistic.of(known["covariance_reached"]) if known["covariance_reached"] else None,
             met=float(np.mean(known["met"])) if known["met"] else None,
             printed=printed,
             agrees=agrees,
@@ -100,11 +97,11 @@ class Line:
             del plain["printed"]["variant"]
         return {**variant, **plain}
 
-    def cells(self) -> list[str]:
-        """Its name and its numbers, under ``_HEADER``."""
+    def cells(self, seeds: int) -> list[str]:
+        """Its name and its numbers, as in ``_HEADER``; it says so when it has fewer than the ``seeds`` of its table."""
         printed = self.printed
         return [
-            describe(self.variant),
+            describe(self.variant) + (f" ({self.seeds} of {seeds} seeds)" if self.seeds < seeds else ""),
             str(self.mse),
             str(self.ks),
             "" if self.regret is None else str(self.regret),
@@ -143,7 +140,7 @@ class Table:
 
     def __str__(self) -> str:
         """The table for the terminal."""
-        cells = _without_empty([["", *_HEADER[1:]], *(line.cells() for line in self.shown())])
+        cells = self._cells("")
         widths = [max(map(text_width, column)) for column in zip(*cells, strict=True)]
         padded = ([cell + " " * (w - text_width(cell)) for cell, w in zip(row, widths, strict=True)] for row in cells)
         head = f"{self.experiment.name}, preparation {self.preparation}, {self.extent}"
@@ -151,7 +148,13 @@ class Table:
 
     def to_markdown(self) -> str:
         """The same table for a document."""
-        return markdown(_without_empty([_HEADER, *(line.cells() for line in self.shown())]))
+        return markdown(self._cells("method"))
+
+    def _cells(self, corner: str) -> list[list[str]]:
+        """Header and lines, without columns that have nothing under their header, as where the paper prints nothing."""
+        cells = [[corner, *_HEADER], *(line.cells(len(self.seeds)) for line in self.shown())]
+        kept = [i for i, column in enumerate(zip(*cells, strict=True)) if any(column[1:])]
+        return [[row[i] for i in kept] for row in cells]
 
     @property
     def extent(self) -> str:
@@ -190,9 +193,3 @@ def markdown(cells: Sequence[Sequence[str]]) -> str:
 def text_width(text: str) -> int:
     """Columns on the terminal: the tilde of c̃ stands on its letter."""
     return sum(not unicodedata.combining(character) for character in text)
-
-
-def _without_empty(cells: list[list[str]]) -> list[list[str]]:
-    """Leave out columns that have a header and nothing under it, as those of the paper where it prints nothing."""
-    kept = [i for i, column in enumerate(zip(*cells, strict=True)) if any(column[1:])]
-    return [[row[i] for i in kept] for row in cells]
