@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import platform
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,6 +14,7 @@ from time import time
 from typing import BinaryIO
 from uuid import uuid4
 
+_PACKAGES = ("esvdfair", "numpy", "scipy", "scikit-learn", "pandas", "onnx", "onnxruntime")
 _FORGOTTEN = 60.0  # seconds after which a hidden folder that is not locked was left by a process that was killed
 
 
@@ -131,6 +133,11 @@ def sha256_of(path: Path) -> str:
     """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def versions() -> dict[str, str | None]:
+    """Of Python, of this package and of those that its numbers depend on."""
+    return {"python": platform.python_version()} | {name: version_of(name) for name in _PACKAGES}
 
 
 def version_of(package: str) -> str | None:

@@ -1,9 +1,10 @@
-"""Numbers and labels as people read them; the report and the command line share them."""
+"""Numbers, labels and what a repair came to as people read them; report, model card and command line share them."""
 
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from esvdfair.core.checks import Label
 
@@ -75,3 +76,56 @@ EVALUATED_ON = {
     "train": "the very rows that fitted it, so new people will fare worse",
 }
 """``summary_["evaluated_on"]`` -> which rows judged a repair, in words."""
+
+
+def error_name(summary: Mapping[str, Any]) -> str:
+    """Without labels an error is the distance to the model's own predictions."""
+    return f"mean squared {'error' if summary['error_against'] == 'labels' else 'change'}"
+
+
+def before_and_after(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Header and lines of a table of ``summary_``; what is not known has no line."""
+    names = {
+        "ks": "KS distance",
+        "mse": error_name(summary),
+        "mean_gap": "gap of means",
+        "variance_gap": "gap of variances",
+    }
+    sizes, lines = summary["group_sizes"], []
+    groups = list(zip(sizes, distinct_names(list(sizes)), strict=True))
+    for key, name in (names | {"r2": "R²"}).items():
+        old, new = (summary.get(f"{key}_{when}") for when in ("before", "after"))
+        if old is None or new is None:
+            continue
+        if key == "ks":
+            lines.append([name, share(old), share(new), interval(summary["ks_interval"], share)])
+            continue
+        lines.append([name, number(old), number(new, beside=old), ""])
+        olds, news = (summary.get(f"group_{key}_{when}") or {} for when in ("before", "after"))
+        for label, group in groups if olds and news else ():
+            line = f"  of {group} ({sizes[label]:,} rows)", number(olds[label]), number(news[label], beside=olds[label])
+            lines.append([*line, ""])
+    judged = summary["ks_interval"] is not None
+    return ["", "before", "after", *["95 % interval, after"] * judged], [line[: 3 + judged] for line in lines]
+
+
+def verdict(summary: Mapping[str, Any]) -> str:
+    """Whether the target was met, as ``summary_`` has it; what to expect of such people; what parity would show."""
+    parts, target = [], summary["target_ks"]
+    if target is not None:
+        sure = f", certified at {summary['confidence']:.0%} confidence" if summary.get("certified") else ""
+        why = f" ({summary['decided_by']})" if "decided_by" in summary else "; this is the fairest candidate"
+        parts.append(f"Target KS ≤ {target:g}: " + (f"met{sure}." if summary["met"] else f"not met{why}."))
+    if summary.get("constant"):
+        parts.append("The repaired model predicts nearly one value for everybody.")
+    if summary.get("ks_population") is not None:
+        at = summary["confidence"] or 0.95
+        parts.append(
+            f"Any number of such people would show a KS distance of about {share(summary['ks_population'])}, at most "
+            f"{share(summary['ks_upper'])} with {at:.0%} confidence."
+        )
+    if summary["ks_floor"] is None:
+        parts.append("The KS distance is not known: moments tell means and variances, not whole distributions.")
+    else:
+        parts.append(f"Parity itself would show a KS distance of about {share(summary['ks_floor'])} on so many rows.")
+    return " ".join(parts)

@@ -70,7 +70,7 @@ def test_a_target_out_of_reach_gives_exit_code_1_and_a_file(files, invoke, tmp_p
     )
     assert result.exit_code == 1
     assert written() == ["fair.onnx", "fair.onnx.json"]
-    assert "not met; this is the fairest candidate, and it is written" in " ".join(result.stdout.split())
+    assert "Target KS ≤ 0: not met" in " ".join(result.stdout.split())
     assert result.stderr.startswith("note: --target-ks 0 is below")
     assert result.stderr.count("\n") == 1
 
@@ -314,3 +314,23 @@ def test_without_its_report_no_model_is_written(files, refused, tmp_path, writte
     assert "No space left on device" in refused(*words, "--report", tmp_path / "pages" / "report.html")
     assert written() == ["pages"]
     assert written(tmp_path / "pages") == []
+
+
+def test_a_model_card(files, invoke, refused, tmp_path, written):
+    hub = pytest.importorskip("huggingface_hub")
+    out, place = tmp_path / "fair.onnx", tmp_path / "card.md"
+    words = ["repair", files.model, files.data, *ROLES, *TARGET, "--validation", files.new, "-o", out]
+    result = invoke(*words, "--model-card", place, "--unit", "EUR a year")
+    assert result.exit_code == 0
+    assert result.stdout.endswith(f"wrote {out}, {out}.json, {place}\n")
+    reached = json.loads((tmp_path / "fair.onnx.json").read_text())["reached"]
+    card = hub.ModelCard.load(place)
+    metrics = {found.metric_type: found.metric_value for found in card.data.eval_results}
+    assert metrics == pytest.approx({"mse": reached["mse_after"], "ks": reached["ks_after"]})
+    for said in (
+        "income, in EUR a year", "age, hours, school", "people.csv, 600 rows", sha256(files.data), sha256(files.model),
+        sha256(out), "female (", "KS ≤ 0.2: met", f"| KS distance | {reached['ks_before']:.3f} |", np.__version__,
+    ):  # fmt: skip
+        assert said in card.text
+    assert "card.md' is there already" in refused(*words[:-1], tmp_path / "other.onnx", "--model-card", place)
+    assert written() == ["card.md", "fair.onnx", "fair.onnx.json"]

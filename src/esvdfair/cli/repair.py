@@ -1,6 +1,5 @@
 """`esvdfair repair`: a model file in, a repaired model file and its record out."""
 
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from esvdfair.cli import _shared as cli
-from esvdfair.files import sha256_of, version_of, whole_files
-from esvdfair.text import distinct_names, interval, number, share
+from esvdfair.files import sha256_of, versions, whole_files
+from esvdfair.tables import Roles
+from esvdfair.text import before_and_after, verdict
 
 if TYPE_CHECKING:
     from esvdfair.estimator import ESVDFair
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from esvdfair.tables import TableBatches
 
 FORMAT = "esvdfair-record-1"
-PACKAGES = ("esvdfair", "numpy", "scipy", "scikit-learn", "pandas", "onnx", "onnxruntime")
 UNKNOWN_KS = (
     "KS distance: unknown. Moments tell means and variances, not whole distributions; --validation FILE gives rows to "
     "measure it on."
@@ -46,7 +45,8 @@ UNKNOWN_KS = (
 )
 @click.option("-o", "--out", metavar="FILE", required=True, type=cli.FILE, help="Where the repaired model goes.")
 @click.option("--report", metavar="FILE", type=cli.FILE, help="Also write a report of one HTML page.")
-@click.option("--unit", metavar="TEXT", help="Unit of the target, for the report: `EUR a year`.")
+@click.option("--model-card", metavar="FILE", type=cli.FILE, help="Also write a model card, as Hugging Face reads it.")
+@click.option("--unit", metavar="TEXT", help="Unit of the target, for report and card: `EUR a year`.")
 @cli.force_option
 @cli.json_option
 @click.pass_context
@@ -61,6 +61,7 @@ def repair(
     validation: Path | None,
     out: Path,
     report: Path | None,
+    model_card: Path | None,
     unit: str | None,
     force: bool,
     as_json: bool,
@@ -82,7 +83,7 @@ def repair(
     """
     options["max_mse_increase"] = max_mse_increase
     _check_words(data, moments, reading, options, validation, report)
-    written = Written(out, report)
+    written = Written(out, report, model_card)
     adapter = cli.load_model(model, options["output"])
     read = [*cli.model_files(model), data, moments, validation]
     cli.check_free([*written.paths, written.external], force=force, inputs=read)
@@ -99,8 +100,9 @@ def repair(
         fair = _repair(str(model), rows if site is None else site, judging, options)
         cli.only_first_rank()
         work.step("writing")
-        record = _write(fair, rows, site, moments, judging, written, replace=force, unit=unit, command=ctx.obj)
-    paths = [*cli.model_files(out), written.record, *([] if report is None else [report])]
+        done = Done(fair, rows, judging, site, moments)
+        record = _write(done, written, force=force, unit=unit, command=ctx.obj)
+    paths = [*cli.model_files(out), *(path for path in written.paths if path != out)]
     with cli.after_writing(paths):
         if as_json:
             cli.print_json(record)
@@ -181,6 +183,7 @@ class Written:
 
     model: Path
     report: Path | None = None
+    card: Path | None = None
 
     @property
     def record(self) -> Path:
@@ -193,68 +196,119 @@ class Written:
 
     @property
     def paths(self) -> list[Path]:
-        """All of them, the record last."""
-        return [self.model, *([self.report] if self.report is not None else []), self.record]
+        return [path for path in (self.model, self.record, self.report, self.card) if path is not None]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A repair, and what it was made from: rows of tables, or moments."""
+
+    fair: "ESVDFair"
+    rows: "TableBatches | None"
+    judging: "TableBatches | None"
+    site: "SiteMoments | None"
+    moments: Path | None
+
+    @property
+    def model(self) -> Path:
+        return Path(self.fair.model_)
+
+    @property
+    def roles(self) -> Roles:
+        """Of the columns, all inputs named if they have names."""
+        table = self.rows or self.judging
+        if table is not None:
+            return replace(table.roles, features=tuple(table.inputs))
+        assert self.site is not None
+        return Roles(self.site.sensitive or (), self.site.target, features=self.site.features)
 
 
 def _write(
-    fair: "ESVDFair",
-    rows: "TableBatches | None",
-    site: "SiteMoments | None",
-    moments: Path | None,
-    judging: "TableBatches | None",
-    written: Written,
-    *,
-    replace: bool,
-    unit: str | None,
-    command: Sequence[str] | None,
+    done: Done, written: Written, *, force: bool, unit: str | None, command: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Write the repaired model, its record and, if there is a place for it, its report: all or none. The record."""
+    """Write the repaired model, its record and, where there is a place for them, report and card: all or none.
+
+    Returns
+    -------
+    dict
+        The record.
+    """
     from esvdfair.models.onnx_io import save_model
 
-    model = Path(fair.model_)
-    with whole_files(*written.paths, replace=replace) as places:
-        save_model(fair.estimator_, places[written.model], like=model)
+    with whole_files(*written.paths, replace=force) as places:
+        save_model(done.fair.estimator_, places[written.model], like=done.model)
         before, after = (
             {str(path.relative_to(file.parent)): sha256_of(path) for path in cli.model_files(file)}
-            for file in (model, places[written.model])
+            for file in (done.model, places[written.model])
         )
-        record = {
-            "format": FORMAT,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": None if command is None else ["esvdfair", *command],
-            "versions": {"python": platform.python_version()} | {name: version_of(name) for name in PACKAGES},
-            "parameters": {name: value for name, value in fair.get_params(deep=False).items() if name != "model"},
-            "data": None if rows is None else _described(rows),
-            "validation": None if judging is None else _described(judging),
-            "reached": fair.summary_,
-            "point": fair.point_,
-            "edits": [_edit(edit) for edit in fair.edits_],
-            "model_before": {"path": str(model), "sha256": before},
+        record = _record(done, command) | {
+            "model_before": {"path": str(done.model), "sha256": before},
             "model_after": {"path": str(written.model), "sha256": after},
         }
-        if site is not None and moments is not None:
-            from esvdfair.cli.moments import described
-
-            record["moments"] = described(site, moments)
         places[written.record].write_text(cli.to_json(record) + "\n", encoding="utf-8")
-        shown = judging or rows
-        if written.report is not None and shown is not None:
-            from esvdfair.report import write_report
-
-            seed, judged = fair.random_state, None
-            if rows is None or fair.summary_["evaluated_on"] == "train":
-                some = cli.some_rows(shown, cli.EXPLAINED_ROWS, seed=seed)
-            else:
-                some, judged = cli.learning_and_judging(rows, judging, seed)
-            fitted = "moments" if rows is None else rows.path.name
-            data = fitted if shown is rows else f"fitted on {fitted}, judged on {shown.path.name}"
-            write_report(
-                places[written.report], fair, *some.counted[:2], sensitive_features=some.groups,
-                sample_weight=some.weight, judged=None if judged is None else judged.counted,
-                model=f"{model.name}, repaired as {written.model.name}", data=data, unit=unit, command=command,
-            )  # fmt: skip
+        if written.card is not None:
+            card = _card(done, written.model.name, unit, before | after)
+            places[written.card].write_text(card, encoding="utf-8", errors="replace")
+        if written.report is not None:
+            _write_report(done, places[written.report], written.model.name, unit, command)
     return record
+
+
+def _record(done: Done, command: Sequence[str] | None) -> dict[str, Any]:
+    """For an auditor: what was done, with what, and what was reached."""
+    fair = done.fair
+    record = {
+        "format": FORMAT,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": None if command is None else ["esvdfair", *command],
+        "versions": versions(),
+        "parameters": {name: value for name, value in fair.get_params(deep=False).items() if name != "model"},
+        "data": None if done.rows is None else _described(done.rows),
+        "validation": None if done.judging is None else _described(done.judging),
+        "reached": fair.summary_,
+        "point": fair.point_,
+        "edits": [_edit(edit) for edit in fair.edits_],
+    }
+    if done.site is not None and done.moments is not None:
+        from esvdfair.cli.moments import described
+
+        record["moments"] = described(done.site, done.moments)
+    return record
+
+
+def _write_report(done: Done, place: Path, name: str, unit: str | None, command: Sequence[str] | None) -> None:
+    """About the rows that judged, which `_check_words` has seen to."""
+    from esvdfair.report import write_report
+
+    fair, rows, judging, judged = done.fair, done.rows, done.judging, None
+    if rows is not None and fair.summary_["evaluated_on"] != "train":
+        some, judged = cli.learning_and_judging(rows, judging, fair.random_state)
+    else:
+        shown = judging or rows
+        assert shown is not None
+        some = cli.some_rows(shown, cli.EXPLAINED_ROWS, seed=fair.random_state)
+    names = [str(done.moments) if rows is None else rows.path.name]
+    names += [] if judging is None else [judging.path.name]
+    write_report(
+        place, fair, *some.counted[:2], sensitive_features=some.groups, sample_weight=some.weight,
+        judged=None if judged is None else judged.counted, model=f"{done.model.name}, repaired as {name}",
+        data=", judged on ".join(names), unit=unit, command=command,
+    )  # fmt: skip
+
+
+def _card(done: Done, name: str, unit: str | None, hashes: Mapping[str, str]) -> str:
+    from esvdfair.report import model_card
+
+    data, roles = {}, done.roles
+    if done.site is not None:
+        data["Fitted on"] = f"moments of {done.site.rows:,} rows at {len(done.site.sites)} site(s)"
+    for what, table in (("Fitted on", done.rows), ("Chosen and judged on", done.judging)):
+        if table is not None:
+            data[what] = f"{table.path.name}, {table.scan.rows:,} rows, SHA-256 {table.scan.sha256}"
+    return model_card(
+        done.fair, name=name, base=done.model.name, data=data, unit=unit, hashes=hashes, predicts=roles.target,
+        inputs=roles.features, attribute=", ".join(roles.sensitive) or "the sensitive attribute",
+    )  # fmt: skip
 
 
 def _described(table: "TableBatches") -> dict[str, Any]:
@@ -286,62 +340,12 @@ def _show(fair: "ESVDFair", site: "SiteMoments | None") -> None:
         sites = f"{len(site.sites)} sites" if len(site.sites) > 1 else "1 site"
         start += f" from moments of {site.rows:,} rows at {sites}"
     if summary["evaluated_on"] == "moments":
-        click.echo(f"{start}\n\n{_known(summary)}\n")
+        click.echo(f"{start}\n\n{cli.table(*before_and_after(summary))}\n")
         if summary["before_head"] and site is not None:
             kind = site.head.kind
             click.echo(f"Gaps are those before the {kind} at the end of the model; errors after it are unknown.")
         click.echo(click.wrap_text(UNKNOWN_KS, width=100))
         return
     click.echo(f"{start}; judged on {summary['rows']:,} rows, {cli.JUDGED_ON[summary['evaluated_on']]}\n")
-    click.echo(_before_and_after(summary) + "\n")
-    click.echo(click.wrap_text(_verdict(summary), width=100))
-
-
-def _error_name(summary: Mapping[str, Any]) -> str:
-    """Without labels an error is the distance to the model's own predictions."""
-    return f"mean squared {'error' if summary['error_against'] == 'labels' else 'change'}"
-
-
-def _before_and_after(summary: Mapping[str, Any]) -> str:
-    """The table of a repair that rows have judged."""
-    both = [
-        ("KS distance", "ks", share),
-        (_error_name(summary), "mse", number),
-        ("gap of means", "mean_gap", number),
-        ("gap of variances", "variance_gap", number),
-    ]
-    lines = [[name, form(summary[f"{key}_before"]), form(summary[f"{key}_after"]), ""] for name, key, form in both]
-    lines[0][3] = interval(summary["ks_interval"], share)
-    sizes = summary["group_sizes"]
-    for name, (label, size) in zip(distinct_names(list(sizes)), sizes.items(), strict=True):
-        before, after = (summary[f"group_mse_{when}"][label] for when in ("before", "after"))
-        lines.append([f"  of {name} ({size:,} rows)", number(before), number(after), ""])
-    return cli.table(["", "before", "after", "95 % interval, after"], [*lines[:2], *lines[4:], *lines[2:4]])
-
-
-def _known(summary: Mapping[str, Any]) -> str:
-    """Before and after, of what moments tell."""
-    keys = [("gap of means", "mean_gap"), ("gap of variances", "variance_gap")]
-    if summary["mse_after"] is not None:
-        keys.append((_error_name(summary), "mse"))
-    if summary["r2_after"] is not None:
-        keys.append(("R²", "r2"))
-    lines = []
-    for name, key in keys:
-        lines.append([name, *(number(summary[f"{key}_{when}"]) for when in ("before", "after"))])
-        before, after = (summary.get(f"group_{key}_{when}") for when in ("before", "after"))
-        if before is not None and after is not None:
-            names = distinct_names(list(before))
-            lines += [[f"  of {n}", number(before[g]), number(after[g])] for n, g in zip(names, before, strict=True)]
-    return cli.table(["", "before", "after"], lines)
-
-
-def _verdict(summary: Mapping[str, Any]) -> str:
-    """Whether the target was met, and what parity would show."""
-    floor = f"Parity itself would show a KS distance of about {share(summary['ks_floor'])} on so many rows."
-    if summary["target_ks"] is None:
-        return floor
-    target = f"Target KS ≤ {summary['target_ks']:g}"
-    if summary["met"]:
-        return f"{target}: met. {floor}"
-    return f"{target}: not met; this is the fairest candidate, and it is written. {floor}"
+    click.echo(cli.table(*before_and_after(summary)) + "\n")
+    click.echo(click.wrap_text(verdict(summary), width=100))

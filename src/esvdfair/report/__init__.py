@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a repair, for a colleague or an auditor.
+"""One self-contained HTML page about a repair, for a colleague or an auditor, and a model card.
 
 The charts are SVG, drawn by some 200 lines of plain JavaScript (`charts.js`) from numbers inlined as JSON. Vega-Lite
 inlined through `vl_convert.javascript_bundle` would add about 900 kB to every page and makes functions from strings,
@@ -16,11 +16,12 @@ from sklearn.utils.validation import check_is_fitted
 from esvdfair.estimator import ESVDFair
 from esvdfair.explain.features import name_features
 from esvdfair.files import whole_file
+from esvdfair.report.card import model_card
 from esvdfair.report.content import Content, attribute_name, collect, read_rows
 from esvdfair.report.page import render
 from esvdfair.text import label_text, some_names
 
-__all__ = ["render_report", "write_report"]
+__all__ = ["model_card", "render_report", "write_report"]
 
 UNNAMED_TARGET = "a number that nobody named"
 

@@ -163,19 +163,25 @@ def follows(direction: Direction) -> str:
     return ", ".join(f"{name} {signed(correlation)}" for name, correlation in direction.features) or "–"
 
 
+PARITY = (
+    "What statistical parity means: a prediction tells nothing about the group, because every group’s predictions are "
+    "distributed alike. It is a statement about groups as wholes.",
+    "What it does not mean: that two similar people get the same prediction, that errors are equal in every group, or "
+    "that the differences in the data are just or unjust. Where groups truly differ in what is predicted, parity costs "
+    "accuracy, and someone must decide whether that is right.",
+    "Scope. The repaired model does not ask for the group. Parity was measured on these rows; measure again when the "
+    "people it is used on change, and after any retraining.",
+)
+"""What anyone who relies on a repaired model should know."""
+
+
 def caveats(content: Content) -> list[str]:
     sizes = content.summary["group_sizes"]
     few = [label_text(label) for label, rows in sizes.items() if rows < SMALL_GROUP]
     found = [
         "Sampling floor. Even if the groups were distributed exactly alike, samples of this size would show a KS "
         f"distance of about {share(content.ks_floor)}. A distance near it cannot be told from none.",
-        "What statistical parity means: a prediction tells nothing about the group, because every group’s predictions "
-        "are distributed alike. It is a statement about groups as wholes.",
-        "What it does not mean: that two similar people get the same prediction, that errors are equal in every group, "
-        "or that the differences in the data are just or unjust. Where groups truly differ in what is predicted, "
-        "parity costs accuracy, and someone must decide whether that is right.",
-        "Scope. The repaired model does not ask for the group. Parity was measured on these rows; measure again when "
-        "the people it is used on change, and after any retraining.",
+        *PARITY,
     ]
     if few:
         found.insert(1, f"Few rows chose the repair for {some_names(few, 5)}: what is said about them is uncertain.")
