@@ -65,7 +65,7 @@ def model_card(
     parts = [
         _front_matter(summary, name, base, data),
         f"# Model Card for {_plain(name)}",
-        f"{_plain(base or 'A trained model')}, repaired so that its predictions are distributed alike in every group of "
+        f"{_plain(base or 'A model')}, repaired so that its predictions are distributed alike in every group of "
         f"{_plain(attribute)}. {verdict(summary)}",
         "## Model Details",
         _bullets({key: value for key, value in facts.items() if value} | {"Repaired by": f"esvdfair, {fair.method}"}),
