@@ -525,7 +525,7 @@ class _Pass:
             for batch in batches:
                 rows = len(batch.codes)
                 inputs, prediction = self.adapter.capture(batch.x, self.names)
-                _check_prediction(prediction, rows)
+                check_prediction(prediction, rows)
                 labelled, group_parts = batch.y is not None, batch.group_parts
                 y = self._labels(batch, prediction)
                 order.update(batch.codes.tobytes() + (b"" if batch.y is None else batch.y.tobytes()))
@@ -534,7 +534,7 @@ class _Pass:
                 for name, found in inner.items():
                     found.update_codes(inputs[name], batch.labels, batch.codes, weight)
                 if self.features:
-                    _check_features(last, inputs[last.name], rows)
+                    check_features(last, inputs[last.name], rows)
                     moments.update_codes(inputs[last.name], batch.labels, batch.codes, weight, beside=y)
                 features = self._kept(inputs, rows)
                 for keeper, mine in zip(kept, (~out, out), strict=True):
@@ -602,7 +602,7 @@ def _in_order(rows: Rows, labels: tuple[Label, ...], *, beside: bool) -> GroupMo
     return moments
 
 
-def _check_features(layer: LinearLayer, features: Any, rows: int) -> None:
+def check_features(layer: LinearLayer, features: Any, rows: int) -> None:
     if features.ndim != 2 or features.shape[0] != rows:
         raise ValueError(
             f"the last linear layer {layer.name!r} takes inputs of shape {tuple(features.shape)} for {rows} rows; "
@@ -610,7 +610,7 @@ def _check_features(layer: LinearLayer, features: Any, rows: int) -> None:
         )
 
 
-def _check_prediction(prediction: Any, rows: int) -> None:
+def check_prediction(prediction: Any, rows: int) -> None:
     bad = count_not_finite(prediction)
     if bad:
         raise ValueError(

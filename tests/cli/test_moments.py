@@ -1,6 +1,7 @@
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -100,10 +101,20 @@ def test_show_warns_of_few_rows(files, invoke, refused, tmp_path):
     assert "fewer rows than --min-rows 10: 'female' has 3" in said
     assert "that person's row" in said
     assert not (tmp_path / "few.moments").exists()
-    assert invoke(*words, "--min-rows", 3).exit_code == 0
+    assert invoke(*words, "--unsafe").exit_code == 0
     shown = invoke("moments", "show", tmp_path / "few.moments")
     assert shown.exit_code == 0
-    assert "note: few rows in a group: female 3. " in shown.stderr
+    assert "note: do not send this file on: " in shown.stderr
+    assert "few rows in a group (female) tell much about each of them" in shown.stderr
+
+
+def test_show_warns_of_people_who_can_be_read(invoke, sites):
+    assert invoke("moments", "show", sites / "a.moments").stderr == ""
+    site = SiteMoments.load(sites / "a.moments")
+    rows = np.random.default_rng(0).normal(size=(50, 9))
+    rows[:, 3] = np.arange(50) == 17  # a unit that is active for one person
+    replace(site, moments=GroupMoments().update(rows, ["female"] * 50)).save(sites / "bare.moments")
+    assert "the rows of 1 people can be read from it" in invoke("moments", "show", sites / "bare.moments").stderr
 
 
 def test_a_site_with_one_group(files, invoke, tmp_path):

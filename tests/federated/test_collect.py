@@ -105,11 +105,12 @@ def test_a_small_group_does_not_leave(make_network, people):
     keep = (data.a == "a") | (np.cumsum(data.a == "b") <= 9)
     with pytest.raises(ValueError, match=r"min_rows=10: 'b' has 9\. .* those of a single person are that person's row"):
         collected(model, data, keep)
-    assert collected(model, data, keep, min_rows=9).moments.rows.tolist() == [(data.a == "a").sum(), 9]
+    keep = (data.a == "a") | (np.cumsum(data.a == "b") <= 30)
+    assert collected(model, data, keep, min_rows=5).moments.rows[1] >= 27
     one = (data.a == "a") | (np.cumsum(data.a == "b") <= 1)
-    row = collected(model, data, one, min_rows=1)  # why there is a minimum
+    row = collected(model, data, one, unsafe=True)  # why there is a minimum
     person = int(np.flatnonzero(data.a == "b")[0])
-    assert row.moments.means[1][-1] == data.y[person]
+    assert row.moments.means[1][-1] == pytest.approx(data.y[person])
 
 
 @pytest.mark.parametrize("empty", [lambda: iter([]), np.zeros((0, 3))])

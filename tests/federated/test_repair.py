@@ -13,11 +13,13 @@ from esvdfair.models import adapt
 
 
 def sites(model, data, *, labelled=True):
-    """Moments of two sites, merged."""
+    """Moments of all rows of two sites, merged."""
     parts = [np.arange(len(data.y)) % 3 == 0, np.arange(len(data.y)) % 3 != 0]
     return merge_moments(
         [
-            collect_moments(model, data.X[part], data.y[part] if labelled else None, sensitive_features=data.a[part])
+            collect_moments(
+                model, data.X[part], data.y[part] if labelled else None, sensitive_features=data.a[part], unsafe=True
+            )
             for part in parts
         ]
     )

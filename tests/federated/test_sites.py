@@ -74,7 +74,8 @@ def test_a_file_holds_everything(make_network, people, tmp_path):
     assert again.moments.labels == (("a", 0), ("a", 1), ("b", 0), ("b", 1))
     np.testing.assert_array_equal(again.moments.scatters, site.moments.scatters)
     np.testing.assert_array_equal(again.layer.weight, site.layer.weight)
-    assert (again.layer.bias, again.head, again.rows) == (site.layer.bias, site.head, 600)
+    assert (again.layer.bias, again.head, again.rows) == (site.layer.bias, site.head, 599)
+    assert site.sites[0].withheld == 1
 
 
 def test_a_file_holds_no_more_numbers_than_moments(make_network, people, tmp_path):
@@ -102,6 +103,8 @@ def test_moments_that_say_nothing_of_their_model_are_refused(tmp_path):
         lambda about: about["layer"]["head"].update(kind="tanh"),
         lambda about: about.update(labelled=False),
         lambda about: about.update(sites=[{}]),
+        lambda about: about.update(left_out=[6]),
+        lambda about: about.update(left_out=[2, 1]),
     ],
 )
 def test_a_damaged_header_is_refused(make_network, people, tmp_path, spoil):
@@ -111,14 +114,3 @@ def test_a_damaged_header_is_refused(make_network, people, tmp_path, spoil):
     site.moments.save(tmp_path / "a.moments", about=about)
     with pytest.raises(ValueError, match="a damaged moments file"):
         SiteMoments.load(tmp_path / "a.moments")
-
-
-def test_a_rare_input_gives_its_person_away(people):
-    """What docs/federated.md warns of: a column that is non-zero for one person only, even in a large group."""
-    h = people(200).X.copy()
-    h[:, 1] = 0.0
-    h[17, 1] = 1.0
-    moments = GroupMoments().update(h, ["a"] * 200)
-    # Σ h h₁ = scatter[:, 1] + N·mean·mean₁, and only row 17 has a part in it
-    found = moments.scatters[0][:, 1] + 200 * moments.means[0] * moments.means[0][1]
-    np.testing.assert_allclose(found, h[17], atol=1e-12)

@@ -47,7 +47,12 @@ def moments(ctx: click.Context) -> None:
     show_default=True,
     type=click.IntRange(min=1),
     metavar="N",
-    help="Fewest rows of a group: moments of few people tell about each of them.",
+    help="Fewest rows of a group, of a unit of the last layer in which it is active, and for each unit.",
+)
+@click.option(
+    "--unsafe",
+    is_flag=True,
+    help="Tell of all units and all rows. Who holds the file can then read single people's rows from it.",
 )
 @out_option
 @cli.force_option
@@ -58,6 +63,7 @@ def collect(
     output: str | None,
     reading: cli.Reading,
     min_rows: int,
+    unsafe: bool,
     out: Path,
     force: bool,
     as_json: bool,
@@ -65,6 +71,7 @@ def collect(
     """Write the moments of the rows of DATA, and what they say about the model.
 
     One pass over the rows. A group may be absent here and present at other sites; groups are matched by their values.
+    Units that few people have are left out, and people who would stand alone are withheld; see docs/federated.md.
 
     \b
     Example:
@@ -78,7 +85,7 @@ def collect(
         work.step("reading")
         rows = reading.table(data, adapter, min_groups=1, progress=work.read)
         work.step("collecting")
-        site = collect_moments(str(model), rows, output=output, min_rows=min_rows)
+        site = collect_moments(str(model), rows, output=output, min_rows=min_rows, unsafe=unsafe)
         cli.only_first_rank()
         site = replace(site, sensitive=rows.roles.sensitive, features=tuple(rows.inputs), target=rows.roles.target)
     _write(site, out, f"moments of {site.rows:,} rows of {data} at {model}", replace=force, as_json=as_json)
@@ -119,7 +126,7 @@ def show(file: Path, as_json: bool) -> None:
     from esvdfair.federated import SiteMoments
 
     site = SiteMoments.load(file)
-    warning = _small_groups(site)
+    warning = _exposed(site)
     if as_json:
         cli.print_json(described(site, file) | {"predictions": _figures_of(site), "warning": warning})
     else:
@@ -168,20 +175,17 @@ def _figures_of(site: "SiteMoments") -> dict[str, Any]:
     }
 
 
-def _small_groups(site: "SiteMoments") -> str | None:
-    """A warning about groups so small that their moments tell about single people; None when there are none."""
-    found = [
-        f"{label_text(label)} {rows}" + (f" in {part.name}" if part.name else "")
-        for part in site.sites
-        for label, rows in zip(part.labels, part.rows, strict=True)
-        if rows < MIN_ROWS
-    ]
-    if not found:
+def _exposed(site: "SiteMoments") -> str | None:
+    """A warning about people who can be read from the moments; None when the attack finds none."""
+    from esvdfair.federated.attack import attack
+
+    few = [label_text(k) for k, rows in zip(site.moments.labels, site.moments.rows, strict=True) if rows < MIN_ROWS]
+    read = sum(len(found.certain) for found in attack(site.moments).values())
+    if not few and not read:
         return None
-    return (
-        f"few rows in a group: {', '.join(found)}. Moments of so few people tell much about each of them; those of one "
-        "row are that row. Do not send them on."
-    )
+    found = [f"the rows of {read} people can be read from it"] * bool(read)
+    found += [f"few rows in a group ({', '.join(few)}) tell much about each of them"] * bool(few)
+    return f"do not send this file on: {'; '.join(found)}. Collect it again without --unsafe."
 
 
 def _show_moments(site: "SiteMoments") -> None:
@@ -201,6 +205,11 @@ def _show_moments(site: "SiteMoments") -> None:
         ["SHA-256 of the model", site.model],
         ["inputs of the model", "not named" if site.features is None else some_names(site.features, 8)],
     ]
+    withheld = sum(part.withheld for part in site.sites)
+    if site.left_out or withheld:
+        facts.append(
+            ["left out", f"{len(site.left_out)} units that few people have, {withheld:,} people who stand alone"]
+        )
     if len(site.moments.labels) > 1:
         facts.append(["gap of means", number(found["mean_gap"])])
         facts.append(["gap of variances", number(found["variance_gap"])])

@@ -4,11 +4,13 @@ Every site runs :func:`collect_moments`, somebody :func:`merge_moments`, and who
 :func:`repair_from_moments`. Moments add up exactly, so the result is that of one pass over the rows of all sites.
 """
 
-from esvdfair.federated.collect import MIN_ROWS, collect_moments, merge_moments
+from esvdfair.federated.collect import collect_moments, merge_moments
+from esvdfair.federated.guard import MAX_LEVERAGE, MIN_ROWS
 from esvdfair.federated.repair import RIDGE, repair_from_moments
 from esvdfair.federated.sites import OutputFigures, Site, SiteMoments
 
 __all__ = [
+    "MAX_LEVERAGE",
     "MIN_ROWS",
     "RIDGE",
     "OutputFigures",

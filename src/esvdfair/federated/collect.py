@@ -2,26 +2,28 @@
 
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
+from esvdfair.batches import Batch
+from esvdfair.core.checks import to_numpy
 from esvdfair.core.moments import GroupMoments
-from esvdfair.distributed import together
-from esvdfair.exceptions import ESVDFairWarning, Given, InputError
+from esvdfair.distributed import reading, together
+from esvdfair.exceptions import ESVDFairWarning
+from esvdfair.federated.guard import MIN_ROWS, Array, Guard
 from esvdfair.federated.sites import MomentsFile, Site, SiteMoments, loaded
 from esvdfair.files import version_of
 from esvdfair.models import adapt
 from esvdfair.models.base import fingerprint
-from esvdfair.sample import Effort, draw, prepare
+from esvdfair.sample import Setting, check_features, check_prediction, prepare
 from esvdfair.threads import few_threads
 
 T = TypeVar("T")
-
-MIN_ROWS = 10
-"""Fewest rows of a group that leave a site as moments, unless asked otherwise."""
 
 
 def collect_moments(
@@ -35,6 +37,7 @@ def collect_moments(
     missing: str = "error",
     batch_size: int = 8192,
     min_rows: int = MIN_ROWS,
+    unsafe: bool = False,
 ) -> SiteMoments:
     """Moments of ``[h, y]`` in every group, h the inputs of the model's last linear layer: one pass over the rows.
 
@@ -46,7 +49,10 @@ def collect_moments(
         As in :class:`esvdfair.ESVDFair` and its ``fit``. Without ``y`` the moments are of h alone, and a repair can
         aim at the model's own predictions only. One group is enough here; the others may be at other sites.
     min_rows : int
-        A group with fewer rows is refused: moments of one row *are* that row.
+        Fewest rows of a group, of a unit in which it is active, and for each active unit (:mod:`.guard`): units that
+        fewer people have are left out, and rows that would stand alone are withheld.
+    unsafe : bool
+        Tell of all units and all rows: the moments then hold single people's rows, for whoever looks for them.
 
     Returns
     -------
@@ -83,25 +89,46 @@ def collect_moments(
             missing=missing,
             batch_size=batch_size,
             validation_fraction=0.0,
-            effort=Effort(training_rows=1, judging_rows=1),  # rows are of no use here, and dropped at once
         )
         layer = setting.last
         with few_threads(setting.width):
-            sample = draw(setting)
-        moments = sample.moments if setting.has_labels else sample.moments.columns(slice(0, layer.weight.shape[1]))
-        _check_sizes(moments, min_rows)
+            guard = Guard(layer.weight[0], 0 if unsafe else min_rows)
+            for rows, batch, weight in _rows(setting):
+                guard.update(rows, batch.labels, batch.codes, weight)
+            moments, left_out, withheld = guard.finish()
     version = version_of("esvdfair") or "unknown"
-    return SiteMoments(
+    site = SiteMoments(
         moments=moments,
         model=fingerprint(setting.adapter.model),
         layer=layer,
         head=setting.head,
         labelled=setting.has_labels,
-        sites=(Site(moments.digest(), moments.labels, tuple(moments.rows.tolist()), version),),
+        sites=(Site(moments.digest(), moments.labels, tuple(moments.rows.tolist()), version, withheld=withheld),),
         sensitive=_names(sensitive_features),
         features=_names(setting.probe),
         target=(_names(y) or (None,))[0],
     )
+    return site.without(left_out)
+
+
+def _rows(setting: Setting) -> Iterator[tuple[Array, Batch, Array]]:
+    """Rows ``[h, y]``, or h alone without labels, of one batch after the other, with the batch and the weights."""
+    layer = setting.last
+    with reading() as listen:
+        for batch in setting.batches:
+            rows = len(batch.codes)
+            inputs, prediction = setting.adapter.capture(batch.x, [layer.name])
+            check_prediction(prediction, rows)
+            check_features(layer, inputs[layer.name], rows)
+            h = to_numpy(inputs[layer.name]).astype(np.float64)
+            if (batch.y is None) == setting.has_labels:
+                raise ValueError("some batches have labels and some have none; pass y for all rows or for none.")
+            yield (
+                h if batch.y is None else np.column_stack([h, batch.y]),
+                batch,
+                np.ones(rows) if batch.weight is None else batch.weight,
+            )
+            listen()
 
 
 def merge_moments(parts: Sequence[SiteMoments | MomentsFile]) -> SiteMoments:
@@ -125,12 +152,14 @@ def merge_moments(parts: Sequence[SiteMoments | MomentsFile]) -> SiteMoments:
         _check_alike(first_name, first, name, part)
     _check_apart(named)
     _note_lone_groups(named)
+    left_out = tuple(sorted({unit for _, part in named for unit in part.left_out}))
     moments = GroupMoments()
     for _, part in named:
-        moments.merge(part.moments)
+        moments.merge(part.without(left_out).moments)
     return replace(
         first,
         moments=moments,
+        left_out=left_out,
         sites=tuple(
             replace(site, name=site.name or (None if isinstance(source, SiteMoments) else Path(source).name))
             for source, (_, part) in zip(parts, named, strict=True)
@@ -143,20 +172,6 @@ def merge_moments(parts: Sequence[SiteMoments | MomentsFile]) -> SiteMoments:
 
 
 # --- checks --------------------------------------------------------------------------------------------------------
-
-
-def _check_sizes(moments: GroupMoments, min_rows: int) -> None:
-    small = [
-        f"{label!r} has {rows}" for label, rows in zip(moments.labels, moments.rows, strict=True) if rows < min_rows
-    ]
-    if small:
-        raise InputError(
-            "a group has fewer rows than {min_rows}: {small}. Moments of so few people tell much about each of them, "
-            "and those of a single person are that person's row. Leave these people out or join groups, here and at "
-            "the other sites.",
-            min_rows=Given(min_rows),
-            small=", ".join(small),
-        )
 
 
 def _check_alike(name: str, one: SiteMoments, other_name: str, other: SiteMoments) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ Array = NDArray[np.float64]
 class Site:
     """One collection of rows: what tells it from others, and how many rows of which group it had.
 
-    ``name`` is that of the file it came in; ``version`` that of the esvdfair that collected it.
+    ``name`` is that of the file it came in; ``version`` that of the esvdfair that collected it; ``withheld`` the number
+    of rows that are not in the moments, because they would have stood alone.
     """
 
     fingerprint: str
@@ -28,6 +29,7 @@ class Site:
     rows: tuple[int, ...]
     version: str
     name: str | None = None
+    withheld: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class SiteMoments:
     labelled : whether the last column is a label y
     sensitive, features, target : names of the columns; None where the data had no names
     sites : what the moments were merged from, one entry for each collection
+    left_out : units (inputs of the layer) that few people had; of them the moments tell only their common part of the
+        output, so that a repair can change their weights by one common factor
     """
 
     moments: GroupMoments
@@ -81,6 +85,7 @@ class SiteMoments:
     sensitive: tuple[str, ...] | None = None
     features: tuple[str, ...] | None = None
     target: str | None = None
+    left_out: tuple[int, ...] = ()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to one file: a zip of plain arrays with a header in JSON, no pickle; it appears whole or not at all."""
@@ -115,6 +120,7 @@ class SiteMoments:
             "sensitive": self.sensitive,
             "features": self.features,
             "target": self.target,
+            "left_out": self.left_out,
             "sites": [asdict(site) for site in self.sites],
         }
 
@@ -143,7 +149,24 @@ class SiteMoments:
             sensitive=sensitive,
             features=features,
             target=None if about["target"] is None else str(about["target"]),
+            left_out=_units(about["left_out"], len(weight)),
         )
+
+    def without(self, units: tuple[int, ...]) -> "SiteMoments":
+        """The same, all of these units and those that are left out already being told of in common only.
+
+        Their inputs h become ``w_j (Σ w h) / Σ w²``, the sums over these units: all that the layer makes of them is
+        ``Σ w h``, which stays as it is.
+        """
+        units = tuple(sorted({*units, *self.left_out}))
+        if units == self.left_out:
+            return self
+        along = np.zeros(len(self.layer.weight[0]))
+        along[list(units)] = self.layer.weight[0][list(units)]
+        matrix = np.eye(self.moments.width)
+        matrix[list(units), list(units)] = 0.0
+        matrix[: len(along), : len(along)] += np.outer(along, along) / (along @ along or 1.0)
+        return replace(self, moments=self.moments.mapped(matrix), left_out=units)
 
     @property
     def original(self) -> tuple[Array, float]:
@@ -220,4 +243,13 @@ def _site(item: Mapping[str, Any]) -> Site:
         tuple(int(rows) for rows in item["rows"]),
         str(item["version"]),
         None if name is None else str(name),
+        int(item["withheld"]),
     )
+
+
+def _units(items: Any, width: int) -> tuple[int, ...]:
+    """Places of units among ``width``, ascending; ValueError when they are not."""
+    units = tuple(int(unit) for unit in items)
+    if units != tuple(sorted(set(units))) or not all(0 <= unit < width for unit in units):
+        raise ValueError("the units that it leaves out are not units of its layer")
+    return units
