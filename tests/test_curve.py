@@ -1,16 +1,18 @@
 """The curve keeps the unbeaten candidates, and the rule that picks one keeps its promise."""
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from scipy.special import ndtr
 
-from esvdfair import Effort, curve, ks_distance
+from esvdfair import Effort, ESVDFairWarning, curve, ks_bound, ks_distance
 from esvdfair.core import ks
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.quadratic import Fit
-from esvdfair.curve import choose, expected_ks, judge, ks_distances, mean_squared_errors, summarise
+from esvdfair.curve import UNTOUCHED, choose, judge, ks_distances, mean_squared_errors, measurable, summarise
 from esvdfair.models.base import LinearLayer
 from esvdfair.models.heads import Head
 from esvdfair.sample import Rows, Sample
@@ -28,9 +30,9 @@ def predictions(rows, shifts, seed=1):
     return rows.y[:, None] * 0.5 + noise + rows.codes[:, None] * np.asarray(shifts)
 
 
-def sample_of(judging, training):
+def sample_of(judging, training, judged_on="heldout"):
     layer = LinearLayer("last", 0, np.zeros((1, 1)), None)
-    return Sample(("a", "b"), GroupMoments(), layer, Head("identity"), training, judging, "heldout", "labels")
+    return Sample(("a", "b"), GroupMoments(), layer, Head("identity"), training, judging, judged_on, "labels")
 
 
 class Weight:
@@ -44,13 +46,22 @@ class Weight:
         return replaced
 
 
-def make(shifts, seed=0, points=20):
-    rows, fitted = make_rows(seed=seed), make_rows(2000, seed=seed + 100)
-    fits = [Fit(np.array([float(i)]), 0.0, ridge=1e-4, strength=float(i)) for i in range(len(shifts))]
-    predicted = predictions(rows, shifts), predictions(fitted, shifts)
-    return judge(
-        sample_of(rows, fitted), fits, Weight(), predicted=predicted, effort=Effort(points=points, resamples=50)
-    )
+def judged(columns, *, targets=None, seed=0, rows=400, points=20, judged_on="heldout", **options):
+    """A curve of given predictions: ``columns(rows)`` is (rows, k)."""
+    here, fitted = make_rows(rows, seed=seed), make_rows(5 * rows, seed=seed + 100)
+    here, fitted = (replace(part, y=part.y + part.codes) for part in (here, fitted))
+    predicted = columns(here), columns(fitted)
+    targets = targets or ["labels"] * predicted[0].shape[1]
+    fits = [
+        Fit(np.array([float(i)]), 0.0, ridge=1e-4, strength=float(i), target=target) for i, target in enumerate(targets)
+    ]
+    effort = Effort(points=points, resamples=50)
+    sample = sample_of(here, fitted, judged_on)
+    return judge(sample, fits, Weight(), predicted=predicted, effort=effort, **options)
+
+
+def make(shifts, **options):
+    return judged(lambda rows: predictions(rows, shifts), **options)
 
 
 def test_every_column_is_measured():
@@ -87,74 +98,195 @@ def test_a_summary_measures_the_judging_rows_before_and_after():
 
 def test_the_curve_runs_from_accurate_to_fair_and_builds_the_right_model():
     curve, order = make(np.linspace(2.0, 0.0, 30))
-    judged = [point.judged_ks for point in curve.points]
-    assert judged == sorted(judged, reverse=True)
+    distances = [point.ks_population for point in curve.points]
+    assert distances == sorted(distances, reverse=True)
     assert [curve.model(i) for i in range(len(curve))] == [float(i) for i in order]
     assert curve.evaluated_on == "heldout"
+    assert len(repr(curve)) < 200
 
 
 def test_only_the_unbeaten_are_kept_unless_they_are_few():
     curve, _ = make(np.linspace(2.0, 0.0, 30), points=1)
     by_error = sorted(curve.points, key=lambda point: point.mse)
-    assert all(a.judged_ks > b.judged_ks for a, b in pairwise(by_error))
+    assert all(a.ks_population > b.ks_population for a, b in pairwise(by_error))
     assert len(make(np.zeros(25))[0]) >= 20
     assert len(make([0.0, 0.5])[0]) == 2
 
 
-def test_select_takes_the_most_accurate_that_meets_else_the_fairest():
-    curve, _ = make(np.linspace(2.0, 0.0, 30))
-    point = curve.select(target_ks=0.3)
-    assert point.judged_ks <= 0.3
-    assert point.mse == min(p.mse for p in curve.points if p.judged_ks <= 0.3)
-    assert curve.select(target_ks=0.0) is min(curve.points, key=lambda p: p.judged_ks)
+# --- the rule ------------------------------------------------------------------------------------------------------
 
 
-def test_the_fairest_within_an_error_or_the_most_accurate_with_a_warning():
-    curve, _ = make(np.linspace(2.0, 0.0, 30))
-    lowest = min(p.mse for p in curve.points)
-    point = choose(curve, max_mse_increase=0.2, mse_before=lowest)
-    assert point.judged_ks == min(p.judged_ks for p in curve.points if p.mse <= 1.2 * lowest)
-    with pytest.warns(UserWarning, match="no candidate stays within max_mse_increase=0"):
-        assert choose(curve, max_mse_increase=0.0, mse_before=lowest / 2).mse == lowest
+def trade_off(shifts, costs=0.0, seed=1):
+    """Columns whose groups are ``shifts`` apart, where 1 would be right, with noise of variance ``costs``."""
+
+    def columns(rows):
+        noise = np.random.default_rng(seed).normal(size=(len(rows), 1)) * np.sqrt(0.01 + np.asarray(costs))
+        return rows.y[:, None] + noise + rows.codes[:, None] * (np.asarray(shifts) - 1)
+
+    return columns
 
 
-def test_a_point_that_meets_the_target_does_so_on_the_judging_rows():
+def population(shift, cost=0.0):
+    """KS distance of two normal groups so far apart."""
+    return float(2 * ndtr(shift / 2 / np.sqrt(1.01 + cost)) - 1)
+
+
+FALLING = np.linspace(1.0, 0.0, 21)
+
+
+def test_the_most_accurate_that_meets_the_target_is_taken():
+    curve, _ = judged(trade_off(FALLING), rows=3000)
+    point = curve.select(target_ks=0.2)
+    assert curve.meets(point, 0.2)
+    assert point.mse == min(p.mse for p in curve.points if p.ks_population <= 0.2)
+    assert 0.12 < point.ks < 0.25  # no more parity than was asked for
+
+
+def test_a_target_that_the_model_meets_already_returns_it_or_better_in_both():
+    shifts, costs = np.append(FALLING, 0.2), np.append(np.zeros(21), 0.05)
+    targets = ["labels"] * 21 + [UNTOUCHED]
+    curve, _ = judged(trade_off(shifts, costs), targets=targets, rows=3000)
+    untouched = curve.untouched
+    assert curve.meets(untouched, 0.2)
+    point = curve.select(target_ks=0.2)
+    assert point.mse <= untouched.mse
+    assert point.ks_population <= untouched.ks_population
+    assert curve.select(target_ks=0.02) is not untouched
+    alone, _ = judged(trade_off([0.1, 0.2]), targets=targets[-2:], rows=3000)
+    assert alone.select(target_ks=0.2).target == UNTOUCHED
+
+
+def test_accuracy_is_never_traded_for_noise():
+    """Candidates that are equally fair and ever less accurate, under a target that these rows cannot tell."""
+    costs = np.linspace(0.0, 2.0, 12)
+    curve, _ = judged(trade_off(np.zeros(12), costs), rows=60)
+    assert curve.ks_resolved > 0.1
+    assert curve.select(target_ks=0.0).mse == min(p.mse for p in curve.points)
+
+
+def test_a_target_below_what_rows_can_tell_stops_there_and_says_what_more_would_cost():
+    curve, _ = judged(trade_off(FALLING), rows=150)
+    with pytest.warns(ESVDFairWarning, match="The fairest has error"):
+        point = choose(curve, target_ks=0.001)
+    assert not curve.meets(point, 0.001)
+    assert point.ks_population <= curve.ks_resolved
+    assert point.mse < min(curve.points, key=lambda p: p.ks_population).mse
+
+
+def test_nothing_dominated_is_taken():
     for seed in range(5):
-        curve, _ = make(np.linspace(2.0, 0.0, 30), seed=seed)
-        assert all(point.judged_ks >= point.ks for point in curve.points)
+        curve, _ = judged(trade_off(FALLING, seed=seed), seed=seed)
+        for target in (0.0, 0.05, 0.1, 0.2, 0.4):
+            point = curve.select(target_ks=target)
+            assert not any(p.mse < point.mse and p.ks_population < point.ks_population for p in curve.points)
 
 
-def test_the_rule_keeps_its_promise_on_fresh_rows():
-    """Many candidates, few rows: picking by the judging rows alone is optimistic, picking by the rule is not."""
-    target, promised, naive = 0.2, [], []
-    for seed in range(60):
-        rng = np.random.default_rng(seed)
-        rows, fitted, fresh = make_rows(200, seed), make_rows(1000, seed + 1000), make_rows(200, seed + 2000)
-        shifts = np.repeat(np.linspace(0.9, 0.0, 12), 8)
+def test_a_target_that_none_meets_warns():
+    curve, _ = judged(trade_off([1.0, 0.9]), rows=3000)
+    with pytest.warns(ESVDFairWarning, match="no candidate meets target_ks=0.2"):
+        choose(curve, target_ks=0.2)
 
-        def scores(part, rng=rng, shifts=shifts):
-            own = 0.3 * rng.normal(size=(len(part), len(shifts)))
-            return 0.5 * part.y[:, None] + own + part.codes[:, None] * shifts * 0.5
 
-        p_rows, p_fitted, p_fresh = scores(rows), scores(fitted), scores(fresh)
-        alone = ks_distances(rows, p_rows)
-        judged = expected_ks(sample_of(rows, fitted), p_rows, p_fitted, alone, 0.123)
-        for rule, found in ((judged, promised), (alone, naive)):  # smaller shifts cost accuracy, as on a real curve
-            meeting = np.flatnonzero(rule <= target)
-            best = meeting[np.argmax(shifts[meeting])] if len(meeting) else int(np.argmin(rule))
-            found.append(ks_distances(fresh, p_fresh[:, [best]])[0])
-    assert np.mean(naive) > 1.1 * target  # the sanity check: the naive rule breaks its promise
-    assert np.mean(promised) <= target
+def test_the_fairest_within_an_error_is_the_model_as_given_at_worst():
+    curve, _ = judged(trade_off(FALLING), targets=[*["labels"] * 8, UNTOUCHED, *["labels"] * 12], rows=3000)
+    point = choose(curve, max_mse_increase=0.5)
+    within = [p for p in curve.points if p.mse <= 1.5 * curve.untouched.mse]
+    assert point.ks_population == min(p.ks_population for p in within)
+    with pytest.warns(ESVDFairWarning, match="nothing is fairer than the model as given"):
+        choose(judged(trade_off([0.5, 0.1]), targets=[UNTOUCHED, "labels"])[0], max_mse_increase=0.0)
+
+
+def test_worse_in_both_is_said_where_no_target_was_given():
+    curve, _ = judged(trade_off([0.2, 0.6], [0.0, 1.0]), targets=[UNTOUCHED, "labels"], rows=2000)
+    with pytest.warns(ESVDFairWarning, match="worse than the one given in both"):
+        assert choose(curve).target == "labels"
+
+
+def test_a_constant_is_called_one_and_has_no_distance():
+    """Rounding noise that differs by group would be a KS distance of 1."""
+
+    def columns(rows):
+        return np.column_stack([rows.y + rows.codes, 0.3 + 1e-13 * rows.codes])
+
+    curve, _ = judged(columns)
+    flat = next(p for p in curve.points if p.strength == 1.0)
+    assert (flat.ks, flat.ks_low, flat.constant) == (0.0, 0.0, True)
+    with pytest.warns(ESVDFairWarning, match="one number for everybody"):
+        choose(curve, target_ks=0.1)
+    rows = make_rows()
+    assert np.ptp(measurable(columns(rows)[:, 1], rows.prediction)) == 0.0
+
+
+# --- the estimate --------------------------------------------------------------------------------------------------
+
+
+def test_the_estimate_keeps_its_promise_in_the_population():
+    """Many candidates, few rows: the mean population distance of what is taken is within 80 to 100 % of the target."""
+    shifts, taken = np.linspace(0.7, 0.1, 31), []
+    for seed in range(24):
+        curve, order = judged(trade_off(shifts, seed=seed), seed=1000 + seed, rows=1000, points=1)
+        taken.append(population(shifts[order[curve.select(target_ks=0.15)]]))
+    assert 0.8 * 0.15 <= np.mean(taken) <= 0.15
+
+
+def test_rows_that_fitted_are_not_corrected_for_sampling():
+    curve, _ = make(np.linspace(1.0, 0.0, 10), judged_on="train")
+    assert [p.ks_population for p in curve.points] == [p.ks for p in curve.points]
 
 
 def test_what_parity_itself_would_show_is_found_once_for_all_points(monkeypatch):
-    rows, fitted = make_rows(), make_rows(2000, seed=100)
-    asked = []
-    real = ks.ks_null
+    asked, real = [], ks.ks_null
     for home in (ks, curve):
         monkeypatch.setattr(home, "ks_null", lambda *given: asked.append(given) or real(*given))
-    tied = tuple(np.round(predictions(part, [0.1, 0.2, 0.3])) for part in (rows, fitted))  # ties need a simulation
-    fits = [Fit(np.ones(1), 0.0) for _ in range(3)]
-    found, _ = judge(sample_of(rows, fitted), fits, Weight(), predicted=tied, effort=Effort(resamples=50))
+    found, _ = judged(lambda rows: np.round(predictions(rows, [0.1, 0.2, 0.3])))  # ties need a simulation
     assert len(found.points) == 3
     assert len(asked) == 1
+
+
+# --- the certificate -----------------------------------------------------------------------------------------------
+
+
+def test_a_certified_point_is_within_its_bound_and_so_is_all_before_it():
+    curve, order = judged(trade_off(FALLING), rows=3000, confidence=0.9)
+    rows, fitted = (replace(part, y=part.y + part.codes) for part in (make_rows(3000), make_rows(15_000, seed=100)))
+    here, there = (trade_off(FALLING)(part) for part in (rows, fitted))
+    bounds = [ks_bound(column, sensitive_features=rows.codes, confidence=0.9) for column in here.T]
+    sequence = np.argsort(ks_distances(fitted, there), kind="stable").tolist()
+    for point, i in zip(curve.points, order, strict=True):
+        before = sequence[: sequence.index(i) + 1]
+        assert point.ks_certified == pytest.approx(max(bounds[j] for j in before), abs=1e-6)
+    point = curve.select(target_ks=0.2)
+    assert point.ks_certified <= 0.2
+    assert point.mse == min(p.mse for p in curve.points if p.ks_certified <= 0.2)
+
+
+def test_what_cannot_be_certified_says_how_many_rows_it_needs():
+    curve, _ = judged(trade_off(FALLING), rows=200, confidence=0.9)
+    with pytest.warns(
+        ESVDFairWarning, match=r"no candidate can be certified .* about [\d.]+ times as many heldout rows"
+    ):
+        point = choose(curve, target_ks=0.1)
+    assert not curve.meets(point, 0.1)
+    hopeless, _ = judged(trade_off([1.0, 0.9]), confidence=0.9)
+    with pytest.warns(ESVDFairWarning, match="no number of rows would do"):
+        choose(hopeless, target_ks=0.1)
+
+
+def test_hoeffding_is_the_wider_of_the_two():
+    normal, hoeffding = (
+        judged(trade_off(FALLING), rows=1000, confidence=0.9, certificate=kind)[0] for kind in ("normal", "hoeffding")
+    )
+    assert min(p.ks_certified for p in hoeffding.points) > min(p.ks_certified for p in normal.points)
+
+
+def test_rows_that_fitted_certify_nothing():
+    with pytest.raises(ValueError, match=r"confidence=0\.9 needs rows that neither fitted nor chose"):
+        make([0.1, 0.0], judged_on="train", confidence=0.9)
+
+
+def test_a_summary_is_json():
+    rows = make_rows()
+    curve, _ = make([0.5], confidence=0.9)
+    p = predictions(rows, [0.5])[:, 0]
+    found = summarise(sample_of(rows, rows), p, curve, curve.points[0], method="parity", target_ks=0.1)
+    assert json.loads(json.dumps(found))["certified"] is False

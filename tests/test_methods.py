@@ -85,7 +85,7 @@ def test_transport_couples_a_bounded_number_of_rows():
 @pytest.mark.parametrize(("mean", "covariance"), [(1.0, 1.0), (15.0, 150.0), (100.0, 1.0), (np.inf, np.inf)])
 def test_parity_at_given_reductions(mean, covariance):
     sample = make_sample(seed=3)
-    (fit,) = parity(
+    *_, fit = parity(
         sample,
         targets=["labels"],
         mean_reduction=mean,

@@ -14,7 +14,20 @@ from esvdfair.plots import GROUPS, plot_curve, plot_densities
 def curve():
     points = tuple(
         CurvePoint(
-            1.0 + i / 10, 0.4 - i / 10, max(0.3 - i / 10, 0), 0.5 - i / 10, 0.1, 0.1, "labels", 1e-4, i, 0.4 - i / 10, i
+            1.0 + i / 10,
+            0.4 - i / 10,
+            max(0.3 - i / 10, 0),
+            0.5 - i / 10,
+            0.1,
+            0.1,
+            "labels",
+            1e-4,
+            i,
+            0.4 - i / 10,
+            0.5 - i / 10,
+            None,
+            False,
+            i,
         )
         for i in range(4)
     )

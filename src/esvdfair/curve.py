@@ -1,30 +1,41 @@
-"""The trade-off curve: what every fit reaches on rows that did not fit it, and the rule that picks one."""
+"""The trade-off curve: what every fit reaches on rows that did not fit it, and the rule that picks one.
+
+``target_ks`` speaks of the population, not of a sample (docs/method.md 2.7): a point meets it when its estimate
+``ks_population`` does and, where a confidence was asked for, when it is certified too. :meth:`Curve.meets` is the one
+place that says so; the choice, the warning, the summary and the exit code of a command all ask it.
+"""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from esvdfair.core.checks import Label
-from esvdfair.core.ks import Null, ks_from_codes, ks_null
-from esvdfair.core.metrics import group_mse, ks_distance_ci, mean_gap, variance_gap
+from esvdfair.core.ks import Null, effective_sizes, ks_from_codes, ks_null, population_along_curve, upper_bound
+from esvdfair.core.metrics import group_mse, ks_distance_ci, mean_gap, rows_to_certify, variance_gap
 from esvdfair.core.refit.quadratic import Fit
 from esvdfair.distributed import broadcast
-from esvdfair.exceptions import ESVDFairWarning, Given
+from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.methods import Predicted, predict, weights_of
 from esvdfair.models.base import ModelAdapter, Weights
 from esvdfair.sample import Effort, Rows, Sample
 
 Array = NDArray[np.float64]
 
-MARGIN = 0.2
-"""Part of the sampling floor that is added to the expected KS distance of the best of many candidates."""
+UNTOUCHED = "untouched"
+"""``target`` of the model as it was given, which is a candidate like the others."""
 DIGITS = 1e-9
 """Part of its scale to which a prediction, an error or a distance is rounded before it is compared."""
+FLAT = 0.01
+"""Part of the untouched model's standard deviation below which a model is called a constant."""
+PARITY = 0.05
+"""KS distance that is near enough to parity where no target was given."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +45,13 @@ class CurvePoint:
     Attributes
     ----------
     mse, ks, ks_low, ks_high, mean_gap, variance_gap : on the judging rows
-    target : what the refit aimed at: "labels", "predictions" or "optimum 0.05"
+    target : what the refit aimed at: "labels", "predictions", "optimum 0.05"; "untouched" is the model as given
     ridge : ρ, relative to the features' mean variance
     strength : λ_w of transport, the factor on the reductions for paper and exact, …: 0 is the weakest
-    judged_ks : the KS distance that the rule compares with the target (see :meth:`Curve.select`)
+    ks_population : estimate of the distance that any number of such people would show; the rule compares it
+    ks_upper : one-sided bound of that distance, at the curve's confidence, 95 % where none was asked for
+    ks_certified : smallest target that it is certified for; None where no confidence was asked for
+    constant : whether it has become one prediction for everybody
     index : position in ``Curve.points``; a point can stand wherever its index can
     """
 
@@ -50,7 +64,10 @@ class CurvePoint:
     target: str
     ridge: float
     strength: float
-    judged_ks: float
+    ks_population: float
+    ks_upper: float
+    ks_certified: float | None
+    constant: bool
     index: int
 
     def __index__(self) -> int:
@@ -67,7 +84,7 @@ class Builder:
         return self.adapter.replace(weights).model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Curve:
     """Points from the most accurate to the fairest; ``model(i)`` builds the model of one without refitting.
 
@@ -77,42 +94,89 @@ class Curve:
     ks_floor : what two samples of one distribution would show at these group sizes
     evaluated_on : "validation", "heldout" or "train"
     weights : of every point, what it puts in place of the layers of the model
-    ks_chance : what they would stay below in 95 % of cases; a larger distance is more than chance
+    ks_resolved : the smallest population distance that these rows can tell from parity
+    confidence, certificate : of the certificates; no confidence, no certificates
+    rows : effective rows of the two smallest groups, ``1/(1/n₁ + 1/n₂)``
+    mse_refit : error of the last layer refitted without parity; None where it is not known
     """
 
     points: tuple[CurvePoint, ...]
     ks_floor: float
     evaluated_on: str
-    weights: tuple[Weights, ...] = field(repr=False)
-    build: Callable[[Weights], Any] = field(repr=False)
-    ks_chance: float = 1.0
+    weights: tuple[Weights, ...]
+    build: Callable[[Weights], Any]
+    ks_resolved: float = 0.0
+    confidence: float | None = None
+    certificate: str = "normal"
+    rows: float = np.inf
+    mse_refit: float | None = None
 
     def __len__(self) -> int:
         return len(self.points)
 
-    def select(self, *, target_ks: float) -> CurvePoint:
-        """The most accurate point that meets the target; the fairest when none does.
+    def __repr__(self) -> str:
+        first, last = self.points[0], self.points[-1]
+        return (
+            f"Curve({len(self)} points, judged on {self.evaluated_on!r}: MSE {first.mse:.4g} at KS {first.ks:.3f} to "
+            f"MSE {last.mse:.4g} at KS {last.ks:.3f})"
+        )
 
-        A point meets the target when ``judged_ks`` does: the KS distance to expect on fresh people, which is never
-        below that on the judging rows. The best of many candidates on few rows is a lucky one; this keeps the promise
-        (see :func:`expected_ks`).
+    @property
+    def untouched(self) -> CurvePoint | None:
+        """The model as it was given; None where it was no candidate."""
+        return next((point for point in self.points if point.target == UNTOUCHED), None)
+
+    def meets(self, point: CurvePoint, target_ks: float) -> bool:
+        """Whether a point keeps the target: its estimate does and, where confidence was asked for, its certificate."""
+        certified = point.ks_certified is None or point.ks_certified <= target_ks
+        return certified and point.ks_population <= target_ks
+
+    def select(self, *, target_ks: float) -> CurvePoint:
+        """The point that a person would take for this target.
+
+        - The untouched model, if it meets the target already, or whatever is better in both error and parity.
+        - Else the most accurate point that meets the target.
+        - If none does, or the target is below what these rows can tell from parity: the most accurate of those that
+          they cannot tell from the fairest. To go further would be to pay for noise.
         """
-        meeting = [point for point in self.points if point.judged_ks <= target_ks]
-        if not meeting:
-            return min(self.points, key=lambda point: (point.judged_ks, point.mse))
-        return min(meeting, key=lambda point: (point.mse, point.judged_ks))
+        meeting = [point for point in self.points if self.meets(point, target_ks)]
+        untouched = self.untouched
+        if untouched in meeting:
+            return _most_accurate(
+                p for p in meeting if p.mse <= untouched.mse and p.ks_population <= untouched.ks_population
+            )
+        if meeting and (target_ks >= self.ks_resolved or self.confidence is not None):
+            return _most_accurate(meeting)
+        alike = np.hypot(min(point.ks_population for point in self.points), self.ks_resolved)
+        return _most_accurate(p for p in self.points if p.ks_population <= max(alike, target_ks))
 
     def model(self, i: int) -> Any:
         """The repaired model of point i, of the type of the model that was given."""
         return self.build(self.weights[range(len(self.points))[i]])
 
     def to_frame(self) -> pd.DataFrame:
-        """One row for each point."""
-        frame = pd.DataFrame([asdict(point) for point in self.points])
-        return frame.drop(columns=["index", "judged_ks"])
+        """One row for each point; ``ks_population`` and ``ks_certified`` are what the rule compares with a target."""
+        frame = pd.DataFrame([asdict(point) for point in self.points]).drop(columns="index")
+        return frame if self.confidence is not None else frame.drop(columns="ks_certified")
+
+
+def _most_accurate(points: Any) -> CurvePoint:
+    found: CurvePoint = min(points, key=lambda point: (point.mse, point.ks_population))
+    return found
 
 
 # --- judging -------------------------------------------------------------------------------------------------------
+
+
+def with_untouched(sample: Sample, fits: Sequence[Fit], predicted: Predicted) -> tuple[list[Fit], Predicted]:
+    """The candidates and, last, the model as it was given: the layer that it has, and what it predicts."""
+    layer = sample.layer
+    same = Fit(layer.weight[0], 0.0 if layer.bias is None else float(layer.bias[0]), target=UNTOUCHED)
+    judging, training = (
+        np.column_stack([known, rows.prediction])
+        for known, rows in zip(predicted, (sample.judging, sample.training), strict=True)
+    )
+    return [*fits, same], (judging, training)
 
 
 def judge(
@@ -123,36 +187,47 @@ def judge(
     predicted: Predicted | None = None,
     effort: Effort | None = None,
     seed: int = 0,
+    confidence: float | None = None,
+    certificate: str = "normal",
 ) -> tuple[Curve, list[int]]:
     """The fits that are not beaten in both error and parity, as a curve; and which fits they are.
 
-    When fewer than ``effort.points`` are unbeaten, those that are beaten only by them follow, and so on.
+    When fewer than ``effort.points`` are unbeaten, those that are beaten only by them follow, and so on. The untouched
+    model, where it is among the fits, is on every curve.
 
     Parameters
     ----------
     adapter : of the untouched model, which the models of the curve are copies of
     predicted : what the fits predict, where it is known already
+    confidence, certificate : of the bounds by which points are certified; none without a confidence
     """
     effort = effort or Effort()
+    if confidence is not None and sample.judged_on == "train":
+        raise InputError(
+            "{confidence} needs rows that neither fitted nor chose, and here all rows fitted: a certificate cannot "
+            "come from them. Pass {validation}, or more rows of every group, or leave the confidence out.",
+            confidence=Given(confidence),
+            validation=Given(),
+        )
 
-    def look() -> tuple[list[CurvePoint], float, float, list[int]]:
+    def look() -> tuple[list[CurvePoint], dict[str, Any], list[int]]:
         rows, known = sample.judging, predict(sample, fits) if predicted is None else predicted
         # Neither the order of two rows nor that of two candidates may hang on the last bits of a sum.
-        judging, training = (_rounded(part, np.ptp(rows.prediction)) for part in known)
-        null = ks_null(rows.codes, len(sample.labels), None, _weight(rows), seed)
-        floor = null.floor
-        mse, ks = mean_squared_errors(rows, judging), ks_distances(rows, judging)
-        expected = expected_ks(sample, judging, training, ks, floor)
-        order: list[int] = []
-        for front in _fronts(_rounded(mse, mse.max()), _rounded(expected, 1.0)):
-            if len(order) >= effort.points:
-                break
-            order += front
-        order.sort(key=lambda i: (-expected[i], mse[i]))
+        judging, training = (measurable(part, rows.prediction) for part in known)
+        groups = Groups.of(rows, len(sample.labels), seed)
+        mse, ks = mean_squared_errors(rows, judging), groups.distances(judging)
+        fitted = training_distances(sample, fits, training)
+        population, certified = ks, None  # rows that fitted show no excess that sampling would explain
+        if fitted is not None:
+            order_only = not len(sample.training)
+            population = population_along_curve(ks, fitted, groups.null.floor, order_only=order_only)
+        if fitted is not None and confidence is not None:
+            certified = _certified(groups, judging, fitted, confidence, certificate)
+        order = _kept(fits, mse, population, certified, effort.points)
         points = []
         for position, i in enumerate(order):
-            seen = _Seen(rows, judging[:, i])
-            low, high = seen.interval(null, effort.resamples, seed)
+            seen = Seen(rows, judging[:, i], groups)
+            low, high = seen.interval(effort.resamples, seed)
             points.append(
                 CurvePoint(
                     mse=float(mse[i]),
@@ -164,15 +239,49 @@ def judge(
                     target=fits[i].target,
                     ridge=fits[i].ridge,
                     strength=fits[i].strength,
-                    judged_ks=float(expected[i]),
+                    ks_population=float(population[i]),
+                    ks_upper=seen.upper(confidence, certificate),
+                    ks_certified=None if certified is None else float(certified[i]),
+                    constant=seen.constant,
                     index=position,
                 )
             )
-        return points, floor, null.quantile(0.95), order
+        plain = [error for error, fit in zip(mse.tolist(), fits, strict=True) if fit.diagnostics.get("plain")]
+        facts = {
+            "ks_floor": groups.null.floor,
+            "ks_resolved": groups.resolved,
+            "rows": groups.fewest,
+            "mse_refit": min(plain, default=0.0 if sample.error_against == "predictions" else None),
+        }
+        return points, facts, order
 
-    points, floor, chance, order = broadcast(look)
+    points, facts, order = broadcast(look)
     weights = tuple(weights_of(sample.layer, fits[i]) for i in order)
-    return Curve(tuple(points), floor, sample.judged_on, weights, Builder(adapter), chance), order
+    curve = Curve(
+        points=tuple(points),
+        evaluated_on=sample.judged_on,
+        weights=weights,
+        build=Builder(adapter),
+        confidence=confidence,
+        certificate=certificate,
+        **facts,
+    )
+    return curve, order
+
+
+def measurable(prediction: Array, untouched: Array) -> Array:
+    """Predictions (n,) or (n, k), rounded to a billionth of the untouched model's range.
+
+    A column that varies by no more than that is one number: the KS distance of rounding noise says nothing.
+    """
+    if not len(prediction):
+        return prediction
+    unit = float(np.ptp(untouched))
+    rounded = _rounded(prediction, unit)
+    columns = rounded.reshape(len(rounded), -1)
+    flat = np.ptp(prediction.reshape(columns.shape), axis=0) <= DIGITS * unit
+    columns[:, flat] = columns[:1, flat]
+    return rounded
 
 
 def _rounded(values: Array, unit: float) -> Array:
@@ -181,77 +290,49 @@ def _rounded(values: Array, unit: float) -> Array:
     return np.asarray(np.round(values / step) * step, dtype=np.float64)
 
 
-def expected_ks(sample: Sample, judging: Array, training: Array, alone: Array, floor: float) -> Array:
-    """(k,) the KS distance of each fit to expect on fresh rows, as many as those that judge.
+def training_distances(sample: Sample, fits: Sequence[Fit], training: Array) -> Array | None:
+    """(k,) the KS distance of each fit on rows that do not judge; None where the rows that judge have fitted.
 
-    The distance on the judging rows, ``alone``, is honest but noisy, and the best of many candidates is a lucky one.
-    The distance k on all rows is precise but too small, since most of them fitted; fresh rows add their own sampling
-    noise to it, about ``√(k² + floor²)``. Their mean, plus a margin that grows with the floor, is the estimate; it is
-    never below the distance on the judging rows. Where no training rows are at hand, the distance on the judging rows,
-    which has that noise in it, stands for both.
+    Only their order counts. Where there are no training rows but their moments, it is the distance of normal
+    distributions with the groups' means and variances (a head is monotone and changes no KS distance).
     """
     if sample.judged_on == "train":
-        return alone
-    if not len(sample.training):
-        return alone + MARGIN * floor
-    rows = [sample.judging, sample.training]
-    together = replace(
-        sample.judging,
-        codes=np.concatenate([part.codes for part in rows]),
-        weight=np.concatenate([part.weight for part in rows]),
-    )
-    pairs = zip(judging.T, training.T, strict=True)
-    on_all = np.concatenate([ks_distances(together, np.concatenate(pair)[:, None]) for pair in pairs])
-    expected: Array = (alone + np.hypot(on_all, floor)) / 2 + MARGIN * floor
-    return np.maximum(alone, expected)
+        return None
+    if len(sample.training):
+        return Groups.of(sample.training, len(sample.labels)).distances(training)
+    moments = sample.moments.columns(slice(0, sample.layer.weight.shape[1]))
+    weight = np.array([fit.weight for fit in fits])  # (k, p)
+    mean = weight @ moments.means.T  # (k, G)
+    variance = np.einsum("kp,gpq,kq->kg", weight, moments.covariances(), weight, optimize=True)
+    spread = np.sqrt(np.maximum(variance, 1e-24 * variance.max()))
+    grid = np.linspace(-4.0, 4.0, 65) * spread.max(axis=1, keepdims=True) + mean.mean(axis=1, keepdims=True)  # (k, t)
+    below = ndtr((grid[:, None, :] - mean[:, :, None]) / spread[:, :, None])  # (k, G, t)
+    return np.asarray(np.ptp(below, axis=1).max(axis=1), dtype=np.float64)
 
 
-def mean_squared_errors(rows: Rows, prediction: Array) -> Array:
-    """(k,) weighted mean squared error of each column of predictions (n, k)."""
-    share = rows.weight / rows.weight.sum()
-    # Column by column, here and below: all candidates at once would be several copies of a large table.
-    return np.array([share @ (column - rows.y) ** 2 for column in prediction.T])
+def _certified(groups: "Groups", judging: Array, fitted: Array, confidence: float, method: str) -> Array:
+    """(k,) the smallest target for which each fit is certified: a fixed sequence, fairest on *other* rows first.
+
+    A candidate is accepted while the bounds of all candidates up to it are within the target, so what counts is their
+    running maximum; stopping at the first failure needs no correction for their number.
+    """
+    order = np.argsort(fitted, kind="stable")
+    bounds = [groups.upper(judging[:, i], confidence, method) for i in order]
+    found = np.empty(len(order))
+    found[order] = np.maximum.accumulate(bounds)
+    return found
 
 
-def ks_distances(rows: Rows, prediction: Array) -> Array:
-    """(k,) Kolmogorov–Smirnov distance between the groups, for each column."""
-    weight, groups = _weight(rows), int(rows.codes.max()) + 1
-    return np.array([ks_from_codes(column, rows.codes, groups, weight) for column in prediction.T])
-
-
-def _weight(rows: Rows) -> Array | None:
-    """The weights, or None when they are equal."""
-    return None if np.all(rows.weight == rows.weight[0]) else rows.weight
-
-
-class _Seen:
-    """One vector of predictions on the judging rows, and what can be said of it."""
-
-    def __init__(self, rows: Rows, prediction: Array) -> None:
-        self._rows, self._prediction = rows, prediction
-        self._groups: dict[str, Any] = {"sensitive_features": rows.codes, "sample_weight": rows.weight}
-
-    @property
-    def mean_gap(self) -> float:
-        return mean_gap(self._prediction, **self._groups)
-
-    @property
-    def variance_gap(self) -> float:
-        return variance_gap(self._prediction, **self._groups)
-
-    @property
-    def group_mse(self) -> list[float]:
-        return list(group_mse(self._rows.y, self._prediction, **self._groups).values())
-
-    def interval(self, null: Null, resamples: int, seed: int) -> tuple[float, float]:
-        return ks_distance_ci(
-            self._prediction,
-            sensitive_features=self._rows.codes,
-            sample_weight=_weight(self._rows),
-            floor=null,
-            n_resamples=resamples,
-            random_state=seed,
-        )
+def _kept(fits: Sequence[Fit], mse: Array, population: Array, certified: Array | None, points: int) -> list[int]:
+    """Which fits the curve shows, by falling distance."""
+    errors, kept = _rounded(mse, mse.max()), [i for i, fit in enumerate(fits) if fit.target == UNTOUCHED]
+    if certified is not None:
+        kept += _fronts(errors, _rounded(certified, 1.0))[0]
+    for front in _fronts(errors, _rounded(population, 1.0)):
+        if len(set(kept)) >= points:
+            break
+        kept += front
+    return sorted(set(kept), key=lambda i: (-population[i], mse[i]))
 
 
 def _fronts(mse: Array, ks: Array) -> list[list[int]]:
@@ -271,6 +352,105 @@ def _fronts(mse: Array, ks: Array) -> list[list[int]]:
     return fronts
 
 
+# --- what can be said of predictions -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of some rows as parity sees them; its weights are not those of the error, which stay with the rows."""
+
+    codes: NDArray[np.intp]
+    count: int
+    weight: Array | None
+    scores: Array = field(repr=False)
+    seed: int = 0
+
+    @classmethod
+    def of(cls, rows: Rows, count: int, seed: int = 0) -> "Groups":
+        weight = rows.parity_weight
+        return cls(rows.codes, count, None if np.all(weight == weight[0]) else weight, rows.prediction, seed)
+
+    @cached_property
+    def null(self) -> Null:
+        """What parity would show; models of one curve share the ties of the untouched one."""
+        return ks_null(self.codes, self.count, self.scores, self.weight, self.seed)
+
+    @property
+    def resolved(self) -> float:
+        """The population distance at which a sample's, about √(k² + floor²), is the 90 % point of parity's own."""
+        return float(np.sqrt(max(0.0, self.null.quantile(0.9) ** 2 - self.null.floor**2)))
+
+    @property
+    def fewest(self) -> float:
+        """Effective rows of the two smallest groups, ``1/(1/n₁ + 1/n₂)``."""
+        return float(1 / np.sum(1 / np.sort(effective_sizes(self.codes, self.count, self.weight))[:2]))
+
+    def distances(self, prediction: Array) -> Array:
+        """(k,) KS distance of each column. One by one: all at once would be several copies of a large table."""
+        return np.array([ks_from_codes(column, self.codes, self.count, self.weight) for column in prediction.T])
+
+    def upper(self, prediction: Array, confidence: float, method: str) -> float:
+        return upper_bound(prediction, self.codes, self.count, self.weight, confidence, method)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One vector of predictions (n,) for some rows, and what can be said of it."""
+
+    rows: Rows
+    prediction: Array
+    groups: Groups
+
+    @property
+    def _by_group(self) -> dict[str, Any]:
+        return {"sensitive_features": self.groups.codes, "sample_weight": self.groups.weight}
+
+    @property
+    def mse(self) -> float:
+        return float(mean_squared_errors(self.rows, self.prediction[:, None])[0])
+
+    @property
+    def ks(self) -> float:
+        return float(self.groups.distances(measurable(self.prediction, self.rows.prediction)[:, None])[0])
+
+    @property
+    def mean_gap(self) -> float:
+        return mean_gap(self.prediction, **self._by_group)
+
+    @property
+    def variance_gap(self) -> float:
+        return variance_gap(self.prediction, **self._by_group)
+
+    @property
+    def group_mse(self) -> list[float]:
+        weight = {"sensitive_features": self.rows.codes, "sample_weight": self.rows.weight}
+        return list(group_mse(self.rows.y, self.prediction, **weight).values())
+
+    @property
+    def constant(self) -> bool:
+        """Whether hardly anything is left of the spread that the untouched model's predictions have."""
+        return bool(self.prediction.std() <= FLAT * self.rows.prediction.std())
+
+    def upper(self, confidence: float | None, method: str) -> float:
+        return self.groups.upper(self.prediction, 0.95 if confidence is None else confidence, method)
+
+    def interval(self, resamples: int, seed: int) -> tuple[float, float]:
+        return ks_distance_ci(
+            self.prediction, **self._by_group, floor=self.groups.null, n_resamples=resamples, random_state=seed
+        )
+
+
+def mean_squared_errors(rows: Rows, prediction: Array) -> Array:
+    """(k,) weighted mean squared error of each column of predictions (n, k)."""
+    share = rows.weight / rows.weight.sum()
+    return np.array([share @ (column - rows.y) ** 2 for column in prediction.T])
+
+
+def ks_distances(rows: Rows, prediction: Array) -> Array:
+    """(k,) Kolmogorov–Smirnov distance between the groups, for each column."""
+    return Groups.of(rows, int(rows.codes.max()) + 1).distances(prediction)
+
+
 # --- choosing ------------------------------------------------------------------------------------------------------
 
 
@@ -279,75 +459,156 @@ def choose(
     *,
     target_ks: float | None = None,
     max_mse_increase: float | None = None,
-    mse_before: float = np.inf,
     as_far_as_told: bool = False,
 ) -> CurvePoint:
     """A point of the curve, with a warning when none is as asked for.
 
     Parameters
     ----------
-    target_ks : the most accurate point that meets it
-    max_mse_increase : the fairest point whose error is at most this part above ``mse_before``
-    as_far_as_told : without either, the most accurate point that these rows cannot tell from parity; else the most
-        accurate of all
+    target_ks : as :meth:`Curve.select`
+    max_mse_increase : the fairest point whose error is at most this part above the untouched model's
+    as_far_as_told : without either, as for a target of 0.05, or of what these rows can tell from parity if that is
+        more; else the most accurate point that is pressed for parity at all (``strength`` above 0)
     """
     if max_mse_increase is not None:
-        return _fairest_within(curve, max_mse_increase, mse_before)
-    if target_ks is None:
-        if as_far_as_told:
-            return curve.select(target_ks=max(0.05, curve.ks_chance))
-        return min(curve.points, key=lambda point: point.mse)
-    point = curve.select(target_ks=target_ks)
-    if target_ks < curve.ks_floor:
+        point = _fairest_within(curve, max_mse_increase)
+    elif target_ks is not None:
+        point = curve.select(target_ks=target_ks)
+        if not curve.meets(point, target_ks):
+            _note_missed(curve, point, target_ks)
+    elif as_far_as_told:
+        point = curve.select(target_ks=max(PARITY, curve.ks_resolved))
+    else:
+        point = _most_accurate(point for point in curve.points if point.strength > 0)
+        _note_worse(curve, point)
+    if point.constant:
         _note(
-            "{target_ks} is below {floor:.3f}, what two samples of one distribution would show at these group sizes; "
-            "no model can be shown to meet it on these rows. More rows in the smallest group would lower that floor.",
-            target_ks=Given(target_ks),
-            floor=curve.ks_floor,
-        )
-    elif point.judged_ks > target_ks:
-        _note(
-            "no candidate {fails} {target_ks}; took the fairest, with KS {ks:.3f} [{low:.3f}, {high:.3f}] on the "
-            "{rows} rows and about {expected:.3f} to expect on fresh ones. See {curve_} for what can be reached.",
-            fails="meets" if point.ks > target_ks else "can be relied on to keep",
-            target_ks=Given(target_ks),
-            ks=point.ks,
-            low=point.ks_low,
-            high=point.ks_high,
-            rows=curve.evaluated_on,
-            expected=point.judged_ks,
+            "the repaired model predicts nearly one number for everybody; that is parity, and of no other use. A "
+            "milder {target_ks} or {max_mse_increase} would keep more. See {curve_} for what can be reached.",
+            target_ks=Given(),
+            max_mse_increase=Given(),
             curve_=Given(),
         )
     return point
 
 
-def _fairest_within(curve: Curve, increase: float, before: float) -> CurvePoint:
-    within = [point for point in curve.points if point.mse <= before * (1 + increase)]
-    if within:
-        return min(within, key=lambda point: (point.judged_ks, point.mse))
-    point = min(curve.points, key=lambda point: point.mse)
-    _note(
-        "no candidate stays within {max_mse_increase}; took the most accurate, with mean squared error {after:.4g} "
-        "against {before:.4g} before.",
-        max_mse_increase=Given(increase),
-        after=point.mse,
-        before=before,
-    )
+def _fairest_within(curve: Curve, increase: float) -> CurvePoint:
+    untouched = curve.untouched
+    assert untouched is not None
+    within = [point for point in curve.points if point.mse <= untouched.mse * (1 + increase)]
+    point = min(within, key=lambda point: (point.ks_population, point.mse))
+    if point is untouched:
+        _note("within {max_mse_increase} nothing is fairer than the model as given.", max_mse_increase=Given(increase))
     return point
+
+
+def _note_missed(curve: Curve, point: CurvePoint, target_ks: float) -> None:
+    """Why the target is not met, what was taken instead, and what would help."""
+    values = {
+        "target_ks": Given(target_ks),
+        "confidence": Given(curve.confidence),
+        "rows": curve.evaluated_on,
+        "floor": curve.ks_floor,
+        "resolved": curve.ks_resolved,
+        "estimate": point.ks_population,
+        "mse": point.mse,
+        "upper": point.ks_upper,
+        "curve_": Given(),
+    }
+    taken = "took the most accurate of the fairest, with an estimated KS of {estimate:.3f} in the population"
+    fairest = min(curve.points, key=lambda p: (p.ks_population, p.mse))
+    if curve.confidence is not None:
+        needed = rows_to_certify(
+            fairest.ks_population, target_ks=target_ks, confidence=curve.confidence, method=curve.certificate
+        )
+        more = (
+            f"about {needed / curve.rows:.1f} times as many {{rows}} rows would be needed"
+            if np.isfinite(needed)
+            else "no number of rows would do, since no estimate is below the target"
+        )
+        _note(
+            "no candidate can be certified to keep {target_ks} at {confidence} on the {rows} rows; "
+            + taken
+            + " and a bound of {upper:.3f}; "
+            + more
+            + ". See {curve_} for what can be reached.",
+            **values,
+        )
+    elif target_ks < curve.ks_resolved:
+        _note(
+            "{target_ks} is below {resolved:.3f}, the smallest KS that the {rows} rows can tell from parity (which "
+            "shows about {floor:.3f} on them); "
+            + taken
+            + " and error {mse:.4g}. The fairest has error {fairest:.4g}, for a difference that may be noise; more "
+            "rows in the smallest group would tell.",
+            fairest=fairest.mse,
+            **values,
+        )
+    else:
+        _note(
+            "no candidate meets {target_ks}; " + taken + ", {ks:.3f} [{low:.3f}, {high:.3f}] on the {rows} rows. See "
+            "{curve_} for what can be reached.",
+            ks=point.ks,
+            low=point.ks_low,
+            high=point.ks_high,
+            **values,
+        )
+
+
+def _note_worse(curve: Curve, point: CurvePoint) -> None:
+    untouched = curve.untouched
+    if untouched is not None and point.mse > untouched.mse and point.ks > untouched.ks:
+        _note(
+            "the repaired model is worse than the one given in both error ({before:.4g} to {after:.4g}) and KS "
+            "({ks_before:.3f} to {ks_after:.3f}) on the {rows} rows. With {target_ks} the model given would be kept "
+            "where nothing is better.",
+            before=untouched.mse,
+            after=point.mse,
+            ks_before=untouched.ks,
+            ks_after=point.ks,
+            rows=curve.evaluated_on,
+            target_ks=Given(),
+        )
 
 
 def _note(template: str, **values: Any) -> None:
     warnings.warn(ESVDFairWarning(template, values), stacklevel=5)
 
 
+def decided_by(curve: Curve, point: CurvePoint, *, target_ks: float | None, max_mse_increase: float | None) -> str:
+    """In a few words, why this point."""
+    if max_mse_increase is not None:
+        return "the fairest within the error allowed"
+    if target_ks is None:
+        return "the model as given" if point.target == UNTOUCHED else "no target"
+    if not curve.meets(point, target_ks):
+        if curve.confidence is not None:
+            return "none can be certified: among the fairest"
+        return (
+            "as far as these rows can tell"
+            if target_ks < curve.ks_resolved
+            else "none meets the target: among the fairest"
+        )
+    if point.target == UNTOUCHED:
+        return "the model as given meets the target"
+    return "the most accurate that " + ("meets the target" if curve.confidence is None else "is certified")
+
+
 def summarise(
-    sample: Sample, after: Array, curve: Curve, point: CurvePoint, *, method: str, target_ks: float | None
+    sample: Sample,
+    after: Array,
+    curve: Curve,
+    point: CurvePoint,
+    *,
+    method: str,
+    target_ks: float | None,
+    max_mse_increase: float | None = None,
 ) -> dict[str, Any]:
     """What was reached on the judging rows, ``after`` (n,) being what the chosen point predicts for them."""
     rows = sample.judging
-    both = np.column_stack([rows.prediction, after])
-    mse, ks = mean_squared_errors(rows, both), ks_distances(rows, both)
-    old, new = _Seen(rows, rows.prediction), _Seen(rows, after)
+    groups = Groups.of(rows, len(sample.labels))
+    old, new = (Seen(rows, prediction, groups) for prediction in (rows.prediction, after))
+    confidence = curve.confidence
 
     def by_group(values: Sequence[float]) -> Mapping[Label, float]:
         return dict(zip(sample.labels, values, strict=True))
@@ -355,11 +616,18 @@ def summarise(
     return {
         "method": method,
         "target_ks": target_ks,
-        "met": None if target_ks is None else bool(ks[1] <= target_ks),
-        "mse_before": float(mse[0]),
-        "mse_after": float(mse[1]),
-        "ks_before": float(ks[0]),
-        "ks_after": float(ks[1]),
+        "met": None if target_ks is None else curve.meets(point, target_ks),
+        "certified": None if target_ks is None or point.ks_certified is None else point.ks_certified <= target_ks,
+        "confidence": confidence,
+        "decided_by": decided_by(curve, point, target_ks=target_ks, max_mse_increase=max_mse_increase),
+        "constant": new.constant,
+        "mse_before": old.mse,
+        "mse_refit": curve.mse_refit,
+        "mse_after": new.mse,
+        "ks_before": old.ks,
+        "ks_after": new.ks,
+        "ks_population": point.ks_population,
+        "ks_upper": point.ks_upper,
         "ks_interval": (point.ks_low, point.ks_high),
         "ks_floor": curve.ks_floor,
         "group_sizes": by_group(np.bincount(rows.codes, minlength=len(sample.labels)).tolist()),

@@ -16,7 +16,7 @@ from esvdfair.batches import as_rows, inputs_of, is_stream, row_key
 from esvdfair.core.checks import row_count, to_numpy
 from esvdfair.core.edits import PAPER_REDUCTIONS, check_reduction
 from esvdfair.core.refit.quadratic import Fit
-from esvdfair.curve import Curve, CurvePoint, choose, judge, mean_squared_errors, summarise
+from esvdfair.curve import UNTOUCHED, Curve, CurvePoint, choose, judge, summarise, with_untouched
 from esvdfair.distributed import all_gather, broadcast, together, world_size
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models import adapt
@@ -45,9 +45,16 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         does so for means and variances alone, from moments alone. ``exact`` edits a hidden layer, then refits the
         last one under parity. ``paper`` is Algorithm 2 of the paper.
     target_ks : float, optional
-        Largest Kolmogorov–Smirnov distance between groups to aim at; the most accurate candidate that meets it on rows
-        that did not fit it is taken. Without any target, ``transport`` goes as far as these rows can tell:
-        KS ≤ max(0.05, what two samples of one distribution exceed in 5 % of cases).
+        Largest Kolmogorov–Smirnov distance between groups to aim at, *in the population*: the most accurate candidate
+        whose estimated distance meets it is taken, the model as given if it does already. Without any target,
+        ``transport`` aims at 0.05, or at the smallest distance that these rows can tell from parity.
+    confidence : float in (0, 1), optional
+        Take only what is certified to keep ``target_ks`` with this probability over the rows that judge (0.9), which
+        should be new to the model. Where nothing can be certified the fairest is taken, with a warning that tells how
+        many rows it would need.
+    certificate : {"normal", "hoeffding"}
+        The bound behind it: of the normal approximation, or one that holds at every sample size and needs about three
+        times as many rows.
     max_mse_increase : float, optional
         Instead of ``target_ks``: the fairest candidate whose mean squared error is at most this part above the
         untouched model's (0.05: five per cent).
@@ -77,7 +84,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
     ----------
     estimator_ : the repaired model, of the type of ``model``
     model_ : the untouched model that was repaired: ``model``, or what it became when it had to be fitted first
-    edits_ : list of LayerEdit, one for each edit made
+    edits_ : list of LayerEdit, one for each edit made; none where the model as given was chosen
     curve_ : Curve, the trade-off between error and parity
     point_ : CurvePoint, the point of it that was chosen
     summary_ : dict, what was reached, on which rows, and whether errors are against labels or the model's predictions
@@ -104,6 +111,8 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         *,
         method: str = "transport",
         target_ks: float | None = None,
+        confidence: float | None = None,
+        certificate: str = "normal",
         max_mse_increase: float | None = None,
         mean_reduction: float | None = None,
         covariance_reduction: float | None = None,
@@ -120,6 +129,8 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         self.model = model
         self.method = method
         self.target_ks = target_ks
+        self.confidence = confidence
+        self.certificate = certificate
         self.max_mse_increase = max_mse_increase
         self.mean_reduction = mean_reduction
         self.covariance_reduction = covariance_reduction
@@ -172,10 +183,11 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             with few_threads(setting.width):
                 hidden = self._hidden(setting)
                 sample, fits, predicted = self._refit_last(setting) if hidden is None else self._refit_edited(hidden)
+                fits, predicted = with_untouched(sample, fits, predicted)
                 curve, order = self._judge(setting, sample, fits, predicted)
-                point = self._choose(sample, curve)
+                point = self._choose(curve)
                 chosen = order[point]
-                if hidden is not None and sample.partial:
+                if hidden is not None and sample.partial and "reductions" in fits[chosen].diagnostics:
                     sample, fits, predicted = hidden.fits([fits[chosen].diagnostics["reductions"]])
                     curve, point, chosen = *_replaced(curve, point, self._judge(setting, sample, fits, predicted)[0]), 0
                 take_point(self, sample, curve, point, fits[chosen], predicted[0][:, chosen])
@@ -239,14 +251,16 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         """One pass and a refit of the last layer: what was seen, the candidates, and what they predict."""
         effort, targets = setting.effort, self._targets(setting.has_labels)
         sample = draw(setting)
+        # Rows that certify may not even choose a regularisation.
+        fitting = sample if self.confidence is None else replace(sample, judging=sample.training)
         if self.method == "transport":
-            fits = methods.transport(sample, targets=targets, effort=effort)
+            fits = methods.transport(fitting, targets=targets, effort=effort)
         else:
             mean, covariance = self.mean_reduction, self.covariance_reduction
             if not self._has_target() and mean is None and covariance is None:
                 mean = covariance = np.inf
             fits = methods.parity(
-                sample, targets=targets, mean_reduction=mean, covariance_reduction=covariance, effort=effort
+                fitting, targets=targets, mean_reduction=mean, covariance_reduction=covariance, effort=effort
             )
         return sample, fits, methods.predict(sample, fits)
 
@@ -268,18 +282,22 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
     def _judge(
         self, setting: Setting, sample: Sample, fits: list[Fit], predicted: methods.Predicted
     ) -> tuple[Curve, list[int]]:
-        return judge(sample, fits, setting.adapter, predicted=predicted, effort=setting.effort, seed=setting.seed)
+        return judge(
+            sample,
+            fits,
+            setting.adapter,
+            predicted=predicted,
+            effort=setting.effort,
+            seed=setting.seed,
+            confidence=self.confidence,
+            certificate=self.certificate,
+        )
 
-    def _choose(self, sample: Sample, curve: Curve) -> CurvePoint:
-        before = 0.0
-        if self.max_mse_increase is not None:
-            rows = sample.judging
-            before = broadcast(lambda: float(mean_squared_errors(rows, rows.prediction[:, None])[0]))
+    def _choose(self, curve: Curve) -> CurvePoint:
         return choose(
             curve,
             target_ks=self.target_ks,
             max_mse_increase=self.max_mse_increase,
-            mse_before=before,
             as_far_as_told=self.method == "transport",
         )
 
@@ -360,16 +378,26 @@ def take_point(
     """Let a point of the curve, the fit behind it, be what ``fair`` has come to; ``after`` is what it predicts."""
     fair.curve_, fair.point_ = curve, point
     take_model(fair, curve.model(point.index))
-    fair.edits_ = broadcast(lambda: methods.account_for(sample, fit))
+    fair.edits_ = [] if fit.target == UNTOUCHED else broadcast(lambda: methods.account_for(sample, fit))
     fair.summary_ = broadcast(
-        lambda: summarise(sample, after, curve, point, method=fair.method, target_ks=fair.target_ks)
+        lambda: summarise(
+            sample,
+            after,
+            curve,
+            point,
+            method=fair.method,
+            target_ks=fair.target_ks,
+            max_mse_increase=fair.max_mse_increase,
+        )
     )
 
 
 def _replaced(curve: Curve, point: CurvePoint, again: Curve) -> tuple[Curve, CurvePoint]:
     """The curve with a point that was done and judged again, on all rows."""
-    i = point.index
-    point = replace(again.points[0], index=i)
+    i, certified = point.index, again.points[0].ks_certified
+    if certified is not None and point.ks_certified is not None:
+        certified = max(certified, point.ks_certified)  # as it was the bound of this one that let it be chosen
+    point = replace(again.points[0], index=i, ks_certified=certified)
     points, weights = (
         (*old[:i], new, *old[i + 1 :]) for old, new in ((curve.points, point), (curve.weights, again.weights[0]))
     )
@@ -409,7 +437,25 @@ def check_options(fair: ESVDFair) -> None:
             target_ks=Given(fair.target_ks),
             max_mse_increase=Given(fair.max_mse_increase),
         )
+    _check_certificate(fair)
     _check_reductions(fair)
+
+
+def _check_certificate(fair: ESVDFair) -> None:
+    if fair.certificate not in ("normal", "hoeffding"):
+        raise InputError("{certificate}; expected 'normal' or 'hoeffding'.", certificate=Given(fair.certificate))
+    if fair.confidence is None:
+        return
+    if not 0 < fair.confidence < 1:
+        raise InputError(
+            "{confidence}; expected a number between 0 and 1, such as 0.9.", confidence=Given(fair.confidence)
+        )
+    if fair.target_ks is None:
+        raise InputError(
+            "{confidence} needs {target_ks}: there must be something to be certain of.",
+            confidence=Given(fair.confidence),
+            target_ks=Given(),
+        )
 
 
 def _check_reductions(fair: ESVDFair) -> None:

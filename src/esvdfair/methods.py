@@ -65,7 +65,7 @@ def transport(sample: Sample, *, targets: Sequence[str] = TARGETS, effort: Effor
     def solve() -> list[Fit]:
         refits = Refits(sample, effort)
         return [
-            replace(fit, target=name)
+            replace(fit, target=name, diagnostics={**fit.diagnostics, "plain": name == "labels" and not fit.strength})
             for target in targets
             for name, quadratic in refits.quadratics(target, effort.ridges)
             for fit in transport_path(refits.problem, quadratic, strengths=path[target])
@@ -84,6 +84,9 @@ def parity(
 ) -> list[Fit]:
     """Equal group means and variances (docs/method.md 2.3); a grid of both when no reduction is given.
 
+    First come the refits towards the labels without any parity, of strength 0: what they err is what the refit alone
+    would bring.
+
     Needs the moments alone: there may be no training rows at hand, and then the labels before a curved head cannot be a
     target.
     """
@@ -92,12 +95,17 @@ def parity(
     def solve() -> list[Fit]:
         refits = Refits(sample, effort)
         quadratics = [found for target in targets for found in refits.quadratics(target, effort.ridges)]
+        plain = [
+            Fit(*quadratic.layer(quadratic.minimiser), ridge=quadratic.ridge, diagnostics={"plain": True})
+            for name, quadratic in quadratics
+            if name == "labels"
+        ]
         if mean_reduction is not None or covariance_reduction is not None:
-            return [
+            return plain + [
                 replace(_parity_at(quadratic, mean_reduction or 1.0, covariance_reduction or 1.0), target=name)
                 for name, quadratic in quadratics
             ]
-        return [
+        return plain + [
             replace(problem.solve(problem.budget(reduction)), target=name, strength=problem.mean_penalty)
             for name, quadratic in quadratics
             for problem in (ParityProblem(quadratic, penalty) for penalty in _thinned(effort.mean_penalties, name))

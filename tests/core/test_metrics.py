@@ -530,11 +530,21 @@ def test_the_best_of_many_estimates_is_not_a_lucky_one() -> None:
     )
     floor = ks_floor(sensitive_features=codes)
     single = np.sqrt(np.maximum(0, judged**2 - floor**2))
-    along = ks.population_along_curve(judged, other, floor)
+    along = ks.population_along_curve(judged, other, floor, order_only=True)
     assert single.min() < 0.06
     assert along.min() > 0.1
     assert (along >= single).all()
-    assert ks.population_along_curve(judged[:1], other[:1], floor) == pytest.approx(single[:1])
+    assert ks.population_along_curve(judged[:1], other[:1], floor, order_only=True) == pytest.approx(single[:1])
+
+
+def test_rows_that_fitted_vouch_for_half_and_for_no_more_than_a_floor() -> None:
+    judged, floor = np.array([0.05, 0.1]), 0.04
+    single = judged**2 - floor**2
+    fitted = np.array([0.06, 0.09])
+    both = ks.population_along_curve(judged, fitted, floor)
+    assert both == pytest.approx(np.sqrt((single + fitted**2) / 2))
+    over = ks.population_along_curve(judged, np.zeros(2), floor, order_only=False)
+    assert over[1] >= np.sqrt(single[1] - floor**2)  # fitted to nothing left: it lowers by a floor at most
 
 
 def test_rows_to_certify_are_those_at_which_the_bound_meets_the_target() -> None:

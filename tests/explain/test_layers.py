@@ -92,6 +92,7 @@ def test_a_gap_that_the_second_layer_lets_go_is_found_in_the_first():
     assert scan.ks_before < 2 * scan.ks_floor
 
 
+@pytest.mark.filterwarnings("ignore:the repaired model is worse than the one given")
 @pytest.mark.parametrize("labels", [True, False])
 def test_what_is_reached_is_what_the_estimator_reaches(labels):
     X, y, a = people()

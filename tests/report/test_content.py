@@ -6,7 +6,7 @@ from esvdfair.report.content import STEPS, slider_points, spread_rows
 
 
 def curve_of(*pairs):
-    points = [SimpleNamespace(mse=mse, judged_ks=ks, index=i) for i, (mse, ks) in enumerate(pairs)]
+    points = [SimpleNamespace(mse=mse, ks=ks, target="labels", index=i) for i, (mse, ks) in enumerate(pairs)]
     return SimpleNamespace(points=points)
 
 

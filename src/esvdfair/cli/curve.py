@@ -58,7 +58,7 @@ def curve(
         if plot:
             _draw(found, target_ks, plot, replace=force)
     chosen = None if target_ks is None else found.select(target_ks=target_ks)
-    met = None if chosen is None or target_ks is None else chosen.ks <= target_ks
+    met = None if chosen is None or target_ks is None else found.meets(chosen, target_ks)
     with cli.after_writing([] if plot is None else [plot]):
         if as_json:
             cli.print_json({

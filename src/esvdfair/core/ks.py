@@ -314,19 +314,26 @@ def _null_cells(scores: Floats | None, weights: Floats | None) -> tuple[Floats, 
 # --- bounds on the population's distance ---------------------------------------------------------------------------
 
 
-def population_along_curve(distances: Floats, order_by: Floats, floor: float | Floats) -> Floats:
+def population_along_curve(
+    distances: Floats, fitted: Floats, floor: float | Floats, *, order_only: bool = False
+) -> Floats:
     """Estimates of the population's distances of many candidates, without the luck of the best of them.
 
-    ``distances`` (candidates,) are those of the judging rows, ``order_by`` those of other rows (of which only the order
-    counts, so rows that fitted will do). The smallest of many single estimates √(T² − floor²) is a lucky one; so T² −
-    floor² is made to rise with ``order_by`` (isotonic regression: neighbours share what chance gave them), and the
-    larger of this and the single estimate is taken.
+    ``distances`` T (candidates,) are those of the judging rows, ``fitted`` those of the rows that fitted. From T alone
+    the square is T² − floor², and the smallest of many is a lucky one; so it is made to rise with ``fitted`` (isotonic
+    regression: neighbours share what chance gave them), and the larger of this and its own is taken. All candidates
+    share the luck of the judging rows, though, and ``fitted`` does not: half of the square comes from there. It is
+    somewhat too small, since those rows fitted, so it may lower the estimate by no more than the square of a floor,
+    which vanishes as the judging rows grow. With ``order_only`` only the order of ``fitted`` counts.
     """
     squares = np.asarray(distances) ** 2 - np.asarray(floor) ** 2
-    order = np.argsort(order_by, kind="stable")
+    order = np.argsort(fitted, kind="stable")
     shared = np.empty(len(squares))
     shared[order] = isotonic_regression(squares[order]).x
-    return np.asarray(np.sqrt(np.maximum(0.0, np.maximum(shared, squares))), dtype=np.float64)
+    judged = np.maximum(shared, squares)
+    if not order_only:
+        judged = np.maximum((judged + np.asarray(fitted) ** 2) / 2, judged - np.asarray(floor) ** 2)
+    return np.asarray(np.sqrt(np.maximum(0.0, judged)), dtype=np.float64)
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ def repaired(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
     for level in experiment.transport_levels:
         point = transport.curve_.select(target_ks=level)
         prediction = predict(transport.curve_.model(point.index), x)
-        yield Outcome(Variant("transport", level=level), prediction, met=point.ks <= level)
+        yield Outcome(Variant("transport", level=level), prediction, met=transport.curve_.meets(point, level))
 
 
 def repair(trained: Trained, **options: Any) -> ESVDFair:

@@ -39,7 +39,7 @@ def retrained(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
         curve = curve_of(networks, trained)
         point = curve.select(target_ks=target)
         prediction = predict(networks[point.strength], trained.examples(experiment.evaluated_on).X)
-        yield Outcome(Variant(name, level=target), prediction, met=point.ks <= target)
+        yield Outcome(Variant(name, level=target), prediction, met=curve.meets(point, target))
 
 
 def search_penalty(

@@ -149,6 +149,7 @@ def _scan(setting: Setting, reductions: dict[str, float]) -> LayerScan:
     if sample.judged_on == "train":
         setting = replace(setting, split=None)  # it has warned already that no rows could be held out
     refits = parity(sample, targets=(sample.error_against,), effort=setting.effort, **reductions)
+    refits = [fit for fit in refits if fit.strength]
     curve, _ = judge(sample, refits, setting.adapter, effort=setting.effort, seed=setting.seed)
     found = []
     for layer in setting.layers[:-1]:

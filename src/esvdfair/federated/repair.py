@@ -8,7 +8,7 @@ import numpy as np
 
 from esvdfair.core.checks import Label
 from esvdfair.core.refit.quadratic import Fit
-from esvdfair.curve import choose, judge
+from esvdfair.curve import FLAT, choose, judge, with_untouched
 from esvdfair.distributed import together
 from esvdfair.estimator import ESVDFair, check_options, take_model, take_point
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
@@ -29,6 +29,8 @@ def repair_from_moments(
     *,
     validation: tuple[Any, ...] | None = None,
     target_ks: float | None = None,
+    confidence: float | None = None,
+    certificate: str = "normal",
     output: Any = None,
     missing: str = "error",
     batch_size: int = 8192,
@@ -48,7 +50,7 @@ def repair_from_moments(
         ``curve_``.
     target_ks : float, optional
         As in ESVDFair; needs ``validation``, since no moments tell a KS distance.
-    output, missing, batch_size, effort, random_state : as in ESVDFair
+    confidence, certificate, output, missing, batch_size, effort, random_state : as in ESVDFair
 
     Returns
     -------
@@ -67,6 +69,8 @@ def repair_from_moments(
         model,
         method="parity",
         target_ks=target_ks,
+        confidence=confidence,
+        certificate=certificate,
         output=output,
         missing=missing,
         batch_size=batch_size,
@@ -118,7 +122,17 @@ def _repair_judged(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments, val
         effort=setting.effort,
     )
     predicted = predict(sample, fits)
-    curve, order = judge(sample, fits, adapter, predicted=predicted, effort=setting.effort, seed=setting.seed)
+    fits, predicted = with_untouched(sample, fits, predicted)
+    curve, order = judge(
+        sample,
+        fits,
+        adapter,
+        predicted=predicted,
+        effort=setting.effort,
+        seed=setting.seed,
+        confidence=fair.confidence,
+        certificate=fair.certificate,
+    )
     point = choose(curve, target_ks=fair.target_ks)
     take_point(fair, sample, curve, point, fits[order[point]], predicted[0][:, order[point]])
 
@@ -127,7 +141,7 @@ def _repair_blindly(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments) ->
     """Equal means and variances over the rows of the moments, and what these tell about it."""
     sample = _without_rows(site)
     effort = replace(fair.effort or Effort(), ridges=(RIDGE,))
-    (fit,) = parity(
+    *_, fit = parity(
         sample, targets=_targets(site)[:1], mean_reduction=np.inf, covariance_reduction=np.inf, effort=effort
     )
     fair.point_ = None
@@ -166,10 +180,17 @@ def _known(site: SiteMoments, fit: Fit) -> dict[str, Any]:
         "method": "parity",
         "target_ks": None,
         "met": None,
+        "certified": None,
+        "confidence": None,
+        "decided_by": "no target",
+        "constant": bool(after.variances.max() <= FLAT**2 * before.variances.max()),
         "mse_before": mse[0],
+        "mse_refit": None,
         "mse_after": mse[1],
         "ks_before": None,
         "ks_after": None,
+        "ks_population": None,
+        "ks_upper": None,
         "ks_interval": None,
         "ks_floor": None,
         "group_sizes": dict(zip(labels, site.moments.rows.tolist(), strict=True)),

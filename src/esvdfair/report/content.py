@@ -14,7 +14,7 @@ from esvdfair.audit import Array, Codes
 from esvdfair.batches import Batch, held_out, is_stream, make_batches
 from esvdfair.core.checks import row_count
 from esvdfair.core.metrics import Peak, group_mse, ks_distance_ci, ks_floor, ks_peak
-from esvdfair.curve import Curve, CurvePoint
+from esvdfair.curve import UNTOUCHED, Curve, CurvePoint
 from esvdfair.estimator import ESVDFair
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.explain import Directions, LayerScan, People, explain_directions, explain_people, scan_layers
@@ -185,15 +185,18 @@ def collect(
 
 
 def slider_points(curve: Curve, chosen: CurvePoint) -> list[CurvePoint]:
-    """The chosen point and those that no other beats in both error and parity, at most ``STEPS``, by falling KS."""
+    """The chosen point and those that no other beats in both error and parity, at most ``STEPS``, by falling KS.
+
+    The untouched model, which every slider starts with, is not among them.
+    """
     best, front = np.inf, []
-    for point in sorted(curve.points, key=lambda p: (p.mse, p.judged_ks)):
-        if point.judged_ks < best:
-            best = point.judged_ks
+    for point in sorted(curve.points, key=lambda p: (p.mse, p.ks)):
+        if point.ks < best and point.target != UNTOUCHED:
+            best = point.ks
             front.append(point)
     kept = [front[i] for i in np.unique(np.linspace(0, len(front) - 1, STEPS - 1).round().astype(int))]
     together = kept if chosen in kept else [*kept, chosen]
-    return sorted(together, key=lambda point: (-point.judged_ks, point.mse))
+    return sorted(together, key=lambda point: (-point.ks, point.mse))
 
 
 def spread_rows(codes: Codes, most: int) -> NDArray[np.intp]:
