@@ -1,5 +1,6 @@
 """The document and the figures, from rows with known numbers."""
 
+import re
 from shutil import copytree
 
 import pytest
@@ -72,6 +73,12 @@ def test_the_report_says_what_the_rows_say(saved):
     assert "fell less than half as much in 1 of 3 seeds, the least 1.4 times" in text
     assert text.count("The error rises and KS falls along the parameter.") == 2
     assert "Chzhen 2020 on law 0.061 / 0.267 on targets, 0.058 / 0.275 on scores" in text
+
+
+def test_the_figures_are_shown(saved, drawn):
+    shown = re.findall(r"!\[.*\]\(reproduction/(.*\.png)\)", write_report(saved, SEEDS))
+    assert {path.name for path in drawn} <= set(shown)
+    assert len(shown) == len(set(shown)) == 12
 
 
 def test_the_rows_of_compas_that_differ_are_explained(saved):

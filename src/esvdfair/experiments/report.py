@@ -1,4 +1,7 @@
-"""docs/reproduction.md from saved rows: no number in it that a run did not produce (or the paper print)."""
+"""docs/reproduction.md from saved rows: no number in it that a run did not produce (or the paper print).
+
+It shows the figures that `esvdfair reproduce` draws, from the folder reproduction/ beside it.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,7 +119,10 @@ def _extent(saved: _Saved) -> str:
 def _section(table: Table) -> str:
     if not table.seeds:
         return f"### {table.experiment.name}\n\nNo seed is saved."
-    return f"### {table.experiment.name}, {table.extent}\n\n{table.to_markdown()}"
+    name = f"{table.experiment.name}, {table.extent}"
+    place = f"reproduction/{table.experiment.name}-{table.preparation}"
+    figures = f"![{name}: error over KS]({place}-tradeoff.png)\n\n![{name}: densities]({place}-densities.png)"
+    return f"### {name}\n\n{table.to_markdown()}\n\n{figures}"
 
 
 def _ablation(table: Table) -> str:
