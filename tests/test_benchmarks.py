@@ -109,8 +109,8 @@ def test_the_truth_of_the_made_up_populations_is_true(monkeypatch):
     left = drawn.y - regret.regression(drawn.X)
     assert left.mean() == pytest.approx(0.0, abs=0.02)
     assert left.std() == pytest.approx(regret.NOISE, rel=0.03)
-    x, measure, curve = regret.judge_by(population)
-    assert curve[-1] == pytest.approx(measure(regret.regression(x)))
-    assert curve[-1, 0] == 0.0
-    assert np.all(np.diff(curve[:, 0]) <= 0)
-    assert np.all(np.diff(curve[:, 1]) >= 0)
+    truth = regret.Truth(population)
+    assert truth.curve[-1] == pytest.approx(truth.measure(regret.regression(truth.x)))
+    assert truth.curve[-1, 0] == 0.0
+    assert np.all(np.diff(truth.curve[:, 0]) <= 0)
+    assert np.all(np.diff(truth.curve[:, 1]) >= 0)
