@@ -38,7 +38,7 @@ def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
         return _load("sklearn", "SklearnAdapter", model, output)
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     for holder in ("module_", "lightning_module", "model"):  # skorch, Lightning's and Hugging Face's trainers
-        if hasattr(model, holder):
+        if hasattr(getattr(model, holder, None), "state_dict"):
             raise TypeError(f"cannot repair a {kind} itself; pass the network that it holds: its attribute {holder}.")
     raise TypeError(
         f"cannot repair a {kind}. Supported are a torch.nn.Module, a scikit-learn MLPRegressor, MLPClassifier or "
