@@ -255,3 +255,10 @@ def test_a_full_disk_behind_stdout(files):
     assert done.returncode == 2
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_missing_is_explained(refused, files):
+    said = refused("audit", files.model, files.data)
+    assert said.startswith("esvdfair: Missing option '--sensitive': Column with the group of each person;")
+    assert said.endswith("See `esvdfair audit --help`.\n")
+    assert "Missing argument 'MODEL.onnx'. See `esvdfair curve --help`." in refused("curve", "--sensitive", "sex")

@@ -112,6 +112,11 @@ def _exit_code(command: Callable[[], Any]) -> int:
     try:
         code = command()
         sys.stdout.flush()
+    except click.MissingParameter as error:
+        what = f": {error.param.help}" if isinstance(error.param, click.Option) and error.param.help else "."
+        more = f" See `{error.ctx.command_path} --help`." if error.ctx else ""
+        _say(error.format_message().rstrip(".") + what + more)
+        return BAD_INPUT
     except click.ClickException as error:
         _say(error.format_message())
         return BAD_INPUT
@@ -150,7 +155,11 @@ def _say(message: str) -> None:
     click.echo(f"esvdfair: {' '.join(message.split())}", err=True)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    invoke_without_command=True,
+)
 @click.version_option(package_name="esvdfair")
 @click.pass_context
 def main(ctx: click.Context) -> None:

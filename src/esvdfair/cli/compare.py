@@ -133,10 +133,9 @@ def compare(
         })  # fmt: skip
         return
     which = cli.JUDGED_ON["heldout" if validation is None else "validation"]
-    click.echo(
-        f"Fitted on {len(case.fit):,} rows, judged on {len(case.judge):,}, {which}, which also chose the points of our "
-        f"methods; target KS ≤ {target_ks:g}; parity itself would show about {share(floor)}\n"
-    )
+    judged = f"{len(case.judge):,}, {which}, which also chose the points of our methods"
+    told = f"target KS ≤ {target_ks:g}; parity itself would show about {share(floor)}."
+    click.echo(click.wrap_text(f"Fitted on {len(case.fit):,} rows, judged on {judged}; {told}", width=100) + "\n")
     click.echo(_table(scores))
     for score in scores:
         if score.error:
@@ -146,15 +145,13 @@ def compare(
 def _table(scores: list[Score]) -> str:
     groups = next(list(score.group_mse) for score in scores if score.group_mse)
     of_groups = [f"MSE of {name}" for name in distinct_names(groups)]
-    header = ["", "KS", "95 % interval", "MSE", *of_groups, "needs", "same model", "seconds"]
+    header = ["", "KS", "95 % interval", "MSE", *of_groups, "needs", "same model", "time"]
     lines = []
     for s in scores:
         errors = [number(None if s.group_mse is None else s.group_mse[g]) for g in groups]
-        seconds = "–" if s.seconds is None else f"{s.seconds:.1f}"
-        same = "yes" if s.same_model else "no"
-        lines.append(
-            [s.method, share(s.ks), interval(s.ks_interval, share), number(s.mse), *errors, s.needs, same, seconds]
-        )
+        seconds = "–" if s.seconds is None else f"{s.seconds:.1f} s"
+        facts = ["–" if s.needs == "nothing" else "group", "yes" if s.same_model else "no", seconds]
+        lines.append([s.method, share(s.ks), interval(s.ks_interval, share), number(s.mse), *errors, *facts])
     return cli.table(header, lines)
 
 

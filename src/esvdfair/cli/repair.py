@@ -46,7 +46,7 @@ UNKNOWN_KS = (
 @click.option("-o", "--out", metavar="FILE", required=True, type=cli.FILE, help="Where the repaired model goes.")
 @click.option("--report", metavar="FILE", type=cli.FILE, help="Also write a report of one HTML page.")
 @click.option("--model-card", metavar="FILE", type=cli.FILE, help="Also write a model card, as Hugging Face reads it.")
-@click.option("--unit", metavar="TEXT", help="Unit of the target, for report and card: `EUR a year`.")
+@click.option("--unit", metavar="UNIT", help="Unit of the target, for report and card: `EUR a year`.")
 @cli.force_option
 @cli.json_option
 @click.pass_context
