@@ -1,6 +1,7 @@
 """The plots show every point and every group, and name them."""
 
 import sys
+from dataclasses import replace
 from importlib.resources import files
 
 import numpy as np
@@ -57,10 +58,13 @@ def test_every_point_the_floor_and_the_choice_are_drawn(plt):
 
 
 def test_names_do_not_collide_and_the_floor_stands_behind(plt):
-    axes = plot_curve(curve(), target_ks=0.25, untouched=(0.21, 1.19), refitted=(0.205, 1.195))
+    found = curve()
+    untouched = replace(found.points[1], target="untouched")  # beside the point that is chosen
+    points = (found.points[0], untouched, *found.points[2:])
+    axes = plot_curve(replace(found, points=points, mse_refit=1.0), target_ks=0.25)
     axes.figure.canvas.draw()
     names = {text.get_text(): text.get_window_extent() for text in axes.texts if text.get_text() != "sampling floor"}
-    assert set(names) == {"as trained", "refitted", "KS 0.200, MSE 1.2"}
+    assert set(names) == {"as trained", "refitted without parity", "KS 0.200 (population 0.200), MSE 1.2"}
     boxes = list(names.values())
     assert not any(box.count_overlaps([other for other in boxes if other is not box]) for box in boxes)
     (zone,) = axes.patches

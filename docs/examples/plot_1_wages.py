@@ -46,8 +46,7 @@ for name, found in (("as trained", model), ("repaired", repaired)):
 # %%
 # What it costs, and what another target would cost: each point is a model that is ready to take.
 
-reached = fair.summary_
-plot_curve(fair.curve_, target_ks=0.10, untouched=(reached["ks_before"], reached["mse_before"]))
+plot_curve(fair.curve_, target_ks=0.10)
 
 # %%
 # Before and after, on people whom nobody has seen. The tick marks a group's mean.

@@ -22,21 +22,16 @@ NAMED_AT_LINES = 4
 """Groups that are named at their lines; names of more would cover each other, so they get a legend."""
 
 
-def plot_curve(
-    curve: Curve,
-    *,
-    target_ks: float | None = None,
-    untouched: tuple[float, float] | None = None,
-    refitted: tuple[float, float] | None = None,
-    ax: "Axes | None" = None,
-) -> "Axes":
+def plot_curve(curve: Curve, *, target_ks: float | None = None, ax: "Axes | None" = None) -> "Axes":
     """The trade-off curve: mean squared error over KS distance, with intervals, the floor, and a chosen point.
+
+    A star is the model as it was; a dashed line the error with its last layer refitted *without* parity: what is gained
+    down to there is the refit's, what is lost from there is the price of parity.
 
     Parameters
     ----------
     curve : from :func:`esvdfair.fit_curve` or ``ESVDFair.curve_``
     target_ks : marks the target and the point that :meth:`Curve.select` takes for it
-    untouched, refitted : (KS, error) of the model as it was, and with its last layer refitted without parity, to mark
     ax : axes to draw on; new ones by default
     """
     ax = _axes() if ax is None else ax
@@ -48,15 +43,18 @@ def plot_curve(
     ax.errorbar(ks, mse, xerr=widths, fmt="none", ecolor=QUIET, elinewidth=0.6, alpha=0.35, zorder=1)
     ax.plot(ks, mse, "o", color=ACCENT, markersize=4, zorder=2)
     names = []
-    for text, marker, at in (("as trained", "*", untouched), ("refitted", "D", refitted)):
-        if at is not None:
-            ax.plot(*at, marker, color=INK, markersize=9 if marker == "*" else 5, zorder=4)
-            names.append((text, *at))
+    if (untouched := curve.untouched) is not None:
+        ax.plot([untouched.ks], [untouched.mse], "*", color=INK, markersize=9, zorder=4)
+        names.append(("as trained", untouched.ks, untouched.mse))
+    if curve.mse_refit is not None:
+        ax.axhline(curve.mse_refit, color=QUIET, linewidth=0.8, linestyle="--", zorder=1)
+        names.append(("refitted without parity", float(ks.max()), curve.mse_refit))
     if target_ks is not None:
         chosen = curve.select(target_ks=target_ks)
         ax.axvline(target_ks, color=INK, linewidth=0.8, linestyle=":")
         ax.plot([chosen.ks], [chosen.mse], "o", color="none", markeredgecolor=INK, markersize=11, zorder=3)
-        names.append((f"KS {chosen.ks:.3f}, MSE {number(chosen.mse)}", chosen.ks, chosen.mse))
+        here = f"KS {chosen.ks:.3f} (population {chosen.ks_population:.3f}), MSE {number(chosen.mse)}"
+        names.append((here, chosen.ks, chosen.mse))
     finish_tradeoff(ax, floor=curve.ks_floor, rows=f"{curve.evaluated_on} rows")
     name_points(ax, names)
     return ax
