@@ -7,7 +7,7 @@ place that says so; the choice, the warning, the summary and the exit code of a 
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ from esvdfair.core.checks import Label
 from esvdfair.core.ks import Null, effective_sizes, ks_from_codes, ks_null, population_along_curve, upper_bound
 from esvdfair.core.metrics import group_mse, ks_distance_ci, mean_gap, rows_to_certify, variance_gap
 from esvdfair.core.refit.quadratic import Fit
+from esvdfair.core.strata import outside_support
 from esvdfair.distributed import broadcast
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.methods import Predicted, predict, weights_of
@@ -363,17 +364,19 @@ class Groups:
     count: int
     weight: Array | None
     scores: Array = field(repr=False)
+    strata: NDArray[np.intp] | None = None
     seed: int = 0
 
     @classmethod
     def of(cls, rows: Rows, count: int, seed: int = 0) -> "Groups":
         weight = rows.parity_weight
-        return cls(rows.codes, count, None if np.all(weight == weight[0]) else weight, rows.prediction, seed)
+        weight_or_none = None if rows.strata is None and np.all(weight == weight[0]) else weight
+        return cls(rows.codes, count, weight_or_none, rows.prediction, rows.strata, seed)
 
     @cached_property
     def null(self) -> Null:
         """What parity would show; models of one curve share the ties of the untouched one."""
-        return ks_null(self.codes, self.count, self.scores, self.weight, self.seed)
+        return ks_null(self.codes, self.count, self.scores, self.weight, self.seed, self.strata)
 
     @property
     def resolved(self) -> float:
@@ -640,4 +643,20 @@ def summarise(
         "evaluated_on": sample.judged_on,
         "error_against": sample.error_against,
         "rows": len(rows),
+        **_unadjusted(rows, after, len(sample.labels)),
+    }
+
+
+def _unadjusted(rows: Rows, after: Array, count: int) -> dict[str, Any]:
+    """Beside adjusted gaps the raw ones, and the share of people who are like nobody of some other group."""
+    if rows.adjusted is None:
+        return {}
+    plain = replace(rows, adjusted=None, strata=None)
+    old, new = (Seen(plain, values, Groups.of(plain, count)) for values in (rows.prediction, after))
+    return {
+        "ks_raw_before": old.ks,
+        "ks_raw_after": new.ks,
+        "mean_gap_raw_before": old.mean_gap,
+        "mean_gap_raw_after": new.mean_gap,
+        "outside_support": outside_support(rows.weight, rows.adjusted),
     }

@@ -151,6 +151,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         *,
         sensitive_features: Any = None,
         sample_weight: Any = None,
+        control_features: Any = None,
         validation: Any = None,
     ) -> Self:
         """Repair the model.
@@ -158,13 +159,16 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         Parameters
         ----------
         X : (rows, features) array, DataFrame or tensor; for a model with several inputs a tuple, a list or a mapping of
-            them; or a DataLoader, an iterable, or a function that makes one, which yields (X, y, sensitive[, weight])
-            batches
+            them; or a DataLoader, an iterable, or a function that makes one, which yields
+            (X, y, sensitive[, weight[, control]]) batches
         y : (rows,) labels. Without them the model is repaired towards its own predictions, and every mean squared
             error is measured against those.
         sensitive_features : (rows,) group of each person, or several columns, whose combinations become the groups
         sample_weight : (rows,)
-        validation : (X, y, sensitive_features) or a fourth item with weights; or what yields such batches
+        control_features : (rows,) or several columns, optional
+            What people may rightly differ in (job, region, hours): gaps are then *adjusted*, that is, groups are
+            compared as if each had the same mix of these strata (docs/method.md 2.8). The error keeps plain weights.
+        validation : (X, y, sensitive_features[, sample_weight[, control_features]]); or what yields such batches
             Rows that the model was *not trained on*; a candidate is chosen and judged on them. Without it a fraction
             of X is held out from the repair. Those rows are new to the repair but not to the model, if X is what it was
             trained on: its errors there are then too small. ``summary_["evaluated_on"]`` says which rows judged:
@@ -179,7 +183,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         """
         with together():
             check_options(self)
-            setting = self._prepare(X, y, sensitive_features, sample_weight, validation)
+            setting = self._prepare(X, y, sensitive_features, sample_weight, control_features, validation)
             with few_threads(setting.width):
                 hidden = self._hidden(setting)
                 sample, fits, predicted = self._refit_last(setting) if hidden is None else self._refit_edited(hidden)
@@ -218,7 +222,9 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
 
     # --- the steps of fit ------------------------------------------------------------------------------------------
 
-    def _prepare(self, X: Any, y: Any, sensitive_features: Any, sample_weight: Any, validation: Any) -> Setting:
+    def _prepare(
+        self, X: Any, y: Any, sensitive_features: Any, sample_weight: Any, control_features: Any, validation: Any
+    ) -> Setting:
         """The model and the rows, checked; the same on every rank but for the rows."""
         stream = is_stream(X)
         X = X if stream else self._rows(X, reset=True)
@@ -234,6 +240,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             y,
             sensitive_features=sensitive_features,
             sample_weight=sample_weight,
+            control_features=control_features,
             validation=validation,
             missing=self.missing,
             batch_size=self.batch_size,
@@ -490,6 +497,7 @@ def fit_curve(
     *,
     sensitive_features: Any = None,
     sample_weight: Any = None,
+    control_features: Any = None,
     validation: Any = None,
     **options: Any,
 ) -> Curve:
@@ -497,7 +505,7 @@ def fit_curve(
 
     Parameters
     ----------
-    model, X, y, sensitive_features, sample_weight, validation : as in :class:`ESVDFair` and its ``fit``
+    model, X, y, sensitive_features, sample_weight, control_features, validation : as in :class:`ESVDFair`, its ``fit``
     **options : further options of :class:`ESVDFair`, such as ``method`` and ``random_state``
 
     Returns
@@ -509,6 +517,13 @@ def fit_curve(
     if "max_mse_increase" not in options and "target_ks" not in options:
         options["max_mse_increase"] = np.inf  # a scan, whichever point it ends on
     fair = ESVDFair(model, **options)
-    fair.fit(X, y, sensitive_features=sensitive_features, sample_weight=sample_weight, validation=validation)
+    fair.fit(
+        X,
+        y,
+        sensitive_features=sensitive_features,
+        sample_weight=sample_weight,
+        control_features=control_features,
+        validation=validation,
+    )
     curve: Curve = fair.curve_
     return curve

@@ -95,7 +95,7 @@ class Rows:
     y : (n,) labels; the untouched model's own predictions when there are none
     codes : (n,) groups, positions in ``Sample.labels``
     weight : (n,) sample weights, scaled up where a group was sampled
-    adjusted : (n,) where gaps are adjusted, the weights that give all groups the same mix of strata
+    adjusted, strata : (n,) where gaps are adjusted, the weights that give all groups the same mix of strata, and those
     """
 
     features: NDArray[Any]
@@ -104,6 +104,7 @@ class Rows:
     codes: NDArray[np.intp]
     weight: Array
     adjusted: Array | None = None
+    strata: NDArray[np.intp] | None = None
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -486,7 +487,7 @@ class _Seen:
         group, stratum = np.array([(self.labels.index(g), strata.index(s)) for g, s in pairs], dtype=np.intp).T
         codes = group[rows.codes]
         weight = adjusted_weights(codes, len(self.labels), stratum[rows.codes], rows.weight)
-        return replace(rows, codes=codes, adjusted=weight)
+        return replace(rows, codes=codes, adjusted=weight, strata=stratum[rows.codes])
 
     def rows(self, part: int) -> Rows:
         return self.grouped(self.cell_rows(part))

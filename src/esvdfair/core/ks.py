@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from scipy.special import kolmogi, ndtri
 
+from esvdfair.core.strata import GRID_SHIFT, stratified_noise
+
 Floats: TypeAlias = NDArray[np.float64]
 Codes: TypeAlias = NDArray[np.intp]
 Seed: TypeAlias = int | np.random.Generator | None
@@ -28,7 +30,6 @@ _PERMUTED_ROWS = 400  # up to here parity is simulated by permutations, above by
 _LARGE_GROUP = 50  # effective rows from which a group is near enough to that limit
 _NULL_CELLS = 256  # thresholds of that limit
 _TIED_SHARE = 0.05  # share of tied rows below which ties hardly move the floor
-_GRID_SHIFT = 0.5826  # −ζ(1/2)/√(2π): what a supremum over a grid misses, in standard deviations of one step
 
 
 # --- distances -----------------------------------------------------------------------------------------------------
@@ -221,10 +222,22 @@ class Null:
 
 
 def ks_null(
-    codes: Codes, n_groups: int, scores: Floats | None = None, weights: Floats | None = None, random_state: Seed = 0
+    codes: Codes,
+    n_groups: int,
+    scores: Floats | None = None,
+    weights: Floats | None = None,
+    random_state: Seed = 0,
+    strata: Codes | None = None,
 ) -> Null:
-    """What KS distance these groups would show if they came from one distribution; see `ks_floor`."""
+    """What KS distance these groups would show if they came from one distribution; see `ks_floor`.
+
+    With ``strata`` the weights are those that adjust for them, and noise is within strata only.
+    """
     sizes = effective_sizes(codes, n_groups, weights)
+    if strata is not None and scores is not None and weights is not None:
+        rng = np.random.default_rng(random_state)
+        found = stratified_noise(scores, codes, n_groups, strata, weights, max(200, 2000 // n_groups), rng)
+        return Null(float(found.mean()), sizes, found)
     masses, tied = _null_cells(scores, weights)
     if n_groups == 2 and masses[tied].sum() < _TIED_SHARE:
         return _two_groups(*sizes)
@@ -281,7 +294,7 @@ def _limit(sizes: Floats, masses: Floats, tied: NDArray[np.bool_], draws: int, r
         at = np.ptp(noise, axis=0).argmax(axis=1)  # (size,)
         there = np.take_along_axis(noise, at[None, :, None], axis=2)[:, :, 0]  # (G, size)
         n, m = sizes[there.argmax(axis=0)], sizes[there.argmin(axis=0)]
-        between = _GRID_SHIFT * step[at] * np.sqrt(1 / n + 1 / m) - _lattice_shift(n, m)
+        between = GRID_SHIFT * step[at] * np.sqrt(1 / n + 1 / m) - _lattice_shift(n, m)
         found.append(np.ptp(there, axis=0) + np.where(tied[at], 0.0, between))
     return np.asarray(np.clip(np.concatenate(found), 0.0, 1.0), dtype=np.float64)
 

@@ -12,6 +12,7 @@ from esvdfair.core.checks import (
     Label,
     check_column,
     check_rows,
+    check_strata,
     check_weight,
     encode_groups,
     make_generator,
@@ -33,6 +34,7 @@ from esvdfair.core.ks import (
     lower_end,
     upper_bound,
 )
+from esvdfair.core.strata import adjusted_weights
 from esvdfair.exceptions import Given, InputError
 
 __all__ = [
@@ -64,7 +66,9 @@ _SKETCH = 64  # levels at which quantile functions are compared before they are 
 # --- Kolmogorov–Smirnov --------------------------------------------------------------------------------------------
 
 
-def ks_distance(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None) -> float:
+def ks_distance(
+    y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None, control_features: Any = None
+) -> float:
     """Largest Kolmogorov–Smirnov distance between the predictions of two groups.
 
     ``max_{g,h} sup_t |F_g(t) − F_h(t)|`` with F_g the (weighted) empirical distribution function of group g.
@@ -75,6 +79,8 @@ def ks_distance(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = No
     y_pred : array-like of shape (rows,) or (rows, 1)
     sensitive_features : array-like of shape (rows,) or (rows, attributes)
     sample_weight : array-like of shape (rows,), optional
+    control_features : array-like of shape (rows,) or (rows, attributes), optional
+        What people may rightly differ in: the groups are reweighted to the same mix of its values (docs/method.md 2.8).
 
     Raises
     ------
@@ -86,7 +92,7 @@ def ks_distance(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = No
     >>> ks_distance([1, 2, 3, 4], sensitive_features=["a", "a", "b", "a"])
     0.6666666666666666
     """
-    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight)
+    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight, control_features)
     return ks_from_codes(scores, codes, len(labels), weights)
 
 
@@ -110,6 +116,7 @@ def ks_distance_ci(
     *,
     sensitive_features: Any,
     sample_weight: Any = None,
+    control_features: Any = None,
     confidence: float = 0.95,
     n_resamples: int = 1000,
     floor: float | Null | None = None,
@@ -147,9 +154,11 @@ def ks_distance_ci(
     _check_confidence(confidence)
     if n_resamples < 1:
         raise InputError("{n_resamples} draws nothing; use at least a few hundred.", n_resamples=Given(n_resamples))
-    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight, rows_needed=2)
-    rows = (scores, codes, len(labels), weights)
-    low = lower_end(*rows, confidence, floor=floor, n_resamples=n_resamples, random_state=make_generator(random_state))
+    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight, control_features, rows_needed=2)
+    rows, rng = (scores, codes, len(labels), weights), make_generator(random_state)
+    if floor is None and control_features is not None:
+        floor = ks_null(codes, len(labels), scores, weights, rng, _strata(control_features, len(codes)))
+    low = lower_end(*rows, confidence, floor=floor, n_resamples=n_resamples, random_state=rng)
     return low, upper_bound(*rows, (1 + confidence) / 2)
 
 
@@ -160,6 +169,7 @@ def ks_bound(
     confidence: float = 0.95,
     method: str = "normal",
     sample_weight: Any = None,
+    control_features: Any = None,
 ) -> float:
     """One-sided upper bound of the population's KS distance: it exceeds the bound in at most 1 − confidence of samples.
 
@@ -180,6 +190,7 @@ def ks_bound(
     confidence : float in (0, 1)
     method : {"normal", "hoeffding"}
     sample_weight : array-like of shape (rows,), optional
+    control_features : as in `ks_distance`
 
     Examples
     --------
@@ -189,7 +200,7 @@ def ks_bound(
     """
     _check_confidence(confidence)
     _check_method(method)
-    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight)
+    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight, control_features)
     return upper_bound(scores, codes, len(labels), weights, confidence, method)
 
 
@@ -211,6 +222,7 @@ def ks_population(
     *,
     sensitive_features: Any,
     sample_weight: Any = None,
+    control_features: Any = None,
     floor: float | None = None,
     random_state: Seed = 0,
 ) -> float:
@@ -222,14 +234,20 @@ def ks_population(
     small and a fifth too large; near k for a shift. Of many candidates the smallest estimate is a lucky one: see
     `ks.population_along_curve`. Pass ``floor`` when `ks_floor` of these rows is known already.
     """
-    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight)
+    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight, control_features)
     if floor is None:
-        floor = ks_null(codes, len(labels), scores, weights, make_generator(random_state)).floor
+        strata = _strata(control_features, len(codes))
+        floor = ks_null(codes, len(labels), scores, weights, make_generator(random_state), strata).floor
     return float(np.sqrt(max(0.0, ks_from_codes(scores, codes, len(labels), weights) ** 2 - floor**2)))
 
 
 def ks_floor(
-    *, sensitive_features: Any, y_pred: Any = None, sample_weight: Any = None, random_state: Seed = 0
+    *,
+    sensitive_features: Any,
+    y_pred: Any = None,
+    sample_weight: Any = None,
+    control_features: Any = None,
+    random_state: Seed = 0,
 ) -> float:
     """Expected `ks_distance` when every group is a sample of one and the same distribution.
 
@@ -252,7 +270,7 @@ def ks_floor(
     >>> round(ks_floor(sensitive_features=["a"] * 100 + ["b"] * 100), 3)
     0.118
     """
-    return _null(sensitive_features, y_pred, sample_weight, random_state).floor
+    return _null(sensitive_features, y_pred, sample_weight, random_state, control_features).floor
 
 
 def ks_null_quantile(
@@ -273,16 +291,21 @@ def ks_null_quantile(
     return _null(sensitive_features, y_pred, sample_weight, random_state).quantile(level)
 
 
-def _null(sensitive_features: Any, y_pred: Any, sample_weight: Any, random_state: Seed) -> Null:
-    labels, codes, weights = _check_groups(sensitive_features, sample_weight)
+def _null(
+    sensitive_features: Any, y_pred: Any, sample_weight: Any, random_state: Seed, control_features: Any = None
+) -> Null:
+    labels, codes, weights = _check_groups(sensitive_features, sample_weight, control_features)
     scores = None if y_pred is None else check_column(y_pred, len(codes), "y_pred", of="sensitive_features")
-    return ks_null(codes, len(labels), scores, weights, make_generator(random_state))
+    strata = _strata(control_features, len(codes))
+    return ks_null(codes, len(labels), scores, weights, make_generator(random_state), strata)
 
 
 # --- Wasserstein, moments, errors ----------------------------------------------------------------------------------
 
 
-def wasserstein_distance(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None, order: int = 1) -> float:
+def wasserstein_distance(
+    y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None, control_features: Any = None, order: int = 1
+) -> float:
     """Largest Wasserstein distance of order 1 or 2 between the predictions of two groups.
 
     ``W_p = (∫₀¹ |Q_g(u) − Q_h(u)|^p du)^{1/p}`` with Q the quantile functions, summed exactly over their merged steps.
@@ -290,7 +313,7 @@ def wasserstein_distance(y_pred: Any, *, sensitive_features: Any, sample_weight:
     """
     if order not in (1, 2):
         raise InputError("{order} is not available; use order 1 or 2.", order=Given(order))
-    scores, _, codes, weights = _check(y_pred, sensitive_features, sample_weight)
+    scores, _, codes, weights = _check(y_pred, sensitive_features, sample_weight, control_features)
     unit = unit_scale(scores)
     by_group = np.lexsort((scores, codes))
     bounds = np.cumsum(np.bincount(codes))[:-1]
@@ -305,21 +328,23 @@ def wasserstein_distance(y_pred: Any, *, sensitive_features: Any, sample_weight:
     return unscaled(farthest, unit, "the Wasserstein distance")
 
 
-def mean_gap(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None) -> float:
+def mean_gap(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None, control_features: Any = None) -> float:
     """Largest absolute difference between the mean predictions of two groups."""
-    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight)
+    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight, control_features)
     unit = unit_scale(scores)
     gap = np.ptp(_group_means(np.ldexp(scores, -unit), codes, len(labels), weights))
     return unscaled(float(gap), unit, "the mean gap")
 
 
-def variance_gap(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None) -> float:
+def variance_gap(
+    y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None, control_features: Any = None
+) -> float:
     """Largest absolute difference between the unbiased variances of two groups' predictions.
 
     The divisor is ``Σw − Σw²/Σw`` as for `numpy.cov` with ``aweights``: n − 1 without weights. A group needs two
     rows with weight.
     """
-    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight, rows_needed=2)
+    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight, control_features, rows_needed=2)
     unit = unit_scale(scores)
     scores = np.ldexp(scores, -unit)
     deviations = scores - _group_means(scores, codes, len(labels), weights)[codes]
@@ -389,17 +414,33 @@ def _group_means(values: Floats, codes: Codes, n_groups: int, weights: Floats | 
 
 
 def _check(
-    y_pred: Any, sensitive_features: Any, sample_weight: Any, *, rows_needed: int = 1, groups_needed: int = 2
+    y_pred: Any,
+    sensitive_features: Any,
+    sample_weight: Any,
+    control_features: Any = None,
+    *,
+    rows_needed: int = 1,
+    groups_needed: int = 2,
 ) -> tuple[Floats, tuple[Label, ...], Codes, Floats | None]:
     """Finite scores, labels and codes of their groups, and weights, the largest of each group 1."""
     scores = check_column(y_pred, None, "y_pred")
-    labels, codes, weights = _check_groups(sensitive_features, sample_weight, rows_needed, groups_needed)
+    labels, codes, weights = _check_groups(
+        sensitive_features, sample_weight, control_features, rows_needed, groups_needed
+    )
     check_rows(len(scores), len(codes), "y_pred", of="sensitive_features")
     return scores, labels, codes, weights
 
 
+def _strata(control_features: Any, rows: int) -> Codes | None:
+    return None if control_features is None else check_strata(control_features, rows, of="sensitive_features")[1]
+
+
 def _check_groups(
-    sensitive_features: Any, sample_weight: Any, rows_needed: int = 1, groups_needed: int = 2
+    sensitive_features: Any,
+    sample_weight: Any,
+    control_features: Any = None,
+    rows_needed: int = 1,
+    groups_needed: int = 2,
 ) -> tuple[tuple[Label, ...], Codes, Floats | None]:
     labels, codes = encode_groups(sensitive_features)
     if len(labels) < groups_needed:
@@ -412,6 +453,9 @@ def _check_groups(
     weights = None
     if sample_weight is not None:
         weights = check_weight(sample_weight, len(codes), of="sensitive_features", zero=True)
+    strata = _strata(control_features, len(codes))
+    if strata is not None:
+        weights = adjusted_weights(codes, len(labels), strata, weights)
     rows = np.bincount(codes, None if weights is None else weights > 0, len(labels))
     if rows.min() < rows_needed:
         raise ValueError(
