@@ -119,3 +119,50 @@ def test_the_floor_of_adjusted_groups_is_lower_where_strata_tell_scores_apart(ex
     rows = {"sensitive_features": sex, "y_pred": model.predict(X)}
     weight = adjusted_weights(sex, 2, job)
     assert ks_floor(**rows, control_features=job) < 0.9 * ks_floor(**rows, sample_weight=weight)
+
+
+# --- the command line ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files(explained, tmp_path_factory):
+    """The model and its people as files."""
+    from skl2onnx import to_onnx
+
+    model, X, y, sex, job = explained
+    folder = tmp_path_factory.mktemp("control")
+    (folder / "model.onnx").write_bytes(to_onnx(model, X[:1].astype(np.float32)).SerializeToString())
+    frame = pd.DataFrame(X, columns=["level", "a", "b", "c"]).assign(job=job, sex=sex, y=y)
+    frame.to_csv(folder / "people.csv", index=False)
+    return folder
+
+
+def run(*words):
+    from click.testing import CliRunner
+
+    from esvdfair.cli import main
+
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def test_audit_shows_raw_and_adjusted_side_by_side(files):
+    done = run("audit", files / "model.onnx", files / "people.csv", "--sensitive", "sex", "--target", "y",
+               "--features", "level,a,b,c", "--control", "job", "--target-ks", "0.1")  # fmt: skip
+    assert "KS distance, adjusted" in done.output
+    assert "people outside common support" in done.output
+    assert "no difference beyond chance: KS" in " ".join(done.output.split())
+    assert done.exit_code == 0, done.output  # the raw distance is far beyond the target, the adjusted one is not
+
+
+def test_repair_adjusts_for_a_column(files):
+    done = run("repair", files / "model.onnx", files / "people.csv", "--sensitive", "sex", "--target", "y",
+               "--features", "level,a,b,c", "--control", "job", "--target-ks", "0.15", "--quick",
+               "-o", files / "fair.onnx")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "as it is, not adjusted" in done.output
+
+
+def test_a_control_that_is_not_there_is_named(files):
+    done = run("audit", files / "model.onnx", files / "people.csv", "--sensitive", "sex", "--control", "jobb")
+    assert done.exit_code == 2
+    assert "no column 'jobb'" in done.output.replace('"', "'").replace("‘", "'").replace("’", "'")

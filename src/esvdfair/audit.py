@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from esvdfair.core.checks import check_column, check_groups, check_weight
+from esvdfair.core.checks import check_column, check_groups, check_strata, check_weight
 from esvdfair.core.ks import Peak, ks_null, ks_peak, ks_to_rest
 from esvdfair.core.metrics import ks_distance, ks_distance_ci, mean_gap, variance_gap, wasserstein_distance
+from esvdfair.core.strata import adjusted_weights, outside_support
 from esvdfair.text import label_text, number, share
 
 Array = NDArray[np.float64]
@@ -44,6 +45,19 @@ class GroupFigures:
 
 
 @dataclass(frozen=True)
+class Adjusted:
+    """The gaps of groups that are reweighted to the same mix of strata (docs/method.md 2.8)."""
+
+    ks: float
+    ks_interval: tuple[float, float]
+    ks_floor: float
+    ks_chance: float
+    mean_gap: float
+    outside_support: float
+    """Share of people who are like nobody of some other group; they are left out."""
+
+
+@dataclass(frozen=True)
 class Audit:
     """All figures of an audit, of the rows that carry weight; ``widest`` numbers the groups as ``groups`` does."""
 
@@ -59,6 +73,7 @@ class Audit:
     groups: tuple[GroupFigures, ...]
     ks_chance: float
     """What parity would stay below in 95 % of cases on so many rows."""
+    adjusted: Adjusted | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, such as JSON takes."""
@@ -75,6 +90,8 @@ class Audit:
     def verdict(self) -> str:
         """What the figures say, in plain words."""
         parts = [self._difference()]
+        if self.adjusted is not None:
+            parts.append(_explained(self.ks, self.adjusted))
         if self.ks > self.ks_chance:
             peak, (more, fewer) = self.widest, self._farthest()
             parts.append(
@@ -111,8 +128,22 @@ class Audit:
         ]
 
 
+def _explained(raw: float, adjusted: Adjusted) -> str:
+    """How much of the raw distance is left between people who are alike in the controls."""
+    left = f"KS {share(adjusted.ks)}, where {share(raw)} without adjusting"
+    if adjusted.ks <= adjusted.ks_chance:
+        return f"Among people who are alike in the controls, no difference beyond chance: {left}."
+    return f"Among people who are alike in the controls, the groups still differ: {left}."
+
+
 def audit_predictions(
-    predictions: Any, groups: Any, y: Any = None, *, sample_weight: Any = None, seed: int = 0
+    predictions: Any,
+    groups: Any,
+    y: Any = None,
+    *,
+    sample_weight: Any = None,
+    control_features: Any = None,
+    seed: int = 0,
 ) -> Audit:
     """Figures of predictions by group, with errors when there are labels.
 
@@ -122,6 +153,7 @@ def audit_predictions(
     groups : (rows,) labels or (rows, attributes), whose combinations are the groups
     y : (rows,) labels, if there are any
     sample_weight : (rows,) how many people a row stands for; rows of weight 0 are left out
+    control_features : (rows,) or several columns that gaps are adjusted for, beside the raw ones
     seed : of the resamples behind the intervals
 
     Raises
@@ -139,8 +171,10 @@ def audit_predictions(
     truth = None if y is None else check_column(y, len(scores), "y")
     labels, codes = check_groups(groups, len(scores), "error")
     weight = None if sample_weight is None else check_weight(sample_weight, len(scores))
+    strata = None if control_features is None else check_strata(control_features, len(scores))[1]
     if weight is not None:
         live = weight > 0
+        strata = None if strata is None else strata[live]
         scores, codes, weight, truth = scores[live], codes[live], weight[live], None if truth is None else truth[live]
     names = [label_text(label) for label in labels]
     null = ks_null(codes, len(names), scores, weight, seed)
@@ -157,6 +191,22 @@ def audit_predictions(
         mse=None if truth is None else float(np.average((scores - truth) ** 2, weights=weight)),
         widest=ks_peak(scores, codes, len(names), weight),
         groups=_groups(names, codes, scores, truth, weight),
+        adjusted=None if strata is None else _adjusted(scores, codes, len(names), strata, weight, seed),
+    )
+
+
+def _adjusted(scores: Array, codes: Codes, n_groups: int, strata: Codes, weight: Array | None, seed: int) -> Adjusted:
+    plain = np.ones(len(scores)) if weight is None else weight
+    adjusted = adjusted_weights(codes, n_groups, strata, plain)
+    null = ks_null(codes, n_groups, scores, adjusted, seed, strata)
+    both: dict[str, Any] = {"sensitive_features": codes, "sample_weight": adjusted}
+    return Adjusted(
+        ks=ks_distance(scores, **both),
+        ks_interval=ks_distance_ci(scores, **both, floor=null, random_state=seed),
+        ks_floor=null.floor,
+        ks_chance=null.quantile(0.95),
+        mean_gap=mean_gap(scores, **both),
+        outside_support=outside_support(plain, adjusted),
     )
 
 

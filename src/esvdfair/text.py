@@ -85,10 +85,13 @@ def error_name(summary: Mapping[str, Any]) -> str:
 
 def before_and_after(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and lines of a table of ``summary_``; what is not known has no line."""
+    adjusted = ", adjusted" if "ks_raw_before" in summary else ""
     names = {
-        "ks": "KS distance",
+        "ks": f"KS distance{adjusted}",
+        "ks_raw": "  as it is, not adjusted",
         "mse": error_name(summary),
-        "mean_gap": "gap of means",
+        "mean_gap": f"gap of means{adjusted}",
+        "mean_gap_raw": "  as it is, not adjusted",
         "variance_gap": "gap of variances",
     }
     sizes, lines = summary["group_sizes"], []
@@ -97,8 +100,8 @@ def before_and_after(summary: Mapping[str, Any]) -> tuple[list[str], list[list[s
         old, new = (summary.get(f"{key}_{when}") for when in ("before", "after"))
         if old is None or new is None:
             continue
-        if key == "ks":
-            lines.append([name, share(old), share(new), interval(summary["ks_interval"], share)])
+        if key in ("ks", "ks_raw"):
+            lines.append([name, share(old), share(new), interval(summary["ks_interval"], share) if key == "ks" else ""])
             continue
         lines.append([name, number(old), number(new, beside=old), ""])
         olds, news = (summary.get(f"group_{key}_{when}") or {} for when in ("before", "after"))
@@ -112,6 +115,10 @@ def before_and_after(summary: Mapping[str, Any]) -> tuple[list[str], list[list[s
 def verdict(summary: Mapping[str, Any]) -> str:
     """Whether the target was met, as ``summary_`` has it; what to expect of such people; what parity would show."""
     parts, target = [], summary["target_ks"]
+    if summary.get("outside_support"):
+        parts.append(
+            f"{percent(summary['outside_support'])} of people are like nobody of another group and are left out."
+        )
     if target is not None:
         sure = f", certified at {summary['confidence']:.0%} confidence" if summary.get("certified") else ""
         why = f" ({summary['decided_by']})" if "decided_by" in summary else "; this is the fairest candidate"

@@ -212,6 +212,7 @@ def table_options(
     *,
     target: str = "Column with the true value; without it, error means distance to the model's own predictions.",
     sensitive_required: bool = True,
+    controlled: bool = True,
 ) -> Option:
     """Options that say what the columns are; the command gets them as one ``reading``."""
     options = [
@@ -224,6 +225,9 @@ def table_options(
                      "here."),
         click.option("--weight", metavar="COL", shell_complete=complete_columns, help="Column that says how much each "
                      "row counts."),
+        *[click.option("--control", multiple=True, metavar="COL", shell_complete=complete_columns, help="Column that "
+                       "people may rightly differ in (job, region): gaps are adjusted for it. Repeat it for several. "
+                       "It stays an input of the model.")] * controlled,
         click.option("--drop-missing", is_flag=True, help="Leave out rows with a missing value."),
         click.option("--missing-group", is_flag=True, help="People without a value of a sensitive "
                      "column become a group of their own."),
@@ -245,7 +249,7 @@ def table_options(
             **rest: Any,
         ) -> Any:
             names = None if features is None else tuple(name.strip() for name in features.split(","))
-            roles = Roles(sensitive, target, rest.get("predictions"), names, weight)
+            roles = Roles(sensitive, target, rest.get("predictions"), names, weight, rest.pop("control", ()))
             kept = {name: rest.pop(name) for name in _OF_TABLES}
             return command(*args, reading=Reading(roles, kept), **rest)
 
@@ -326,6 +330,7 @@ def _with(options: Sequence[Option], command: Command) -> Command:
 # Parameter of the library -> what the command line calls it; any other is an option of the same name.
 _CALLED = {
     "X": "the table",
+    "control_features": "--control",
     "y": "--target",
     "curve_": "`esvdfair curve`",
     "output": "--output NAME",

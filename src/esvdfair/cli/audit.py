@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from esvdfair.cli import _shared as cli
-from esvdfair.text import interval, number, share
+from esvdfair.text import interval, number, percent, share
 
 if TYPE_CHECKING:
     from esvdfair.audit import Audit
@@ -35,7 +35,8 @@ def audit(
 
     DATA is CSV or Parquet. Prints the Kolmogorov–Smirnov distance between the groups' predictions (0: distributed
     alike, 1: fully apart) with a 95 % interval and its sampling floor, figures by group, and a verdict. With
-    --target-ks the exit code is 1 when the distance is larger.
+    --target-ks the exit code is 1 when the distance is larger. With --control the distance between groups of the same
+    mix of jobs, regions or whatever is named stands beside it, and is the one that must be small.
 
     \b
     Examples:
@@ -52,12 +53,16 @@ def audit(
         rows = cli.some_rows(people, cli.AUDITED_ROWS, seed=seed)
         work.step("measuring")
         scores = rows.predictions if adapter is None else adapter.predict(rows.X)
-        found = audit_predictions(scores, rows.groups, rows.y, sample_weight=rows.weight, seed=seed)
-    met = None if target_ks is None else found.ks <= target_ks
+        found = audit_predictions(
+            scores, rows.groups, rows.y, sample_weight=rows.weight, control_features=rows.control, seed=seed
+        )
+    judged = found.adjusted or found
+    met = None if target_ks is None else judged.ks <= target_ks
     dropped = people.scan.dropped
     if as_json:
         cli.print_json({
             "model": model, "data": data, "data_sha256": people.scan.sha256, "sensitive": list(rows.groups),
+            "control": list(reading.roles.control),
             "dropped": dropped, "small_groups": people.scan.small, "available": people.scan.rows,
             **found.to_dict(), "target_ks": target_ks, "met": met, "verdict": found.verdict(),
         })  # fmt: skip
@@ -107,6 +112,13 @@ def _distances(found: "Audit") -> str:
         ["gap of means", number(found.mean_gap), ""],
         ["gap of variances", number(found.variance_gap), ""],
     ]
+    if found.adjusted is not None:
+        lines += [
+            ["KS distance, adjusted", share(found.adjusted.ks), interval(found.adjusted.ks_interval, share)],
+            ["  its floor", share(found.adjusted.ks_floor), ""],
+            ["gap of means, adjusted", number(found.adjusted.mean_gap), ""],
+            ["people outside common support", percent(found.adjusted.outside_support), ""],
+        ]
     if found.mse is not None:
         lines.append(["mean squared error", number(found.mse), ""])
     return cli.table(

@@ -102,8 +102,8 @@ def compare(
     Our methods do what `esvdfair repair` does with the same words: they learn from DATA, and the rows of --validation,
     or a quarter of DATA, choose their point. The baselines learn from the same rows, and the others judge all of them.
     The barycentre (Chzhen et al. 2020) and the private histogram (Xian et al. 2024) need to know a person's group at
-    prediction, or predict it; the unaware optimum is the best that can be done without it, as far as its guess of the
-    group is right, but is no longer the model.
+    prediction, or predict it, and know nothing of --control, by which all are judged; the unaware optimum is the best
+    that can be done without it, as far as its guess of the group is right, but is no longer the model.
 
     \b
     Example:
@@ -125,7 +125,7 @@ def compare(
         for method in chosen:
             work.step(method.name)
             scores.append(run_method(case, method))
-    floor = ks_floor(random_state=seed, **_beside(case.judge))
+    floor = ks_floor(random_state=seed, **_compared(case.judge))
     if as_json:
         cli.print_json({
             "model": model, "data": data, "validation": validation, "target_ks": target_ks, "ks_floor": floor,
@@ -213,8 +213,8 @@ def run_method(case: Case, method: Method) -> Score:
     return replace(
         score,
         mse=float(np.average((prediction - truth) ** 2, weights=judge.weight)),
-        ks=ks_distance(prediction, **_beside(judge)),
-        ks_interval=ks_distance_ci(prediction, random_state=case.seed, **_beside(judge)),
+        ks=ks_distance(prediction, **_compared(judge)),
+        ks_interval=ks_distance_ci(prediction, random_state=case.seed, **_compared(judge)),
         group_mse=group_mse(truth, prediction, **_beside(judge)),
         seconds=seconds,
     )
@@ -223,6 +223,11 @@ def run_method(case: Case, method: Method) -> Score:
 def _beside(rows: "TableRows") -> dict[str, Any]:
     """What goes with rows."""
     return {"sensitive_features": rows.groups, "sample_weight": rows.weight}
+
+
+def _compared(rows: "TableRows") -> dict[str, Any]:
+    """What goes with rows where groups are compared: the controls too."""
+    return {**_beside(rows), "control_features": rows.control}
 
 
 def _from_features(case: Case, baseline: Any) -> Array:

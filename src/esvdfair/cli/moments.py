@@ -40,7 +40,7 @@ def moments(ctx: click.Context) -> None:
 
 @moments.command()
 @cli.model_and_data
-@cli.table_options(target="Column with the true value; all sites name it, or none does.")
+@cli.table_options(target="Column with the true value; all sites name it, or none does.", controlled=False)
 @click.option(
     "--min-rows",
     default=MIN_ROWS,

@@ -299,8 +299,11 @@ def _see(adapter: ModelAdapter, batches: Batches, which: int | str) -> tuple[_St
             moments.update_codes(inputs, batch.labels, batch.codes, mine)
     for moments in (whole, *halves):
         moments.all_reduce()
-    whole.require_groups(rows=2)
     full = all(half.labels == whole.labels and half.rows.min() >= 2 for half in halves)
+    if first.group_parts:
+        whole = whole.adjusted(first.group_parts)
+        halves = [half.adjusted(first.group_parts) for half in halves] if full else []
+    whole.require_groups(rows=2)
     return _State(layer, whole), tuple(_State(layer, half) for half in halves) if full else ()
 
 
