@@ -457,7 +457,7 @@ def _check_certificate(fair: ESVDFair) -> None:
         raise InputError(
             "{confidence}; expected a number between 0 and 1, such as 0.9.", confidence=Given(fair.confidence)
         )
-    if fair.target_ks is None:
+    if fair.target_ks is None and fair.max_mse_increase is None:
         raise InputError(
             "{confidence} needs {target_ks}: there must be something to be certain of.",
             confidence=Given(fair.confidence),

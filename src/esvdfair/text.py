@@ -104,6 +104,8 @@ def before_and_after(summary: Mapping[str, Any]) -> tuple[list[str], list[list[s
             lines.append([name, share(old), share(new), interval(summary["ks_interval"], share) if key == "ks" else ""])
             continue
         lines.append([name, number(old), number(new, beside=old), ""])
+        if key == "mse" and summary.get("mse_refit"):
+            lines.append(["  last layer refitted without parity", "", number(summary["mse_refit"], beside=old), ""])
         olds, news = (summary.get(f"group_{key}_{when}") or {} for when in ("before", "after"))
         for label, group in groups if olds and news else ():
             line = f"  of {group} ({sizes[label]:,} rows)", number(olds[label]), number(news[label], beside=olds[label])

@@ -51,3 +51,12 @@ def test_a_target_out_of_reach_gives_exit_code_1(files, invoke):
 def test_a_picture_of_an_unknown_kind_is_refused_before_any_work(files, refused, tmp_path):
     said = refused("curve", files.model, tmp_path / "none.csv", *ROLES, "--plot", tmp_path / "curve.doc")
     assert "must end in one of .png, .svg, .pdf" in said
+
+
+def test_confidence_marks_only_what_is_certified(files, invoke):
+    asked = ["--target-ks", "0.05", "--confidence", "0.9", "--method", "parity", "--json"]
+    result = invoke("curve", files.model, files.data, *ROLES, "--quick", *asked)
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert found["met"] is False
+    assert all(point["ks_certified"] >= point["ks_upper"] > 0.05 for point in found["points"])

@@ -307,16 +307,31 @@ def repair_options(command: Command) -> Command:
         "layer, then the last. paper: the paper's Algorithm 2.",
     )
     layer = layer_option("Layer that exact and paper edit: index or name.  [default: -2]")
+    confidence = click.option(
+        "--confidence",
+        metavar="PART",
+        type=click.FloatRange(0, 1, min_open=True, max_open=True),
+        help="Take only what is certified to keep --target-ks with this probability (0.9).",
+    )
+    certificate = click.option(
+        "--certificate",
+        type=click.Choice(["normal", "hoeffding"]),
+        default="normal",
+        show_default=True,
+        help="The bound behind it; hoeffding holds at every sample size and needs about three times as many rows.",
+    )
 
     @wraps(command)
     def collected(*args: Any, quick: bool, seed: int, **rest: Any) -> Any:
         from esvdfair.sample import Effort
 
-        options = {name: rest.pop(name) for name in ("target_ks", "method", "layer", "output")}
+        names = ("target_ks", "confidence", "certificate", "method", "layer", "output")
+        options = {name: rest.pop(name) for name in names}
         options |= {"random_state": seed, "effort": Effort.quick() if quick else None}
         return command(*args, options=options, **rest)
 
-    return _with([target_ks_option(), method, layer, validation_option, quick_option, seed_option], collected)
+    target = [target_ks_option(), confidence, certificate]
+    return _with([*target, method, layer, validation_option, quick_option, seed_option], collected)
 
 
 def _with(options: Sequence[Option], command: Command) -> Command:
@@ -340,7 +355,7 @@ _CALLED = {
     "validation": "--validation FILE",
 }
 _OPTIONS = {
-    "drop_missing", "features", "layer", "max_mse_increase", "method", "min_group_rows", "min_rows", "missing_group",
+    "certificate", "confidence", "drop_missing", "features", "layer", "max_mse_increase", "method", "min_group_rows", "min_rows", "missing_group",
     "sep", "target_ks",
 }  # fmt: skip
 

@@ -82,8 +82,24 @@ def _show(found: "Curve", chosen: "CurvePoint | None") -> None:
         mark = "→" if chosen is not None and point.index == chosen.index else ""
         numbers = map(number, (point.mse, point.mean_gap, point.variance_gap))
         within = interval((point.ks_low, point.ks_high), share)
-        lines.append([mark, share(point.ks), within, *numbers, point.target, number(point.strength)])
-    click.echo(cli.table(["", "KS", "95 % interval", "MSE", "mean gap", "variance gap", "aims at", "strength"], lines))
+        estimate = share(point.ks_population)
+        lines.append([mark, estimate, share(point.ks), within, *numbers, point.target, number(point.strength)])
+    click.echo(
+        cli.table(
+            [
+                "",
+                "KS expected",
+                "on these rows",
+                "95 % interval",
+                "MSE",
+                "mean gap",
+                "variance gap",
+                "aims at",
+                "strength",
+            ],
+            lines,
+        )
+    )
     click.echo("\nmean squared error over KS distance\n")
     order = [*found.points, *([chosen] if chosen is not None else [])]
     marks = ["•"] * len(found) + ["◉"] * (len(order) - len(found))

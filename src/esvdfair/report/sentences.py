@@ -66,7 +66,8 @@ def headline(content: Content) -> str:
     if target is None:
         return f"Use the repaired model {_condition(content)}: {brings}."
     asked = f"the target of {points(target)}"
-    if content.summary["met"] and after <= target:
+    here = math.sqrt(max(0.0, after**2 - content.ks_floor**2))  # without what sampling adds, as the target means it
+    if content.summary["met"] and here <= target:
         return f"Use the repaired model {_condition(content)}: {brings} and meets {asked}."
     if content.summary["met"]:
         return (
