@@ -355,8 +355,8 @@ _CALLED = {
     "validation": "--validation FILE",
 }
 _OPTIONS = {
-    "certificate", "confidence", "drop_missing", "features", "layer", "max_mse_increase", "method", "min_group_rows", "min_rows", "missing_group",
-    "sep", "target_ks",
+    "certificate", "confidence", "drop_missing", "features", "layer", "max_mse_increase", "method", "min_group_rows",
+    "min_rows", "missing_group", "sep", "target_ks",
 }  # fmt: skip
 
 
