@@ -145,6 +145,30 @@ def test_without_a_target(files, invoke, tmp_path, out):
     assert "R²" not in done.stdout
 
 
+def test_masked_files_add_up_and_keys_serve_once(files, invoke, refused, sites, tmp_path):
+    for name in "ab":
+        assert "stays here" in invoke("moments", "keygen", "-o", tmp_path / f"{name}.key").stdout
+    for name, other in ("ab", "ba"):
+        words = ["moments", "collect", files.model, sites / f"{name}.csv", *ROLES, "-o", tmp_path / f"{name}.masked"]
+        words += ["--mask-with", tmp_path / f"{name}.key", "--peer", tmp_path / f"{other}.key.pub"]
+        assert "--group lacks ['female']" in refused(*words, "--group", "male")
+        done = invoke(*words, "--group", "male", "--group", "female", "--json")
+        assert done.exit_code == 0
+        assert "has served and is deleted" in done.stderr
+        assert not (tmp_path / f"{name}.key").exists()
+    merge = ["moments", "merge", tmp_path / "a.masked", "-o", tmp_path / "all.moments"]
+    assert "2 sites masked their moments for each other, and 1 files are here" in refused(*merge)
+    assert (
+        "site 2                not named, masked: its rows are not told" in invoke(*merge, tmp_path / "b.masked").stdout
+    )
+    found, plain = SiteMoments.load(tmp_path / "all.moments"), SiteMoments.load(sites / "all.moments")
+    np.testing.assert_allclose(found.moments.scatters, plain.moments.scatters, rtol=1e-9)
+    assert "is not a moments file" in refused("moments", "show", tmp_path / "a.masked")
+    assert "belong to --mask-with" in refused(
+        "moments", "collect", files.model, files.data, *ROLES, "-o", "x", "--peer", "y"
+    )
+
+
 # --- repair --moments --------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,8 @@ from esvdfair.files import sha256_of, whole_files
 from esvdfair.text import distinct_names, label_text, number, printable, some_names
 
 if TYPE_CHECKING:
-    from esvdfair.federated import SiteMoments
+    from esvdfair.core.checks import Label
+    from esvdfair.federated import MaskedMoments, Site, SiteMoments
 
 MIN_ROWS = 10  # esvdfair.federated.MIN_ROWS, without importing it for --help
 
@@ -54,6 +55,22 @@ def moments(ctx: click.Context) -> None:
     is_flag=True,
     help="Tell of all units and all rows. Who holds the file can then read single people's rows from it.",
 )
+@click.option(
+    "--mask-with",
+    metavar="KEY",
+    type=cli.FILE,
+    help="Secure aggregation: a private key of `esvdfair moments keygen`, which serves once and is deleted.",
+)
+@click.option(
+    "--peer", "peers", metavar="FILE", multiple=True, type=cli.FILE, help="Public key of another site; one each."
+)
+@click.option(
+    "--group",
+    "groups",
+    metavar="VALUE",
+    multiple=True,
+    help="With --mask-with: each group that any site has, the same at all sites. By default those of DATA.",
+)
 @out_option
 @cli.force_option
 @cli.json_option
@@ -64,6 +81,9 @@ def collect(
     reading: cli.Reading,
     min_rows: int,
     unsafe: bool,
+    mask_with: Path | None,
+    peers: tuple[Path, ...],
+    groups: tuple[str, ...],
     out: Path,
     force: bool,
     as_json: bool,
@@ -77,10 +97,12 @@ def collect(
     Example:
       esvdfair moments collect model.onnx people.csv --sensitive sex --target income -o a.moments
     """
-    from esvdfair.federated import collect_moments
+    from esvdfair.federated import collect_moments, mask_moments
 
+    if mask_with is None and (peers or groups):
+        raise click.UsageError("--peer and --group belong to --mask-with KEY.")
     adapter = cli.load_model(model, output)
-    cli.check_free([out], force=force, inputs=[*cli.model_files(model), data])
+    cli.check_free([out], force=force, inputs=[*cli.model_files(model), data, mask_with, *peers])
     with cli.at_work(2) as work:
         work.step("reading")
         rows = reading.table(data, adapter, min_groups=1, progress=work.read)
@@ -88,7 +110,45 @@ def collect(
         site = collect_moments(str(model), rows, output=output, min_rows=min_rows, unsafe=unsafe)
         cli.only_first_rank()
         site = replace(site, sensitive=rows.roles.sensitive, features=tuple(rows.inputs), target=rows.roles.target)
-    _write(site, out, f"moments of {site.rows:,} rows of {data} at {model}", replace=force, as_json=as_json)
+        masked = None
+        if mask_with is not None:
+            agreed = [_group(text, site) for text in groups] or None
+            masked = mask_moments(site, mask_with, peers, groups=agreed)
+    title = f"moments of {site.rows:,} rows of {data} at {model}"
+    _write(site, out, title, replace=force, as_json=as_json, masked=masked)
+    if mask_with is not None:
+        mask_with.unlink()
+        click.echo(f"masked for {len(peers)} other sites; the key {mask_with} has served and is deleted", err=True)
+
+
+def _group(text: str, site: "SiteMoments") -> "Label":
+    """A group as the table has it, from its text; one that is not here is of the type of the others."""
+    known = {label_text(label): label for label in site.moments.labels}
+    whole = text.isdigit() and all(isinstance(label, int) for label in known.values())
+    return known.get(text, int(text) if whole else text)
+
+
+@moments.command()
+@click.option(
+    "-o", "--out", metavar="KEY", required=True, type=cli.FILE, help="Private key; the public one is KEY.pub."
+)
+@cli.json_option
+def keygen(out: Path, as_json: bool) -> None:
+    """Make a key for one collection under masks; its public half goes to all other sites.
+
+    \b
+    Example:
+      esvdfair moments keygen -o north.key
+    """
+    from esvdfair.federated import make_key
+
+    public = Path(f"{out}.pub")
+    cli.check_free([out, public], force=False, inputs=[])
+    make_key(out)
+    if as_json:
+        cli.print_json({"private": str(out), "public": str(public)})
+    else:
+        click.echo(f"wrote {out}, which stays here, and {public}, which the other sites need")
 
 
 @moments.command()
@@ -136,10 +196,18 @@ def show(file: Path, as_json: bool) -> None:
         click.echo(f"note: {warning}", err=True)
 
 
-def _write(site: "SiteMoments", out: Path, title: str, *, replace: bool, as_json: bool) -> None:
-    """Write moments to their file, and print what they say."""
+def _write(
+    site: "SiteMoments",
+    out: Path,
+    title: str,
+    *,
+    replace: bool,
+    as_json: bool,
+    masked: "MaskedMoments | None" = None,
+) -> None:
+    """Write moments to their file, masked or not, and print what they say."""
     with whole_files(out, replace=replace) as places:
-        site.save(places[out])
+        (masked or site).save(places[out])
     with cli.after_writing([out]):
         if as_json:
             cli.print_json(described(site, out) | {"predictions": _figures_of(site)})
@@ -214,13 +282,19 @@ def _show_moments(site: "SiteMoments") -> None:
         facts.append(["gap of means", number(found["mean_gap"])])
         facts.append(["gap of variances", number(found["variance_gap"])])
     facts += [
-        [f"site {place}", f"{part.name or 'not named'}, {sum(part.rows):,} rows, SHA-256 {part.fingerprint[:12]}…"]
+        [f"site {place}", f"{part.name or 'not named'}, {_size(part)}"]
         for place, part in enumerate(site.sites, start=1)
         if len(site.sites) > 1
     ]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         click.echo(f"{name.ljust(width)}  {printable(value, 100)}")
+
+
+def _size(part: "Site") -> str:
+    if not part.rows:
+        return "masked: its rows are not told"
+    return f"{sum(part.rows):,} rows, SHA-256 {part.fingerprint[:12]}…"
 
 
 def _label(site: "SiteMoments") -> str:

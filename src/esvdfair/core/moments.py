@@ -414,7 +414,7 @@ class GroupMoments:
             header = json.loads(archive.read(_HEADER))
             if header["format"] != _FORMAT:
                 raise ValueError(f"format {header['format']!r}")
-            labels, width = [_label(item) for item in header["labels"]], int(header["width"])
+            labels, width = [label_from_json(item) for item in header["labels"]], int(header["width"])
             check_labels(labels)
             if len(set(labels)) < len(labels) or sorted(labels, key=sort_key) != labels:
                 raise ValueError("its groups are not in order")
@@ -453,10 +453,10 @@ class GroupMoments:
             )
 
 
-def _label(item: Any) -> Label:
+def label_from_json(item: Any) -> Label:
     """A label as JSON has it, where tuples are lists."""
     if isinstance(item, list):
-        return tuple(_label(part) for part in item)  # type: ignore[misc]  # combinations of combinations, too
+        return tuple(label_from_json(part) for part in item)  # type: ignore[misc]  # combinations of combinations, too
     if not isinstance(item, str | int):
         raise ValueError(f"{item!r} is no group")
     return item

@@ -6,6 +6,7 @@ Every site runs :func:`collect_moments`, somebody :func:`merge_moments`, and who
 
 from esvdfair.federated.collect import collect_moments, merge_moments
 from esvdfair.federated.guard import MAX_LEVERAGE, MIN_ROWS
+from esvdfair.federated.masks import MaskedMoments, make_key, mask_moments
 from esvdfair.federated.repair import RIDGE, repair_from_moments
 from esvdfair.federated.sites import OutputFigures, Site, SiteMoments
 
@@ -13,10 +14,13 @@ __all__ = [
     "MAX_LEVERAGE",
     "MIN_ROWS",
     "RIDGE",
+    "MaskedMoments",
     "OutputFigures",
     "Site",
     "SiteMoments",
     "collect_moments",
+    "make_key",
+    "mask_moments",
     "merge_moments",
     "repair_from_moments",
 ]

@@ -16,6 +16,7 @@ from esvdfair.core.moments import GroupMoments
 from esvdfair.distributed import reading, together
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.federated.guard import MIN_ROWS, Array, Guard
+from esvdfair.federated.masks import MaskedMoments, is_masked, unmask
 from esvdfair.federated.sites import MomentsFile, Site, SiteMoments, loaded
 from esvdfair.files import version_of
 from esvdfair.models import adapt
@@ -131,12 +132,12 @@ def _rows(setting: Setting) -> Iterator[tuple[Array, Batch, Array]]:
             listen()
 
 
-def merge_moments(parts: Sequence[SiteMoments | MomentsFile]) -> SiteMoments:
+def merge_moments(parts: Sequence[SiteMoments | MaskedMoments | MomentsFile]) -> SiteMoments:
     """Add up the moments of several sites.
 
     Parameters
     ----------
-    parts : sequence of SiteMoments, or of paths of files that hold them
+    parts : sequence of SiteMoments, or of paths of files that hold them; or masked ones of all sites (:mod:`.masks`)
 
     Raises
     ------
@@ -144,9 +145,12 @@ def merge_moments(parts: Sequence[SiteMoments | MomentsFile]) -> SiteMoments:
         The parts are of different models, layers, label states or columns; the error says what differs and where. Or
         the same rows come twice, also inside a file that was merged before: they would count double.
     """
-    named = [(_name_of(part, place), loaded(part)) for place, part in enumerate(parts, start=1)]
-    if not named:
+    if not parts:
         raise ValueError("got no moments to merge; give those of one site at least.")
+    if any(map(is_masked, parts)):
+        return _merge_masked(parts)
+    plain = [part for part in parts if not isinstance(part, MaskedMoments)]  # all of them, as the type checker sees
+    named = [(_name_of(part, place), loaded(part)) for place, part in enumerate(plain, start=1)]
     (first_name, first), *others = named
     for name, part in others:
         _check_alike(first_name, first, name, part)
@@ -162,13 +166,19 @@ def merge_moments(parts: Sequence[SiteMoments | MomentsFile]) -> SiteMoments:
         left_out=left_out,
         sites=tuple(
             replace(site, name=site.name or (None if isinstance(source, SiteMoments) else Path(source).name))
-            for source, (_, part) in zip(parts, named, strict=True)
+            for source, (_, part) in zip(plain, named, strict=True)
             for site in part.sites
         ),
         sensitive=_first(part.sensitive for _, part in named),
         features=_first(part.features for _, part in named),
         target=_first(part.target for _, part in named),
     )
+
+
+def _merge_masked(parts: Sequence[Any]) -> SiteMoments:
+    if not all(map(is_masked, parts)):
+        raise ValueError("some of these moments are masked and some are not; all sites mask for each other, or none.")
+    return unmask([part if isinstance(part, MaskedMoments) else MaskedMoments.load(part) for part in parts])
 
 
 # --- checks --------------------------------------------------------------------------------------------------------

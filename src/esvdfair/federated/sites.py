@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esvdfair.core.checks import Label
-from esvdfair.core.moments import GroupMoments
+from esvdfair.core.moments import GroupMoments, label_from_json
 from esvdfair.models.base import LinearLayer
 from esvdfair.models.heads import Head
 
@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Site:
-    """One collection of rows: what tells it from others, and how many rows of which group it had.
+    """One collection of rows: what tells it from others, and how many rows of which group it had; under masks, neither.
 
     ``name`` is that of the file it came in; ``version`` that of the esvdfair that collected it; ``withheld`` the number
     of rows that are not in the moments, because they would have stood alone.
@@ -104,7 +104,7 @@ class SiteMoments:
                 "safely. Collect them with `esvdfair moments collect` or esvdfair.federated.collect_moments."
             )
         try:
-            return cls._from_about(moments, about)
+            return cls.from_about(moments, about)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{os.fspath(path)!r} is a damaged moments file: {error}.") from error
 
@@ -125,7 +125,8 @@ class SiteMoments:
         }
 
     @classmethod
-    def _from_about(cls, moments: GroupMoments, about: Mapping[str, Any]) -> "SiteMoments":
+    def from_about(cls, moments: GroupMoments, about: Mapping[str, Any]) -> "SiteMoments":
+        """From moments and what :meth:`about` said of them; KeyError, TypeError or ValueError where that cannot be."""
         layer = about["layer"]
         weight = np.array(layer["weight"], dtype=np.float64)
         labelled, bias = bool(about["labelled"]), layer["bias"]
@@ -235,7 +236,7 @@ def loaded(source: SiteMoments | MomentsFile) -> SiteMoments:
 
 
 def _site(item: Mapping[str, Any]) -> Site:
-    labels = tuple(tuple(label) if isinstance(label, list) else label for label in item["labels"])
+    labels = tuple(label_from_json(label) for label in item["labels"])
     name = item["name"]
     return Site(
         str(item["fingerprint"]),
