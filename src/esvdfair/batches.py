@@ -177,10 +177,9 @@ def as_rows(x: Any) -> Any:
     """
     if hasattr(x, "tocsr"):
         return x.tocsr()  # of the sparse formats, one whose rows can be taken
-    if not hasattr(x, "shape"):
-        if several_inputs(x) is not None:
-            return x
-        x = np.asarray(x)
+    if several_inputs(x) is not None:
+        return x
+    x = x if hasattr(x, "shape") else np.asarray(x)
     if len(x.shape) < 2:
         raise ValueError(
             f"Expected 2D array, got an array of shape {tuple(x.shape)} instead. Reshape your data: X.reshape(-1, 1) "

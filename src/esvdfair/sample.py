@@ -317,8 +317,7 @@ def _agree_on_labels(labelled: bool | None) -> list[bool | None]:
 
 
 def _on_cpu(rows: Any) -> Any:
-    several = None if hasattr(rows, "shape") else each_input(rows, _on_cpu)
-    return several or (rows.cpu() if hasattr(rows, "cpu") else rows)
+    return each_input(rows, _on_cpu) or (rows.cpu() if hasattr(rows, "cpu") else rows)
 
 
 def _check_one_model(layers: Sequence[LinearLayer]) -> None:
@@ -353,7 +352,7 @@ def _check_finite(adapter: ModelAdapter, X: Any) -> None:
 
 def _each(x: Any) -> list[Any]:
     """The inputs, which are one or several."""
-    several = None if hasattr(x, "shape") else several_inputs(x)
+    several = several_inputs(x)
     return [x] if several is None else list(several.values())
 
 

@@ -68,6 +68,8 @@ def several_inputs(x: Any) -> dict[Any, Any] | None:
     Several are a mapping (a ``BatchEncoding`` is one; values without rows are left out), a tuple of arrays, or a list
     of arrays of which one is more than a vector: a list of vectors is a table.
     """
+    if hasattr(x, "shape"):
+        return None
     if isinstance(x, Mapping):
         return {name: value for name, value in x.items() if hasattr(value, "__len__") and not isinstance(value, str)}
     if not isinstance(x, tuple | list) or not x or not all(hasattr(item, "shape") for item in x):

@@ -67,7 +67,7 @@ def _numeric_columns(table: Any, names: Sequence[str]) -> Iterator[tuple[str, Ar
 
 def _table(X: Any) -> Any:
     """X as a DataFrame, a sparse matrix of columns, or an array (rows, p); several inputs side by side."""
-    several = None if hasattr(X, "shape") else several_inputs(X)
+    several = several_inputs(X)
     if several is not None:
         return pd.DataFrame(
             {f"{name}[{i}]": x for name, value in several.items() for i, x in enumerate(_flat(value).T)}

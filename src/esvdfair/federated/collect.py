@@ -19,8 +19,7 @@ from esvdfair.federated.guard import MIN_ROWS, Array, Guard
 from esvdfair.federated.masks import MaskedMoments, is_masked, unmask
 from esvdfair.federated.sites import MomentsFile, Site, SiteMoments, loaded
 from esvdfair.files import version_of
-from esvdfair.models import adapt
-from esvdfair.models.base import fingerprint
+from esvdfair.models import adapt, fingerprint
 from esvdfair.sample import Setting, check_features, check_prediction, prepare
 from esvdfair.threads import few_threads
 

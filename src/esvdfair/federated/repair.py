@@ -14,8 +14,7 @@ from esvdfair.estimator import ESVDFair, check_options, take_model, take_point
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.federated.sites import MomentsFile, SiteMoments, loaded
 from esvdfair.methods import account_for, parity, predict, weights_of
-from esvdfair.models import ModelAdapter, adapt
-from esvdfair.models.base import fingerprint
+from esvdfair.models import ModelAdapter, adapt, fingerprint
 from esvdfair.sample import Effort, Rows, Sample, draw_judging, meet, validation_batches
 from esvdfair.threads import few_threads
 

@@ -1,52 +1,78 @@
-"""Models of several frameworks behind one protocol; see `base.ModelAdapter`."""
+"""Models of several frameworks behind one protocol, `base.ModelAdapter`, and the fingerprint of a model."""
 
+import hashlib
 import os
-from importlib import import_module
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from esvdfair.models.base import LinearLayer, ModelAdapter, find_layer, fingerprint
+import numpy as np
+
+from esvdfair.core.checks import to_numpy
+from esvdfair.models.base import LinearLayer, ModelAdapter, adapt, find_layer
 from esvdfair.models.heads import Head
 
 __all__ = ["Head", "LinearLayer", "ModelAdapter", "adapt", "find_layer", "fingerprint"]
 
 
-def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
-    """Wrap a trained model in the adapter of its framework.
+def fingerprint(model: Any) -> str:
+    """SHA-256 of a model's structure and weights, the same on every machine.
 
     Parameters
     ----------
-    model : torch.nn.Module, fitted scikit-learn network or linear model, or path or bytes of an ONNX file
-        A scikit-learn model may be the last step of a Pipeline, inside a TransformedTargetRegressor, a FrozenEstimator
-        or a GridSearchCV. Of a classifier of two classes the score P(second class | x) is the prediction.
-    output : str, int, tuple or callable, optional
-        Which of several outputs, or columns of an output, is the prediction.
-
-    Raises
-    ------
-    TypeError
-        The model is of no supported type.
-    sklearn.exceptions.NotFittedError
-        A scikit-learn model that is not fitted.
+    model : torch.nn.Module, scikit-learn estimator, or path or bytes of an ONNX file
+        Of an ONNX file without external data it is the SHA-256 of the file; with external data, of the file that holds
+        all tensors inside. Of a torch module it covers the classes of all submodules, their parameters and buffers,
+        not the code of ``forward``. Of a scikit-learn estimator it covers parameters and fitted attributes.
     """
     if isinstance(model, str | bytes | bytearray | os.PathLike):
-        return _load("onnx", "OnnxAdapter", model, output)
-    # By name, so that torch is not imported for those who do not use it.
-    origins = {(base.__module__.partition(".")[0], base.__name__) for base in type(model).__mro__}
-    if ("torch", "Module") in origins:
-        return _load("torch", "TorchAdapter", model, output)
-    if ("sklearn", "BaseEstimator") in origins and not hasattr(model, "module_"):  # skorch, too, is an estimator
-        return _load("sklearn", "SklearnAdapter", model, output)
-    kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    for holder in ("module_", "lightning_module", "model"):  # skorch, Lightning's and Hugging Face's trainers
-        if hasattr(getattr(model, holder, None), "state_dict"):
-            raise TypeError(f"cannot repair a {kind} itself; pass the network that it holds: its attribute {holder}.")
-    raise TypeError(
-        f"cannot repair a {kind}. Supported are a torch.nn.Module, a scikit-learn MLPRegressor, MLPClassifier or "
-        "linear model (also in a Pipeline, TransformedTargetRegressor, FrozenEstimator or GridSearchCV), and a path or "
-        "the bytes of an ONNX model. The predictions of any other model can be moved by esvdfair.baselines."
-    )
+        return _of_onnx(bytes(model) if isinstance(model, bytearray) else model)
+    if hasattr(model, "state_dict"):
+        from esvdfair.models.torch_graph import unwrap
+
+        core = unwrap(model)
+        model = {name: type(module).__qualname__ for name, module in core.named_modules()}, core.state_dict()
+    digest = hashlib.sha256()
+    for part in _parts(model, ()):
+        digest.update(len(part).to_bytes(8, "little") + part)  # the length keeps neighbours apart
+    return digest.hexdigest()
 
 
-def _load(module: str, name: str, model: Any, output: Any) -> ModelAdapter:
-    adapter: ModelAdapter = getattr(import_module(f"esvdfair.models.{module}"), name)(model, output=output)
-    return adapter
+def _of_onnx(model: str | bytes | os.PathLike[str]) -> str:
+    from esvdfair.models.onnx_io import read_model
+
+    proto, external = read_model(model)
+    if external or isinstance(model, bytes):
+        return hashlib.sha256(model if isinstance(model, bytes) else proto.SerializeToString()).hexdigest()
+    with open(model, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _parts(value: Any, above: tuple[int, ...]) -> Iterator[bytes]:
+    """What a nested value consists of, in a fixed order; ``above`` are the objects that it stands in."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        yield str(value.dtype).encode()
+        value = to_numpy(value)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        yield f"{value.dtype.str}{value.shape}".encode()
+        yield value.tobytes()
+    elif value is None or isinstance(value, bool | int | float | str | bytes):
+        yield repr(value).encode()
+    elif isinstance(value, Mapping):
+        yield f"{len(value)} names".encode()
+        for key in sorted(value, key=str):
+            yield str(key).encode()
+            yield from _parts(value[key], above)
+    elif isinstance(value, list | tuple | np.ndarray):
+        yield f"{len(value)} items".encode()
+        for item in value:
+            yield from _parts(item, above)
+    else:
+        yield getattr(value, "__qualname__", type(value).__qualname__).encode()
+        if id(value) not in above:
+            # What is private is the memory of training, such as the optimiser, not what predicts.
+            public = {name: item for name, item in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+            yield from _parts(public, (*above, id(value)))

@@ -297,7 +297,7 @@ def make_feeds(x: Any, inputs: Sequence[ModelInput]) -> Feeds:
 
     With one input for each column, the columns of a DataFrame are taken by name; else columns are taken in order.
     """
-    several = None if hasattr(x, "shape") else several_inputs(x)
+    several = several_inputs(x)
     if several is not None:
         return _feeds_of_several(several, inputs)
     x = x.toarray() if hasattr(x, "toarray") else x

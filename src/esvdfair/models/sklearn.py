@@ -171,7 +171,7 @@ class SklearnAdapter(ModelAdapter):
 
     def _transform(self, x: Any) -> NDArray[Any]:
         """Input of the network: what the steps before it make of `x`."""
-        if not hasattr(x, "shape") and several_inputs(x) is not None:
+        if several_inputs(x) is not None:
             raise InputError("{X} is several inputs; a scikit-learn model takes one table.", X=Given())
         for level in self._levels:
             if isinstance(level, Pipeline) and len(level) > 1:

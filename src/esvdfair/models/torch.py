@@ -31,7 +31,11 @@ from esvdfair.models.base import (
     take,
 )
 from esvdfair.models.heads import KINDS
-from esvdfair.models.torch_modules import (
+from esvdfair.models.torch_graph import (
+    INPUT,
+    VOCABULARY,
+    Operation,
+    Trace,
     assign,
     check_initialised,
     computes_linear_map,
@@ -40,10 +44,11 @@ from esvdfair.models.torch_modules import (
     find_problem,
     is_computed,
     is_linear,
+    mixing,
     private,
     unwrap,
+    weight_of,
 )
-from esvdfair.models.torch_trace import INPUT, VOCABULARY, Operation, Trace, mixing, weight_of
 
 Selector = str | int | tuple[str | int, ...] | Callable[[Any], Any]
 Inputs = torch.Tensor | tuple[Any, ...] | dict[str, Any]
@@ -310,8 +315,6 @@ def _layer_input(args: Any, kwargs: Any) -> torch.Tensor:
 
 def _to_inputs(x: Any, model: nn.Module) -> Inputs:
     """Copies of one or several inputs, as `_to_tensor` makes them; of several, whole numbers and masks stay."""
-    if isinstance(x, torch.Tensor):
-        return _to_tensor(x, model)
     several: Inputs | None = each_input(x, lambda value: _to_tensor(value, model, whole=True))
     return _to_tensor(x, model) if several is None else several
 
