@@ -166,3 +166,15 @@ def test_a_control_that_is_not_there_is_named(files):
     done = run("audit", files / "model.onnx", files / "people.csv", "--sensitive", "sex", "--control", "jobb")
     assert done.exit_code == 2
     assert "no column 'jobb'" in done.output.replace('"', "'").replace("‘", "'").replace("’", "'")
+
+
+def test_the_report_shows_raw_and_adjusted_gaps_side_by_side(unexplained):
+    from esvdfair.report import render_report
+
+    _, X, y, sex, _ = unexplained
+    fair = fit(unexplained, method="parity", target_ks=0.12)
+    page = render_report(fair, X, y, sensitive_features=sex)
+    assert "Among people who are alike" in page
+    assert "adjusted for what they may rightly differ in" in page
+    for key in ("ks_before", "ks_after", "ks_raw_before", "ks_raw_after"):
+        assert f"{fair.summary_[key]:.3f}".lstrip("0") in page or f"{fair.summary_[key]:.3f}" in page

@@ -17,6 +17,7 @@ from esvdfair.files import version_of
 from esvdfair.report.charts import GROUPS_DRAWN, chart_data, distribution, group_cells
 from esvdfair.report.content import Content
 from esvdfair.report.sentences import (
+    adjusted_sentence,
     caveats,
     density_sentence,
     error_name,
@@ -42,6 +43,7 @@ def render(
     name = title or f"Repair report: parity between {groups_of(content)}"
     parts = [
         _opening(content, name, about),
+        _adjusted(content),
         _compared(content),
         _distributions(content),
         _people(content),
@@ -163,6 +165,19 @@ def _opening(content: Content, title: str, about: Mapping[str, str]) -> str:
         f'<dl class="tiles">{shown}</dl>\n{paragraph(what_apart_means(content), "soft")}'
         f"{paragraph(how_chosen(content), 'soft')}"
     )
+
+
+def _adjusted(content: Content) -> str:
+    """Raw and adjusted gaps side by side, before and after."""
+    if not content.adjusted:
+        return ""
+    s, lines = content.summary, []
+    for name, key, form in (("KS distance", "ks", share), ("difference of group means", "mean_gap", number)):
+        found = [s[f"{kind}_{when}"] for kind in (f"{key}_raw", key) for when in ("before", "after")]
+        lines.append([name, *(form(value) for value in found)])
+    header = ["", "as it is, before", "as it is, after", "adjusted, before", "adjusted, after"]
+    shown = table(header, lines, caption="Gaps as they are and adjusted")
+    return section("adjusted", "Among people who are alike", paragraph(adjusted_sentence(content)), shown)
 
 
 def _compared(content: Content) -> str:

@@ -55,6 +55,9 @@ def headline(content: Content) -> str:
     before, after, target = content.before.peak.distance, content.after.peak.distance, content.summary["target_ks"]
     names = group_names(content)
     whom = f"{names[0]} and {names[1]}" if len(names) == 2 else f"the {len(names)} {groups_of(content)}"
+    if content.adjusted:
+        before, after = content.summary["ks_before"], content.summary["ks_after"]
+        whom += ", adjusted for what they may rightly differ in,"
     apart = f"from {points(before)} to {points(after)} percentage points apart"
     if is_constant(content):
         return f"Do not use the repaired model: it predicts nearly the same value for everybody ({whom} go {apart})."
@@ -78,6 +81,16 @@ def headline(content: Content) -> str:
     return (
         f"The repaired model does not meet {asked}: {brings}, {_price(content)}. Decide whether that is enough, or "
         f"repair again with more rows, above all of {label_text(few)}."
+    )
+
+
+def adjusted_sentence(content: Content) -> str:
+    """What adjusting means, and whom it leaves out."""
+    left = percent(content.summary["outside_support"])
+    return (
+        "The target is about groups that are compared as if each had the same mix of the controls (jobs, regions, …), "
+        f"on the {content.summary['rows']:,} rows that chose the repair. {left} of these people are like nobody of "
+        "some other group and are left out of that comparison. All else on this page shows people as they are."
     )
 
 
