@@ -10,9 +10,20 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils.validation import check_is_fitted
 
 from esvdfair.baselines.base import Floats
-from esvdfair.core.checks import Label, check_column, check_weight, encode_groups
+from esvdfair.core.checks import (
+    Label,
+    check_column,
+    check_features,
+    check_rows,
+    check_weight,
+    encode_groups,
+    row_count,
+    unit_scale,
+)
 from esvdfair.core.optimum import fit_optimum
-from esvdfair.exceptions import ESVDFairWarning
+from esvdfair.exceptions import ESVDFairWarning, Given, InputError
+
+_FAR = 200  # exponents of two beyond which products of four scores may leave float64
 
 
 class GroupPredictor(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -42,19 +53,32 @@ class GroupPredictor(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         sensitive_features : (rows,) or (rows, attributes) group labels, at least two different ones
         sample_weight : (rows,) or None; passed on only when given
         """
+        X = self._features(X)
         self.labels_, codes = encode_groups(sensitive_features)
+        check_rows(len(codes), row_count(X), "sensitive_features")
         if len(self.labels_) < 2:
-            raise ValueError(f"only one group, {self.labels_[0]!r}; there is nothing to predict.")
+            found = f"only one group, {self.labels_[0]!r}" if self.labels_ else "no rows"
+            raise ValueError(f"{found}; there is nothing to predict.")
         classifier = LogisticRegression(max_iter=1000) if self.classifier is None else self.classifier
-        extra = {} if sample_weight is None else {"sample_weight": sample_weight}
+        extra = {}
+        if sample_weight is not None:
+            weight = check_weight(sample_weight, len(codes))
+            weight = weight / weight.max()
+            if not np.bincount(codes, weight).min() > 0:
+                raise InputError("{sample_weight} is zero for a whole group; drop it.", sample_weight=Given())
+            extra["sample_weight"] = weight / weight.mean()  # in other units they would change the regularisation
         self.classifier_ = clone(classifier, safe=False)
         self.classifier_.fit(X, codes, **extra)
         return self
 
+    def _features(self, X: Any) -> Any:
+        """A classifier of the user's may take text or missing values; the one we choose takes numbers."""
+        return check_features(X) if self.classifier is None else X
+
     def predict(self, X: Any) -> NDArray[Any]:
         """Label of the most likely group, shape (rows,)."""
         check_is_fitted(self)
-        codes = np.asarray(self.classifier_.predict(X)).astype(np.intp).ravel()
+        codes = np.asarray(self.classifier_.predict(self._features(X))).astype(np.intp).ravel()
         return _label_array(self.labels_)[codes]
 
     def predict_proba(self, X: Any) -> Floats:
@@ -71,7 +95,7 @@ class GroupPredictor(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
                 f"{type(self.classifier_).__name__} has no predict_proba, and probabilities of the groups were asked "
                 "for. Use a classifier that gives them, such as LogisticRegression."
             )
-        return np.asarray(self.classifier_.predict_proba(X), dtype=np.float64)
+        return np.asarray(self.classifier_.predict_proba(self._features(X)), dtype=np.float64)
 
 
 def _label_array(labels: tuple[Label, ...]) -> NDArray[Any]:
@@ -173,6 +197,7 @@ class UnawareOptimum(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
     Attributes
     ----------
     optimum_ : core.optimum.Optimum
+    unit_ : int, exponent of the power of two in which it takes scores; 0 unless squares of the scores leave float64
     group_predictor_ : the fitted copy, or None when probabilities were given
 
     Examples
@@ -226,6 +251,9 @@ class UnawareOptimum(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
             self.group_predictor_ = clone(predictor).fit(X, sensitive_features, sample_weight=sample_weight)
             group_probability = self.group_predictor_.predict_proba(X)
         weight = None if sample_weight is None else check_weight(sample_weight, eta.size, of="scores")
+        unit = unit_scale(eta)
+        self.unit_ = unit if abs(unit) > _FAR else 0
+        eta = np.ldexp(eta, -self.unit_)
         (self.optimum_,) = fit_optimum(eta, group_probability, levels=[self.alpha], sample_weight=weight)
         if not self.optimum_.converged:
             warnings.warn(
@@ -251,7 +279,8 @@ class UnawareOptimum(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
             if self.group_predictor_ is None:
                 raise ValueError("fitted with group_probability, so there is no classifier for X; pass probabilities.")
             group_probability = self.group_predictor_.predict_proba(X)
-        return self.optimum_.predict(check_column(scores, None, "scores"), group_probability)
+        eta = np.ldexp(check_column(scores, None, "scores"), -self.unit_)
+        return np.ldexp(self.optimum_.predict(eta, group_probability), self.unit_)
 
 
 def _exactly_one(X: Any, group_probability: Any) -> None:

@@ -39,17 +39,29 @@ def to_numpy(values: Any) -> NDArray[Any]:
     Raises
     ------
     ValueError
-        When values are masked: what lies under a mask is nobody's data.
+        When values are masked (what lies under a mask is nobody's data), or their owner raises when asked for them.
     """
     if not hasattr(values, "detach"):
         if isinstance(values, np.ma.MaskedArray):
             return _unmasked(values)
-        return np.asarray(values)
-    tensor = values.detach()
+        try:
+            return np.asarray(values)
+        except (ValueError, MemoryError):
+            raise
+        except Exception as error:  # whatever the object's own __array__ raises
+            raise ValueError(f"got a {type(values).__name__} that gives no array ({error}).") from error
+    tensor = _on_device(values)
     try:
         return np.asarray(tensor.numpy(force=True))
     except TypeError:  # bfloat16 and narrower floats
         return np.asarray(tensor.float().numpy(force=True))
+
+
+def _on_device(values: Any) -> Any:
+    """A tensor, apart from its gradient; ValueError for one on torch's device "meta", which has a shape only."""
+    if values.is_meta:
+        raise ValueError("got a tensor on the device 'meta', which holds no values; load them first.")
+    return values.detach()
 
 
 def _unmasked(values: "np.ma.MaskedArray[Any, Any]") -> NDArray[Any]:
@@ -144,7 +156,7 @@ def numbers_in_place(values: Any, name: str) -> Any:
     """
     if hasattr(values, "detach"):
         torch = sys.modules["torch"]
-        tensor = values.detach()
+        tensor = _on_device(values)
         plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
         if not plain or tensor.dtype == torch.bfloat16:
             if tensor.is_complex():
@@ -207,6 +219,19 @@ def check_classes(values: Any, rows: int, classes: Sequence[Any]) -> NDArray[np.
             classes=" and ".join(map(repr, np.asarray(classes).tolist())),
         )
     return np.asarray(second, dtype=np.float64)
+
+
+def check_features(values: Any, name: str = "X") -> NDArray[np.float64]:
+    """(rows, features) finite float64 of a table of numbers."""
+    with np.errstate(over="ignore"):
+        table = check_numbers(values, name).astype(np.float64)
+    if table.ndim != 2 or not table.shape[1]:
+        raise InputError(f"{{{name}}} has shape {table.shape}; expected (rows, features).", {name: Given()})
+    if bad := count_not_finite(table):
+        raise InputError(
+            f"{{{name}}} holds {bad} NaN or infinite values; fill them in or drop those rows.", {name: Given()}
+        )
+    return table
 
 
 def check_rows(got: int, rows: int, name: str, *, of: str = "X") -> None:
@@ -437,14 +462,16 @@ def _encode_column(column: Any, missing: str) -> tuple[tuple[Label, ...], NDArra
 def _readable(column: Any) -> Any:
     """The column, with what hashing or NumPy's types would hide brought to light."""
     kind = getattr(column.dtype, "kind", "O")
-    if kind == "V":
+    if kind in "Vc":
         raise InputError(
-            "{sensitive_features} has the dtype {dtype}; give one column for each attribute.",
+            "{sensitive_features} has the dtype {dtype}; give labels, one column for each attribute.",
             _GROUPS,
             dtype=column.dtype,
         )
     if kind in "mM" and isinstance(column, np.ndarray):
         return pd.Series(column)  # as an object, a datetime64[ns] would be a whole number
+    if kind in "iuf" and isinstance(column, np.ndarray):
+        return column.astype(column.dtype.newbyteorder("="), copy=False)  # pandas takes no other byte order
     if kind in "US" and isinstance(column, np.ndarray):
         text = column.astype(str)
         return _or_none(text == "nan", text)  # no missing text in NumPy: np.array(["a", np.nan]) holds three letters

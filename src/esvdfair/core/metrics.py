@@ -350,7 +350,13 @@ def variance_gap(
     deviations = scores - _group_means(scores, codes, len(labels), weights)[codes]
     variances = _group_means(deviations**2, codes, len(labels), weights)
     # Σw(x−x̄)²/(Σw − Σw²/Σw) = (weighted mean of (x−x̄)²) / (1 − 1/n_e)
-    gap = np.ptp(variances / (1 - 1 / effective_sizes(codes, len(labels), weights)))
+    part = 1 - 1 / effective_sizes(codes, len(labels), weights)
+    if not part.min() > 0:
+        raise InputError(
+            "{sample_weight} of group {group!r} lies on one row, next to which the others vanish; a variance needs two.",
+            sample_weight=Given(), group=labels[int(part.argmin())],
+        )  # fmt: skip
+    gap = np.ptp(variances / part)
     return unscaled(float(gap), 2 * unit, "the variance gap")
 
 

@@ -261,7 +261,14 @@ class GroupMoments:
         """
         if self._covariances is None:
             self.require_groups(rows=2)
-            self._covariances = self.scatters / self.divisors[:, None, None]
+            divisors = self.divisors
+            if not divisors.min() > 0:
+                raise InputError(
+                    "{sample_weight} of group {group!r} lies on one row, next to which the others vanish; a covariance "
+                    "needs two.",
+                    sample_weight=Given(), group=self.labels[int(divisors.argmin())],
+                )  # fmt: skip
+            self._covariances = self.scatters / divisors[:, None, None]
             self._covariances.flags.writeable = False
         return self._covariances
 
@@ -482,7 +489,7 @@ def _flatten(
 ) -> tuple[Any, NDArray[np.intp], NDArray[np.float64] | None]:
     """(batch, ..., n) -> (rows, n) with codes and weights repeated to match."""
     x = numbers_in_place(x, "X")
-    if x.ndim < 2:
+    if x.ndim < 2 or not x.shape[-1]:
         raise InputError(
             f"{{X}} has shape {tuple(x.shape)}; expected (batch, ..., n), one row of n values for each sample.",
             X=Given(),

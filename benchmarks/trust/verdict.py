@@ -1,0 +1,132 @@
+"""How a trial is judged: a clear error, a right result, or what must not be (silent, raw, hang).
+
+A result is right when it was compared with one that is known; that nothing was raised earns nothing. An error is clear
+when it is a ValueError or TypeError (OSError for files) that a `raise` of this package makes, or that names the
+parameter. Warnings are errors, except the package's own, which are for the user to read.
+"""
+
+import linecache
+import signal
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import esvdfair
+from esvdfair.exceptions import ESVDFairWarning, InputError
+
+PACKAGE = str(Path(esvdfair.__file__).parent)
+LIMIT = 20
+"""Seconds after which a trial hangs."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Something to run, and how to tell whether what it gives is right.
+
+    Attributes
+    ----------
+    name : what is tried
+    run : runs it
+    right : whether the result is right, or why not; None when there is no right result, only a clear error
+    parameter : the name that a clear error may give
+    """
+
+    name: str
+    run: Callable[[], Any]
+    right: Callable[[Any], bool | str] | None
+    parameter: str = ""
+
+
+@dataclass
+class Tally:
+    """Verdicts of many trials."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    def add(self, name: str, verdict: str, detail: str = "") -> None:
+        self.counts[verdict] += 1
+        if verdict not in ("clear", "right"):
+            self.failures.append(f"{verdict}: {name}: {detail}")
+
+    @property
+    def tried(self) -> int:
+        return sum(self.counts.values())
+
+    def row(self, name: str) -> str:
+        """A line of the table."""
+        return f"| {name} | {self.tried:,} | {self.counts['clear']:,} | {self.counts['right']:,} | {self.bad} |"
+
+    @property
+    def bad(self) -> int:
+        return self.tried - self.counts["clear"] - self.counts["right"]
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(self.counts + other.counts, [*self.failures, *other.failures])
+
+
+class Hang(BaseException):
+    """A trial took too long; no `except Exception` on the way may swallow it."""
+
+
+def judge_all(trials: Iterable[Trial]) -> Tally:
+    """Run trials one after the other."""
+    tally = Tally()
+    for trial in trials:
+        tally.add(trial.name, *judge(trial))
+    return tally
+
+
+def judge(trial: Trial) -> tuple[str, str]:
+    """The verdict on one trial, and what it rests on."""
+    try:
+        with time_limit(LIMIT), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.simplefilter("ignore", ESVDFairWarning)
+            result = trial.run()
+    except Hang:
+        return "hang", f"more than {LIMIT} seconds"
+    except Exception as error:
+        return ("clear" if is_clear(error, trial.parameter) else "raw"), _last_words(error)
+    if trial.right is None:
+        return "silent", f"gave {str(result)[:200]}"
+    found = trial.right(result)
+    return ("right", "") if found is True else ("silent", f"another result than the known one: {found}")
+
+
+def is_clear(error: BaseException, parameter: str = "") -> bool:
+    """Whether the package has said this itself, or the message names the parameter."""
+    if isinstance(error, InputError):
+        return True
+    if not isinstance(error, ValueError | TypeError | OSError) or not str(error):
+        return False
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    ours = last.filename.startswith(PACKAGE) and linecache.getline(last.filename, last.lineno or 0).lstrip()
+    return bool(ours and ours.startswith("raise")) or (bool(parameter) and parameter in str(error))
+
+
+def _last_words(error: BaseException) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {str(error)[:160]}"
+
+
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Raise `Hang` in the main thread when the block takes longer."""
+
+    def ring(signum: int, frame: FrameType | None) -> None:
+        raise Hang
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
