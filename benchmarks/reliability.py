@@ -1,6 +1,6 @@
 """Tries to break the package, counts what happens, and writes docs/reliability.md's table.
 
-    python benchmarks/reliability.py [--only arrays,models,files,kills,concurrency,properties] [--show]
+python benchmarks/reliability.py [--only arrays,models,files,kills,concurrency,properties] [--show]
 """
 
 import argparse

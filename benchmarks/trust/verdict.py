@@ -35,12 +35,14 @@ class Trial:
     run : runs it
     right : whether the result is right, or why not; None when there is no right result, only a clear error
     parameter : the name that a clear error may give
+    own : an error of the caller's own code, which is to come through as it is
     """
 
     name: str
     run: Callable[[], Any]
     right: Callable[[Any], bool | str] | None
     parameter: str = ""
+    own: type[Exception] | None = None
 
 
 @dataclass
@@ -93,7 +95,8 @@ def judge(trial: Trial) -> tuple[str, str]:
     except Hang:
         return "hang", f"more than {LIMIT} seconds"
     except Exception as error:
-        return ("clear" if is_clear(error, trial.parameter) else "raw"), _last_words(error)
+        clear = type(error) is trial.own or is_clear(error, trial.parameter)
+        return ("clear" if clear else "raw"), _last_words(error)
     if trial.right is None:
         return "silent", f"gave {str(result)[:200]}"
     found = trial.right(result)
@@ -106,6 +109,8 @@ def is_clear(error: BaseException, parameter: str = "") -> bool:
         return True
     if not isinstance(error, ValueError | TypeError | OSError) or not str(error):
         return False
+    if isinstance(error, OSError) and error.filename:
+        return True  # says what could not be done, and with which file
     last = traceback.extract_tb(error.__traceback__)[-1]
     ours = last.filename.startswith(PACKAGE) and linecache.getline(last.filename, last.lineno or 0).lstrip()
     return bool(ours and ours.startswith("raise")) or (bool(parameter) and parameter in str(error))

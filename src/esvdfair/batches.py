@@ -16,6 +16,7 @@ from esvdfair.core.checks import (
     check_weight,
     row_count,
     several_inputs,
+    to_numpy,
 )
 from esvdfair.core.strata import label_parts, make_cells
 from esvdfair.distributed import all_gather, rank, world_size
@@ -179,7 +180,11 @@ def as_rows(x: Any) -> Any:
         return x.tocsr()  # of the sparse formats, one whose rows can be taken
     if several_inputs(x) is not None:
         return x
-    x = x if hasattr(x, "shape") else np.asarray(x)
+    if not hasattr(x, "shape") or isinstance(x, np.ma.MaskedArray | np.matrix):
+        x = to_numpy(x)
+    columns = getattr(x, "columns", None)
+    if columns is not None and (not columns.is_unique or len({isinstance(name, str) for name in columns}) > 1):
+        raise InputError("{X} has columns of one name, or names of several types; rename them.", X=Given())
     if len(x.shape) < 2:
         raise ValueError(
             f"Expected 2D array, got an array of shape {tuple(x.shape)} instead. Reshape your data: X.reshape(-1, 1) "

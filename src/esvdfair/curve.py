@@ -287,7 +287,9 @@ def measurable(prediction: Array, untouched: Array) -> Array:
 
 def _rounded(values: Array, unit: float) -> Array:
     """To a billionth of the unit."""
-    step = DIGITS * max(float(unit), np.finfo(np.float64).tiny)
+    step = DIGITS * float(unit)
+    if not np.abs(values).max(initial=0.0) < 2.0**53 * step:  # nothing to round there, and the ratio may overflow
+        return np.asarray(values, dtype=np.float64)
     return np.asarray(np.round(values / step) * step, dtype=np.float64)
 
 

@@ -413,6 +413,8 @@ def _replaced(curve: Curve, point: CurvePoint, again: Curve) -> tuple[Curve, Cur
 
 def check_options(fair: ESVDFair) -> None:
     """Raise ValueError for options that are wrong, or that contradict each other."""
+    if isinstance(fair.model, type):
+        raise TypeError(f"model is the class {fair.model.__name__}; pass an object of it.")
     if fair.method not in METHODS:
         raise ValueError(f"method={fair.method!r}; expected one of {METHODS}.")
     if fair.missing not in ("error", "group"):

@@ -32,6 +32,9 @@ Array = NDArray[np.float64]
 IN_ORDER_ROWS = 8192
 """Rows of which moments are gathered at once when all rows are in order."""
 
+LARGEST = 1e120
+"""Labels, predictions and weights beyond it are refused: squares of sums of their squares leave float64."""
+
 MIN_GROUP_ROWS = 5
 """A group needs so many rows on both sides of the split; otherwise all rows fit and all rows judge."""
 
@@ -249,6 +252,7 @@ def meet(adapter: ModelAdapter, batches: Batches, *, seed: int = 0, effort: Effo
         )  # fmt: skip
     layers = adapter.layers(probe)
     _check_one_model(layers)
+    _check_size(layers)
     head = adapter.head(probe)
     if labels is not None and head.is_affine:
         _notice_logits(adapter, probe, labels)
@@ -338,6 +342,17 @@ def _digest(layer: LinearLayer) -> str:
     digest = hashlib.sha256(layer.weight.tobytes())
     digest.update(b"" if layer.bias is None else layer.bias.tobytes())
     return digest.hexdigest()
+
+
+def _check_size(layers: Sequence[LinearLayer]) -> None:
+    """Raise where weights are so large that squares of sums of them leave float64."""
+    for layer in layers:
+        largest = float(np.abs(layer.weight).max(initial=0.0))
+        if largest > LARGEST:
+            raise ValueError(
+                f"the layer {layer.name!r} has weights as large as {largest:.3g}, whose squares leave float64; check "
+                "the model."
+            )
 
 
 def _check_finite(adapter: ModelAdapter, X: Any) -> None:
@@ -528,6 +543,7 @@ class _Pass:
                 check_prediction(prediction, rows)
                 labelled, group_parts = batch.y is not None, batch.group_parts
                 y = self._labels(batch, prediction)
+                _check_unit(y, prediction)
                 order.update(batch.codes.tobytes() + (b"" if batch.y is None else batch.y.tobytes()))
                 out = np.zeros(rows, dtype=bool) if split is None else split(batch.row_id)
                 weight = (~out).astype(np.float64) if batch.weight is None else batch.weight * ~out
@@ -617,6 +633,15 @@ def check_prediction(prediction: Any, rows: int) -> None:
             f"the model predicts NaN or infinite values for {bad} of {rows} rows; check X for missing values and the "
             "model's weights."
         )
+
+
+def _check_unit(y: Array, prediction: Any) -> None:
+    """Raise where labels or predictions are so large that squares leave float64."""
+    for name, values in (("y", y), ("the prediction", prediction)):
+        if len(values) and not (largest := float(abs(values).max())) <= LARGEST:
+            raise ValueError(
+                f"{name} is as large as {largest:.3g}, and sums of squares leave float64; give it in another unit."
+            )
 
 
 # --- a bounded set of rows -----------------------------------------------------------------------------------------

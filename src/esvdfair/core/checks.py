@@ -221,12 +221,18 @@ def check_classes(values: Any, rows: int, classes: Sequence[Any]) -> NDArray[np.
     return np.asarray(second, dtype=np.float64)
 
 
-def check_features(values: Any, name: str = "X") -> NDArray[np.float64]:
-    """(rows, features) finite float64 of a table of numbers."""
+def check_features(values: Any, name: str = "X") -> NDArray[Any]:
+    """(rows, features) finite numbers of a table, dense; in float32 when they are, else in float64."""
+    table = check_numbers(values.toarray() if hasattr(values, "toarray") else values, name)
     with np.errstate(over="ignore"):
-        table = check_numbers(values, name).astype(np.float64)
+        table = table.astype(np.float32 if table.dtype == np.float32 else np.float64, copy=False)
     if table.ndim != 2 or not table.shape[1]:
-        raise InputError(f"{{{name}}} has shape {table.shape}; expected (rows, features).", {name: Given()})
+        raise InputError(
+            f"{{{name}}} has 0 feature(s) (shape={table.shape}) while a minimum of 1 is required."
+            if table.ndim == 2
+            else f"{{{name}}} has shape {table.shape}; expected (rows, features).",
+            {name: Given()},
+        )
     if bad := count_not_finite(table):
         raise InputError(
             f"{{{name}}} holds {bad} NaN or infinite values; fill them in or drop those rows.", {name: Given()}

@@ -353,9 +353,10 @@ def variance_gap(
     part = 1 - 1 / effective_sizes(codes, len(labels), weights)
     if not part.min() > 0:
         raise InputError(
-            "{sample_weight} of group {group!r} lies on one row, next to which the others vanish; a variance needs two.",
-            sample_weight=Given(), group=labels[int(part.argmin())],
-        )  # fmt: skip
+            "{sample_weight} of group {group!r} lies on one row; the others vanish beside it; a variance needs two.",
+            sample_weight=Given(),
+            group=labels[int(part.argmin())],
+        )
     gap = np.ptp(variances / part)
     return unscaled(float(gap), 2 * unit, "the variance gap")
 

@@ -308,9 +308,9 @@ def _with_outer(
     if not np.all(np.isfinite(g)) or np.ptp(g) == 0:
         return Head(kind, np.nan, np.nan, inner_scale, inner_offset)
     # Centring and scaling g keeps the two columns of the system independent when g is huge or nearly constant.
-    mass = weight**2 / np.sum(weight**2)
-    centre_g, centre_p = mass @ g, mass @ p
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        mass = weight**2 / np.sum(weight**2)
+        centre_g, centre_p = mass @ g, mass @ p
         scale = float(mass @ ((g - centre_g) * (p - centre_p)) / (mass @ (g - centre_g) ** 2))
     return Head(kind, scale, float(centre_p - scale * centre_g), inner_scale, inner_offset)
 

@@ -215,7 +215,8 @@ class OnnxAdapter(ModelAdapter):
             output = (shown[last.input] @ weight.T + (0 if bias is None else bias)).astype(output.dtype)
 
         def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
-            values = z.astype(output.dtype)
+            with np.errstate(over="ignore"):  # a point beyond float32 is one at which it is infinite
+                values = z.astype(output.dtype)
             finished = last.finish(values)
             if last.output == self._output:
                 return values, self._prediction(finished, len(values))

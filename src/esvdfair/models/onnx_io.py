@@ -29,6 +29,8 @@ LARGEST = 2**31 - 1
 
 _ALIGNMENT = 4096  # a page, so that a runtime can map the tensors into memory, as ONNX asks
 
+_MOST_ROWS = 2**22  # rows of a batch, where the model is made for one number alone: missing ones are filled up
+
 _TYPE = onnx.TensorProto
 _ITEMSIZE: dict[int, int] = {
     **dict.fromkeys([_TYPE.BOOL, _TYPE.INT8, _TYPE.UINT8], 1),
@@ -63,6 +65,8 @@ def read_model(source: ModelSource) -> tuple[onnx.ModelProto, frozenset[int]]:
             raise IsADirectoryError(f"{str(path)!r} is a directory; an ONNX file is needed.")
         if not path.exists():
             raise FileNotFoundError(f"there is no file {str(path)!r}.")
+        if not path.is_file():
+            raise ValueError(f"{str(path)!r} is a pipe or a device; save the model to a file first.")
         data, folder, label = path.read_bytes(), path.parent, repr(str(path))
     model = _parse(data, label)
     external = frozenset(index for index, tensor in enumerate(all_tensors(model)) if _is_external(tensor))
@@ -289,7 +293,10 @@ def batch_size(inputs: Sequence[ModelInput]) -> int | None:
     sizes = {item.shape[0] for item in inputs if item.shape} - {None}
     if len(sizes) > 1:
         raise ValueError(f"the inputs of the model take different numbers of rows: {', '.join(map(str, sizes))}.")
-    return sizes.pop() if sizes else None
+    rows = sizes.pop() if sizes else None
+    if rows is not None and rows > _MOST_ROWS:
+        raise ValueError(f"the model was exported for {rows:,} rows at a time; export it for fewer, or for any number.")
+    return rows
 
 
 def make_feeds(x: Any, inputs: Sequence[ModelInput]) -> Feeds:

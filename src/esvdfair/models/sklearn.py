@@ -6,6 +6,7 @@ A classifier of two classes is taken for the score P(second class | x) that it p
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.base import clone, is_classifier
 from sklearn.compose import TransformedTargetRegressor
+from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import (
     BayesianRidge,
@@ -32,9 +34,9 @@ from sklearn.linear_model import (
 from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import Pipeline
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from esvdfair.core.checks import several_inputs
+from esvdfair.core.checks import check_features, several_inputs
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, rounded
 
@@ -52,6 +54,20 @@ _ACTIVATIONS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
     "relu": lambda a: np.maximum(a, 0),
     "exp": np.exp,  # output of a Poisson loss
 }
+
+
+def _check_network(network: Any) -> None:
+    """Raise unless the weights are numbers that fit together: somebody may have changed them since the fit."""
+    if not hasattr(network, "coefs_") or not hasattr(network, "intercepts_"):
+        raise NotFittedError(f"the {type(network).__name__} has no weights; fit it.")
+    shapes = [np.shape(c) for c in network.coefs_]
+    fit = all(len(s) == 2 for s in shapes) and all(a[1] == b[0] for a, b in pairwise(shapes))
+    kinds = {np.asarray(part).dtype.kind for part in (*network.coefs_, *network.intercepts_)}
+    if not fit or [s[1:] for s in shapes] != [np.shape(b) for b in network.intercepts_] or kinds - set("f"):
+        raise ValueError(
+            f"the layers of the {type(network).__name__} do not fit together (weights of shapes {shapes}, dtypes "
+            f"{sorted(kinds)}); were coefs_ or intercepts_ changed after the fit?"
+        )
 
 
 class SklearnAdapter(ModelAdapter):
@@ -74,6 +90,8 @@ class SklearnAdapter(ModelAdapter):
         self._last = self._levels[-1]
         self._network = isinstance(self._last, _NETWORKS)
         self._scores = is_classifier(self._last)
+        if self._network:
+            _check_network(self._last)
         if self._scores and (len(self._last.classes_) != 2 or len(self._arrays()[-1][0]) != 1):
             raise ValueError(
                 f"the {type(self._last).__name__} tells {len(self._last.classes_)} classes apart; the score of one "
@@ -164,9 +182,10 @@ class SklearnAdapter(ModelAdapter):
         """Input of every layer, and output of the last, (rows, outputs)."""
         value = self._transform(x)
         inputs: list[NDArray[Any]] = []
-        for weight, bias in self._arrays():
-            inputs.append(_ACTIVATIONS[self._last.activation](value) if inputs else value)
-            value = inputs[-1] @ weight.T + (0 if bias is None else bias)
+        with np.errstate(over="ignore", invalid="ignore"):  # a prediction that is not finite is an error of its own
+            for weight, bias in self._arrays():
+                inputs.append(_ACTIVATIONS[self._last.activation](value) if inputs else value)
+                value = inputs[-1] @ weight.T + (0 if bias is None else bias)
         return inputs, value
 
     def _transform(self, x: Any) -> NDArray[Any]:
@@ -176,8 +195,13 @@ class SklearnAdapter(ModelAdapter):
         for level in self._levels:
             if isinstance(level, Pipeline) and len(level) > 1:
                 x = level[:-1].transform(x)
-        x = validate_data(self._last, x, accept_sparse=["csr", "csc"], reset=False)
-        return np.asarray(x.toarray() if hasattr(x, "toarray") else x)
+        x, width = check_features(x), self._last.n_features_in_
+        if x.shape[1] != width:
+            raise InputError(
+                "{X} has {found} features, but {kind} is expecting {width} features as input.",
+                X=Given(), found=x.shape[1], kind=type(self._last).__name__, width=width,
+            )  # fmt: skip
+        return x
 
     @property
     def _activation(self) -> str:

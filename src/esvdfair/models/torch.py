@@ -246,6 +246,8 @@ class TorchAdapter(ModelAdapter):
                 stack.callback(handle.remove)
             stack.enter_context(mode or nullcontext())
             prediction: torch.Tensor = as_column(_select(self._call(x), self._output), row_count(x))
+            if not prediction.is_floating_point():
+                raise ValueError(f"the model predicts {prediction.dtype}; a regressor predicts real numbers.")
             return prediction
 
     def _call(self, x: Inputs) -> Any:

@@ -48,6 +48,8 @@ def check_initialised(model: nn.Module) -> None:
                 )
             if parameter is not None and parameter.is_meta:
                 raise ValueError(f"layer {name!r} is on the 'meta' device: it has no weights. Load them first.")
+            if parameter is not None and parameter.is_complex():
+                raise ValueError(f"layer {name!r} has complex weights; a regressor of real numbers can be repaired.")
 
 
 def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
