@@ -413,11 +413,15 @@ def graph(
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
+def _floats(name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None])
+
+
 def _node(operation: str, inputs: list[str], output: str, **attributes: Any) -> onnx.NodeProto:
     return helper.make_node(operation, inputs, [output], **attributes)
 
 
-def _endless() -> onnx.ModelProto:
+def endless_loop() -> onnx.ModelProto:
     """A Loop of 2^62 rounds between the network and its output."""
     body = helper.make_graph(
         [_node("Identity", ["c"], "c_out"), _node("Identity", ["v"], "v_out")], "body",
@@ -473,7 +477,7 @@ ONNX: dict[str, tuple[Callable[[], bytes], bool]] = {
     "weights zero": (lambda: _filled(0.0), OK),
     "dead units": (lambda: _filled(-1e9, "b0"), OK),
     "two outputs": (
-        lambda: _bytes(graph(outputs=[helper.make_tensor_value_info(n, TensorProto.FLOAT, [None, None]) for n in "ya"])),
+        lambda: _bytes(graph(outputs=[_floats("y"), _floats("a")])),
         False,
     ),
     "integers out": (
@@ -484,7 +488,7 @@ ONNX: dict[str, tuple[Callable[[], bytes], bool]] = {
         lambda: _bytes(graph(after=[_node("Cast", ["y"], "z", to=_TEXT)], out="z", kind=_TEXT)),
         False,
     ),
-    "endless loop": (lambda: _bytes(_endless()), False),
+    "endless loop": (lambda: _bytes(endless_loop()), False),
     "14 TiB": (
         lambda: _bytes(graph(weights={"shape": np.array([2**42], dtype=np.int64)}, after=[
             _node("ConstantOfShape", ["shape"], "big"), _node("ReduceSum", ["big"], "s"), _node("Add", ["y", "s"], "z"),

@@ -207,8 +207,8 @@ class Folder:
 
     def _read(self, part: Part, seed: int) -> SeedResult:
         path = self.path(part, seed)
-        document, wanted = _parse(path), self.experiment.protocol(part)
-        saved = document["protocol"]
+        saved, result = _parse(path)
+        wanted = self.experiment.protocol(part)
         if saved != wanted:
             names = [name for name in {**saved, **wanted} if saved.get(name) != wanted.get(name)]
             changed = ", ".join(f"{name}: {saved.get(name)} there, {wanted.get(name)} here" for name in names)
@@ -216,8 +216,7 @@ class Folder:
                 f"{path} was made by another protocol ({changed}); rows of two protocols must not be averaged. "
                 "Choose another --out, or delete the folder."
             )
-        densities = (Density(Variant(**d["variant"]), d["label"], tuple(d["counts"])) for d in document["densities"])
-        return SeedResult(tuple(Row(**row) for row in document["rows"]), tuple(densities))
+        return result
 
     def combine(self) -> Path:
         """Write the rows of all saved seeds as one CSV file, ``out/law-paper.csv``; returns its path."""
@@ -273,11 +272,16 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(sorted(seeds))
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def _parse(path: Path) -> tuple[dict[str, Any], SeedResult]:
+    """The protocol and the result that a file holds."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["format"] != _FORMAT:
             raise KeyError(document["format"])
-    except (ValueError, KeyError, TypeError) as error:
+        rows = tuple(Row(**row) for row in document["rows"])
+        if not all(isinstance(value, float | int) for row in rows for value in (row.mse, row.ks, row.ks_floor)):
+            raise TypeError("an error or a distance is no number")
+        densities = (Density(Variant(**d["variant"]), d["label"], tuple(d["counts"])) for d in document["densities"])
+        return dict(document["protocol"]), SeedResult(rows, tuple(densities))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not a saved seed ({error!r}); delete it to have it made again.") from error
-    return dict(document)

@@ -34,7 +34,7 @@ from sklearn.linear_model import (
 from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import Pipeline
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from esvdfair.core.checks import check_features, several_inputs
 from esvdfair.exceptions import Given, InputError
@@ -195,13 +195,15 @@ class SklearnAdapter(ModelAdapter):
         for level in self._levels:
             if isinstance(level, Pipeline) and len(level) > 1:
                 x = level[:-1].transform(x)
-        x, width = check_features(x), self._last.n_features_in_
-        if x.shape[1] != width:
+        if hasattr(x, "columns") and hasattr(self._last, "feature_names_in_"):
+            validate_data(self._last, x, skip_check_array=True, reset=False)  # the names
+        table, width = check_features(x), self._last.n_features_in_
+        if table.shape[1] != width:
             raise InputError(
                 "{X} has {found} features, but {kind} is expecting {width} features as input.",
-                X=Given(), found=x.shape[1], kind=type(self._last).__name__, width=width,
+                X=Given(), found=table.shape[1], kind=type(self._last).__name__, width=width,
             )  # fmt: skip
-        return x
+        return table
 
     @property
     def _activation(self) -> str:
