@@ -58,7 +58,7 @@ def run(kind: str, count: int) -> Tally:
         return judge_all(KINDS[kind](Path(folder), count))
 
 
-# --- ONNX --------------------------------------------------------------------------------------------------------------
+# --- ONNX ------------------------------------------------------------------------------------------------------------
 
 
 def onnx_trials(folder: Path, count: int) -> Iterator[Trial]:
@@ -89,7 +89,7 @@ def _as_runtime(found: Any, data: bytes, rows: Any) -> bool | str:
     return bool(same) or "another prediction than onnxruntime's"
 
 
-# --- moments -----------------------------------------------------------------------------------------------------------
+# --- moments ---------------------------------------------------------------------------------------------------------
 
 
 def moments_trials(folder: Path, count: int) -> Iterator[Trial]:
@@ -114,7 +114,7 @@ def _as_saved(found: GroupMoments, saved: GroupMoments) -> bool | str:
     return same or "other moments than were saved"
 
 
-# --- tables ------------------------------------------------------------------------------------------------------------
+# --- tables ----------------------------------------------------------------------------------------------------------
 
 
 def _frame() -> pd.DataFrame:
@@ -167,7 +167,7 @@ def _same(one: Any, other: Any) -> bool:
 def record_trials(folder: Path, count: int) -> Iterator[Trial]:
     """Records of the reproduction, the ones that are read again: what the JSON has."""
     store, part = Folder(folder, LAW, "paper"), LAW.parts[0]
-    numbers = dict(mse=0.05, ks=0.3, ks_floor=0.04, mean_gap=0.2, variance_gap=0.01)
+    numbers = {"mse": 0.05, "ks": 0.3, "ks_floor": 0.04, "mean_gap": 0.2, "variance_gap": 0.01}
     row = Row(LAW.name, "paper", 1, "test", "untouched", "", "none", None, None, None, **numbers)
     store.write(part, 1, SeedResult((row,), ()))
     path = store.path(part, 1)

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import pandas as pd
 import torch
 import torch.distributed
 
-from esvdfair import ESVDFair, Effort
+from esvdfair import Effort, ESVDFair
 from esvdfair.cli import main
 from trust.arrays import GROUP, LABEL, TABLE
 from trust.models import graph, net
@@ -34,7 +35,7 @@ from trust.verdict import Tally
 WORDS = ["--sensitive", "sex", "--target", "pay", "--method", "parity"]
 
 
-# --- children ----------------------------------------------------------------------------------------------------------
+# --- children --------------------------------------------------------------------------------------------------------
 
 
 def start(work: Callable[[], Any], *, stdout: str | None = None) -> int:
@@ -59,7 +60,7 @@ def start(work: Callable[[], Any], *, stdout: str | None = None) -> int:
 
 
 def ended(child: int, seconds: float = 60.0) -> int | None:
-    """The exit code of a child as a shell gives it (128 + signal); None when it has not ended in time, and is killed."""
+    """The exit code of a child as a shell gives it (128 + signal); None when it was killed for taking too long."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -98,11 +99,11 @@ def site() -> Iterator[Path]:
         yield folder
 
 
-# --- kills -------------------------------------------------------------------------------------------------------------
+# --- kills -----------------------------------------------------------------------------------------------------------
 
 
 def kills(count: int, seed: int = 0) -> Tally:
-    """kill -9 at random moments of a repair that replaces an older one: the old files or the new, and a clean next run."""
+    """kill -9 at random moments of a repair that replaces an older one: the old files or the new, a clean next run."""
     tally, rng = Tally(), np.random.default_rng(seed)
     with site() as folder:
         started = time.monotonic()
@@ -146,7 +147,7 @@ def _whole(folder: Path) -> tuple[str, str]:
     return ("right", "") if known == hashlib.sha256(data).hexdigest() else ("silent", "a record of another model")
 
 
-# --- signals, disks, surroundings --------------------------------------------------------------------------------------
+# --- signals, disks, surroundings ------------------------------------------------------------------------------------
 
 
 def surroundings() -> Tally:
@@ -225,7 +226,7 @@ def _signalled(name: signal.Signals, code: int, moment: float, *, endless: bool 
         return good and (got == 0 or nothing or _whole(folder)[0] == "right"), f"exit code {got} after {took:.1f} s"
 
 
-# --- threads, forks, leaks ---------------------------------------------------------------------------------------------
+# --- threads, forks, leaks -------------------------------------------------------------------------------------------
 
 
 def small_fit(model: Any) -> Any:
@@ -291,7 +292,7 @@ def _leak(fits: int) -> tuple[bool, str]:
     return grown < 8 and after[1] <= before[1], f"{grown:.1f} MiB more, descriptors {before[1]} to {after[1]}"
 
 
-# --- ranks -------------------------------------------------------------------------------------------------------------
+# --- ranks -----------------------------------------------------------------------------------------------------------
 
 
 def ranks(*worlds: int) -> Tally:
@@ -300,7 +301,7 @@ def ranks(*worlds: int) -> Tally:
     for world in worlds:
         for fate in ("well", "killed", "raising"):
             with tempfile.TemporaryDirectory() as folder:
-                children = [start(lambda r=r: _rank(r, world, fate, Path(folder))) for r in range(world)]
+                children = [start(partial(_rank, r, world, fate, Path(folder))) for r in range(world)]
                 since = time.monotonic()
                 codes = [ended(child, 30) for child in children]
                 took = time.monotonic() - since
