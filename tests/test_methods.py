@@ -1,10 +1,13 @@
 """Targets mean the same thing whatever the head, and parity at given reductions is what it says."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import scipy.linalg
 
 from esvdfair.core.moments import GroupMoments
-from esvdfair.methods import Refits, parity, transport
+from esvdfair.methods import Refits, group_probability, parity, refit_edited, transport
 from esvdfair.models.base import LinearLayer
 from esvdfair.models.heads import Head
 from esvdfair.sample import Effort, Rows, Sample
@@ -75,6 +78,40 @@ def test_transport_covers_every_target_ridge_and_strength():
     labels = [fit for fit in found if fit.target == "labels" and fit.ridge == 1e-4]
     assert [fit.strength for fit in labels] == list(effort.strengths)
     assert {fit.target.split()[0] for fit in found} == {"labels", "predictions", "optimum"}
+
+
+def test_the_group_is_predicted_from_a_bounded_number_of_rows_as_from_all():
+    sample = make_sample(rows=2000)
+    few, all_rows = (group_probability(sample, Effort(transport_rows=n))(sample.judging.features) for n in (400, 2000))
+    np.testing.assert_allclose(few.sum(axis=1), 1.0)
+    assert 0 < np.abs(few - all_rows).max() < 0.15
+    sure = all_rows[np.arange(len(all_rows)), sample.judging.codes]
+    assert sure.mean() > 0.55  # the features tell groups apart
+
+
+def test_parity_for_a_target_solves_one_eigenproblem_for_all_targets(monkeypatch):
+    sample, effort, solved = make_sample(), Effort.quick(), []
+    real = scipy.linalg.eigh
+    monkeypatch.setattr(scipy.linalg, "eigh", lambda *given, **options: solved.append(1) or real(*given, **options))
+    found = parity(sample, effort=effort)
+    assert len({fit.target for fit in found}) == 4
+    assert len(solved) == 1 + len(effort.mean_penalties)  # and the principal axes
+    alone = parity(sample, targets=["predictions"], effort=effort)
+    shared = [fit for fit in found if fit.target == "predictions"]
+    for one, other in zip(alone, shared, strict=True):
+        np.testing.assert_allclose(one.weight, other.weight, rtol=1e-9)
+
+
+def test_least_squares_after_an_edit_stays_near_the_original_where_rows_say_little():
+    sample = make_sample()
+    rows = sample.training
+    weak = 1e-6 * np.random.default_rng(1).normal(size=len(rows))[:, None]  # varies, but too little to be learned from
+    features = np.column_stack([rows.features, weak])
+    moments = GroupMoments().update(np.column_stack([features, rows.y]), rows.codes)
+    layer = replace(sample.layer, weight=np.append(sample.layer.weight, 0.5)[None, :])
+    wider = replace(sample, moments=moments, layer=layer, training=replace(rows, features=features))
+    fit = refit_edited(wider, "ols", 15.0, 150.0, seed=0)
+    assert fit.weight[-1] == pytest.approx(0.5, abs=0.01)
 
 
 def test_transport_couples_a_bounded_number_of_rows():

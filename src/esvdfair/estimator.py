@@ -266,6 +266,9 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             mean, covariance = self.mean_reduction, self.covariance_reduction
             if not self._has_target() and mean is None and covariance is None:
                 mean = covariance = np.inf
+            if self.targets == "auto" and (mean is not None or covariance is not None):
+                # Where the reductions say how fair to be, a target that is fair already adds nothing (docs/method.md).
+                targets = tuple(name for name in targets if name != "optimum")
             fits = methods.parity(
                 fitting, targets=targets, mean_reduction=mean, covariance_reduction=covariance, effort=effort
             )

@@ -43,8 +43,12 @@ TARGETS = ("labels", "predictions", "optimum")
 LARGEST_NEWTON = 2048
 """Up to so many coefficients P(group | features) is found by Newton's method, whose Hessian has as many columns."""
 
-EXACT_RIDGE = 1e-4
-"""Ridge of the parity-keeping refit of `exact`; without one, features of condition 1e11 let the error explode."""
+FAINT = 1e-3
+"""Principal axes with less than this part of the features' mean variance tell nothing about the group."""
+
+REFIT_RIDGE = 1e-4
+"""Of the closed-form refits of `exact` and `paper`, about the original weights; without one, features of condition 1e11
+let the error explode."""
 
 
 # --- the last layer alone ------------------------------------------------------------------------------------------
@@ -67,7 +71,7 @@ def transport(sample: Sample, *, targets: Sequence[str] = TARGETS, effort: Effor
         return [
             replace(fit, target=name, diagnostics={**fit.diagnostics, "plain": name == "labels" and not fit.strength})
             for target in targets
-            for name, quadratic in refits.quadratics(target, effort.ridges)
+            for name, quadratic in refits.quadratics(target, _ridges(effort, target, targets))
             for fit in transport_path(refits.problem, quadratic, strengths=path[target])
         ]
 
@@ -94,7 +98,9 @@ def parity(
 
     def solve() -> list[Fit]:
         refits = Refits(sample, effort)
-        quadratics = [found for target in targets for found in refits.quadratics(target, effort.ridges)]
+        quadratics = [
+            found for target in targets for found in refits.quadratics(target, _ridges(effort, target, targets))
+        ]
         plain = [
             Fit(*quadratic.layer(quadratic.minimiser), ridge=quadratic.ridge, diagnostics={"plain": True})
             for name, quadratic in quadratics
@@ -105,14 +111,27 @@ def parity(
                 replace(_parity_at(quadratic, mean_reduction or 1.0, covariance_reduction or 1.0), target=name)
                 for name, quadratic in quadratics
             ]
+
+        @cache
+        def problem(ridge: float, penalty: float) -> ParityProblem:  # its eigenproblem serves every target
+            return ParityProblem(next(q for _, q in quadratics if q.ridge == ridge), penalty)
+
         return plain + [
-            replace(problem.solve(problem.budget(reduction)), target=name, strength=problem.mean_penalty)
+            replace(at.solve(at.budget(reduction), quadratic), target=name, strength=penalty)
             for name, quadratic in quadratics
-            for problem in (ParityProblem(quadratic, penalty) for penalty in _thinned(effort.mean_penalties, name))
+            for penalty in _thinned(effort.mean_penalties, name)
+            for at in [problem(quadratic.ridge, penalty)]
             for reduction in _thinned(effort.variance_reductions, name)
         ]
 
     return broadcast(solve)
+
+
+def _ridges(effort: Effort, target: str, targets: Sequence[str]) -> Sequence[float]:
+    """All ridges, but one in the middle for predictions beside labels: where they win, they hardly over-fit."""
+    if target == "predictions" and "labels" in targets:
+        return effort.ridges[len(effort.ridges) // 2 :][:1]
+    return effort.ridges
 
 
 def _thinned(grid: Sequence[float], target: str) -> Sequence[float]:
@@ -186,7 +205,7 @@ class HiddenEdit:
 def refit_edited(sample: Sample, refit: str, mean_reduction: float, covariance_reduction: float, *, seed: int) -> Fit:
     """The output layer after a hidden layer was edited, by "sgd", "ols" or "parity"."""
     refits = Refits(sample, Effort())
-    quadratic = refits.labels(EXACT_RIDGE if refit == "parity" else 0.0)
+    quadratic = refits.labels(REFIT_RIDGE)
     name = sample.error_against
     if refit == "parity":
         return replace(_parity_at(quadratic, mean_reduction, covariance_reduction), target=name)
@@ -297,16 +316,20 @@ class Refits:
 
     @cached_property
     def problem(self) -> TransportProblem:
-        """What transport couples: of every group the first rows, a random choice since they are in hash order."""
-        codes, groups = self.sample.training.codes, len(self.sample.labels)
-        index = np.concatenate([np.flatnonzero(codes == g)[: self.effort.transport_rows] for g in range(groups)])
+        """What transport couples: a bounded number of rows, a random choice since they are in hash order."""
+        index = self._bounded
         return TransportProblem(
             self.rotated[index],
-            codes[index],
-            groups,
+            self.sample.training.codes[index],
+            len(self.sample.labels),
             sample_weight=self.sample.training.parity_weight[index],
-            share=self.space.share,
         )
+
+    @cached_property
+    def _bounded(self) -> NDArray[np.intp]:
+        """Of every group the first training rows: positions of at most ``effort.transport_rows`` each."""
+        codes, groups = self.sample.training.codes, range(len(self.sample.labels))
+        return np.concatenate([np.flatnonzero(codes == g)[: self.effort.transport_rows] for g in groups])
 
     def quadratics(self, target: str, ridges: Sequence[float]) -> Iterator[tuple[str, Quadratic]]:
         """The quadratic of every ridge, for "labels", "predictions", or every level of the "optimum"."""
@@ -388,11 +411,47 @@ class Refits:
         training, groups = self.sample.training, len(self.sample.labels)
         weight, bias = self.regression_layer
         eta = self.sample.head.apply(training.features @ weight + bias)
-        probability = group_probability(training, self.sample.judging, self.effort)(training.features)
+        probability = self.group_probability(self.rotated)
         before = ks_from_codes(eta, training.codes, groups, training.parity_weight)
         levels = [part * before for part in self.effort.levels]
-        fitted = fit_optimum(eta, probability, levels=levels, sample_weight=training.parity_weight)
+        coarse = {"n_cells": 512, "n_grid": int(np.clip(384 // groups, 48, 64))}  # as good a target as twice as fine
+        fitted = fit_optimum(eta, probability, levels=levels, sample_weight=training.parity_weight, **coarse)
         return [(optimum.level, optimum.predict(eta, probability)) for optimum in fitted]
+
+    @cached_property
+    def group_probability(self) -> Callable[[Array], Array]:
+        """P̂(group | features): a function from rotated features (rows, r) to (rows, G); used while fitting only.
+
+        A logistic regression on the principal axes that carry some variance, on a bounded number of rows of each group,
+        regularised as the judging rows prefer.
+        """
+        from sklearn.linear_model import LogisticRegression  # half of what importing esvdfair would cost
+
+        training, judging, index = self.sample.training, self.sample.judging, self._bounded
+        unit = float(self.space.variances.sum() / len(self.space.mean))
+        used = self.space.variances > FAINT * unit
+
+        def scaled(rotated: Array) -> Array:
+            columns: Array = rotated[:, used] / np.sqrt(unit)
+            return columns
+
+        known, codes, weight = scaled(self.rotated[index]), training.codes[index], training.parity_weight[index]
+        # They stand for all rows of their group.
+        weight *= (np.bincount(training.codes, training.parity_weight) / np.bincount(codes, weight))[codes]
+        unseen = scaled(self.space.rotate(judging.features))
+        # Newton's steps cost a Gram matrix each, and few are needed from one regularisation to the next.
+        small = known.shape[1] * len(self.sample.labels) <= LARGEST_NEWTON
+        classifier = LogisticRegression(solver="newton-cholesky" if small else "lbfgs", max_iter=200, warm_start=True)
+        losses, found = [], []
+        for c in sorted(self.effort.regularisations):
+            with warnings.catch_warnings():  # an estimate that stopped early is judged like the others
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                classifier.set_params(C=c).fit(known, codes, sample_weight=weight)
+            chance = classifier.predict_proba(unseen)[np.arange(len(judging)), judging.codes]
+            losses.append(-np.average(np.log(np.maximum(chance, 1e-6)), weights=judging.parity_weight))
+            found.append(deepcopy(classifier))
+        best = found[int(np.argmin(losses))]
+        return lambda rotated: np.asarray(best.predict_proba(scaled(rotated)))
 
     @cached_property
     def regression_layer(self) -> tuple[Array, float]:
@@ -410,34 +469,10 @@ def regression_layer(sample: Sample, effort: Effort | None = None) -> tuple[Arra
     return Refits(sample, effort or Effort()).regression_layer
 
 
-def group_probability(training: Rows, judging: Rows, effort: Effort | None = None) -> Callable[[NDArray[Any]], Array]:
-    """P̂(group | features): a function from features (rows, p) to (rows, G); used while fitting only.
-
-    A logistic regression on standardised features, regularised as the judging rows prefer.
-    """
-    from sklearn.linear_model import LogisticRegression  # half of what importing esvdfair would cost
-
-    mean, spread = training.features.mean(axis=0), training.features.std(axis=0)
-    live = spread > 1e-6 * spread.max()
-
-    def standardised(features: NDArray[Any]) -> NDArray[Any]:
-        scaled: NDArray[Any] = (features[:, live] - mean[live]) / spread[live]
-        return scaled
-
-    known, unseen = standardised(training.features), standardised(judging.features)
-    # Newton's steps cost a Gram matrix each, and few are needed from one regularisation to the next.
-    small = known.shape[1] * len(np.unique(training.codes)) <= LARGEST_NEWTON
-    classifier = LogisticRegression(solver="newton-cholesky" if small else "lbfgs", max_iter=200, warm_start=True)
-    losses, found = [], []
-    for c in sorted((effort or Effort()).regularisations):
-        with warnings.catch_warnings():  # an estimate that stopped early is judged like the others
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            classifier.set_params(C=c).fit(known, training.codes, sample_weight=training.parity_weight)
-        chance = classifier.predict_proba(unseen)[np.arange(len(judging)), judging.codes]
-        losses.append(-np.average(np.log(np.maximum(chance, 1e-6)), weights=judging.parity_weight))
-        found.append(deepcopy(classifier))
-    best = found[int(np.argmin(losses))]
-    return lambda features: np.asarray(best.predict_proba(standardised(features)))
+def group_probability(sample: Sample, effort: Effort | None = None) -> Callable[[NDArray[Any]], Array]:
+    """P̂(group | features), as :attr:`Refits.group_probability` but of features (rows, p) as they are."""
+    refits = Refits(sample, effort or Effort())
+    return lambda features: refits.group_probability(refits.space.rotate(features))
 
 
 # --- parity at given reductions ------------------------------------------------------------------------------------

@@ -58,13 +58,13 @@ class Effort:
     resamples : of every interval of a KS distance
     """
 
-    ridges: tuple[float, ...] = (1e-6, 1e-4, 1e-2)
+    ridges: tuple[float, ...] = (1e-6, 1e-3)
     strengths: tuple[float, ...] = (0.0, *np.geomspace(0.03, 1e3, 20).tolist())
-    levels: tuple[float, ...] = (0.02, 0.06, 0.1, 0.16, 0.24, 0.34, 0.5)
+    levels: tuple[float, ...] = (0.03, 0.07, 0.12, 0.2, 0.32, 0.5)
     mean_penalties: tuple[float, ...] = (0.0, 0.1, 0.5, 2.0, 8.0, 32.0, 128.0, np.inf)
     variance_reductions: tuple[float, ...] = (1.0, 4.0, np.inf)
     factors: tuple[float, ...] = tuple(np.geomspace(0.03, 100.0, 12).tolist())
-    regularisations: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
+    regularisations: tuple[float, ...] = (1e-2, 1e-1)
     training_rows: int = 60_000
     judging_rows: int = 100_000
     transport_rows: int = 5_000

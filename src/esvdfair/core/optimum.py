@@ -31,7 +31,7 @@ from esvdfair.core.checks import check_weight
 Floats = NDArray[np.float64]
 
 _AGREE = 1e-6  # rows whose η, in units of its spread, and probabilities differ by less are one
-_TOLERANCE = 1e-8  # of the optimality conditions, in units of KS distance: where the solver stops
+_TOLERANCE = 1e-6  # of the optimality conditions, in units of KS distance: where the solver stops
 _CONVERGED = 1e-3  # and what is good enough, should rounding stop it earlier
 _MAX_TRIALS = 120
 _NEGLIGIBLE = -50.0  # exp of less is nothing beside 1, and slow where it underflows

@@ -187,7 +187,7 @@ def optimum(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
         )
     )
     weight, bias = regression_layer(sample, experiment.effort)
-    chance = group_probability(sample.training, sample.judging, experiment.effort)
+    chance = group_probability(sample, experiment.effort)
     seen, (there,) = sample.training.features, _features(trained, experiment.evaluated_on)
     eta, eta_there, probability_there = seen @ weight + bias, there @ weight + bias, chance(there)
     for found in fit_optimum(eta, chance(seen), levels=experiment.optimum_levels):

@@ -21,7 +21,6 @@ def diagonal_quadratic(form, z, mean_gap=None):
         mean=np.zeros(len(z)),
         axes=np.eye(len(z)),
         variances=np.ones(len(z)),
-        share=np.array([0.5, 0.5]),
         group_means=np.array([gap / 2, -gap / 2]),
         group_covariances=np.array([5 * np.eye(len(z)) + form, 5 * np.eye(len(z))]),
     )

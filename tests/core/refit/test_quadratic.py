@@ -103,7 +103,6 @@ def test_space_holds_the_group_moments_along_the_axes():
 
     np.testing.assert_allclose(rotated.mean(axis=0), 0, atol=1e-12)
     np.testing.assert_allclose(np.cov(rotated.T, ddof=0), np.diag(space.variances), atol=1e-10)
-    np.testing.assert_allclose(space.share, [1 / 3, 2 / 3])
     for g in (0, 1):
         np.testing.assert_allclose(rotated[groups == g].mean(axis=0), space.group_means[g], atol=1e-12)
         np.testing.assert_allclose(np.cov(rotated[groups == g].T), space.group_covariances[g], atol=1e-10)

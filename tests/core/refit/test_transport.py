@@ -95,10 +95,9 @@ def case(request):
 
 
 def pairwise_w2(outputs, codes, weight):
-    """Σ_{g<h} p_g p_h W₂²(g, h) / Σ_{g<h} p_g p_h and its gradient with respect to the outputs."""
-    share = np.bincount(codes, weights=weight) / weight.sum()
-    value, slopes, norm = 0.0, np.zeros(len(outputs)), 0.0
-    for g, h in combinations(range(len(share)), 2):
+    """The mean of W₂²(g, h) over all pairs and its gradient with respect to the outputs."""
+    value, slopes, pairs = 0.0, np.zeros(len(outputs)), list(combinations(range(codes.max() + 1), 2))
+    for g, h in pairs:
         rows = [np.flatnonzero(codes == k) for k in (g, h)]
         rows = [i[np.argsort(outputs[i], kind="stable")] for i in rows]
         levels = [np.cumsum(weight[i]) / weight[i].sum() for i in rows]
@@ -107,11 +106,11 @@ def pairwise_w2(outputs, codes, weight):
         i, j = (
             r[np.minimum(np.searchsorted(level, middle), len(r) - 1)] for r, level in zip(rows, levels, strict=True)
         )
-        gap, pair = outputs[i] - outputs[j], share[g] * share[h]
-        value, norm = value + pair * (gap**2 @ length), norm + pair
-        np.add.at(slopes, i, 2 * pair * gap * length)
-        np.add.at(slopes, j, -2 * pair * gap * length)
-    return value / norm, slopes / norm
+        gap = outputs[i] - outputs[j]
+        value += gap**2 @ length
+        np.add.at(slopes, i, 2 * gap * length)
+        np.add.at(slopes, j, -2 * gap * length)
+    return value / len(pairs), slopes / len(pairs)
 
 
 def w2_by_linear_program(a, b, weight_a, weight_b):
@@ -132,14 +131,13 @@ def test_distance_is_optimal_transport_averaged_over_pairs(sizes, weighted):
     rng = np.random.default_rng(0)
     codes, rotated, v = np.repeat(np.arange(len(sizes)), sizes), rng.normal(size=(sum(sizes), 3)), rng.normal(size=3)
     weight = rng.exponential(size=len(codes)) if weighted else np.ones(len(codes))
-    f, totals = rotated @ v, np.bincount(codes, weights=weight)
-    pairs = list(combinations(range(len(sizes)), 2))
-    masses = np.array([totals[g] * totals[h] for g, h in pairs])
+    f = rotated @ v
     distances = [
-        w2_by_linear_program(f[codes == g], f[codes == h], weight[codes == g], weight[codes == h]) for g, h in pairs
+        w2_by_linear_program(f[codes == g], f[codes == h], weight[codes == g], weight[codes == h])
+        for g, h in combinations(range(len(sizes)), 2)
     ]
     problem = TransportProblem(rotated, codes, len(sizes), sample_weight=weight)
-    assert problem.distance(problem.outputs(v)) == pytest.approx(masses @ distances / masses.sum(), rel=1e-9)
+    assert problem.distance(problem.outputs(v)) == pytest.approx(np.mean(distances), rel=1e-9)
 
 
 def test_bins_see_most_of_the_distance_and_never_more(case):
@@ -184,16 +182,12 @@ def test_integer_weights_are_repeated_rows():
         np.testing.assert_allclose(one.weight, other.weight, rtol=1e-6)
 
 
-def test_share_weights_the_pairs_of_three_groups_only():
-    three, two = CASES["three groups"], CASES["two groups"]
-
-    def value(case, share):
-        problem = case.problem(share=share)
-        return problem.distance(problem.outputs(case.quadratic.scale * case.quadratic.minimiser))
-
-    assert value(three, (200, 100, 300)) == pytest.approx(value(three, None), rel=1e-12)
-    assert value(three, (1, 1, 10)) != pytest.approx(value(three, None), rel=1e-2)
-    assert value(two, (1, 9)) == pytest.approx(value(two, None), rel=1e-12)
+def test_all_pairs_count_alike_however_large_their_groups():
+    case = CASES["three groups"]
+    v = case.quadratic.scale * case.quadratic.minimiser
+    again = np.concatenate([np.arange(len(case.codes)), *[np.flatnonzero(case.codes == 0)] * 5])
+    larger = TransportProblem(case.rotated[again], case.codes[again], 3)
+    assert larger.distance(larger.outputs(v)) == pytest.approx(case.problem().distance(case.problem().outputs(v)))
 
 
 # --- the path --------------------------------------------------------------------------------------------------
@@ -357,7 +351,6 @@ ROWS, CODES = np.arange(12.0).reshape(6, 2), np.array([0, 0, 0, 1, 1, 1])
         ((ROWS, CODES, 2), {"sample_weight": np.ones(5)}, "sample_weight has 5 values"),
         ((ROWS, CODES, 2), {"sample_weight": -np.ones(6)}, "not be negative"),
         ((np.where(ROWS == 3, np.nan, ROWS), CODES, 2), {}, "1 of 6 feature rows"),
-        ((ROWS, CODES, 2), {"share": (1, 0)}, "2 positive numbers"),
         ((ROWS, CODES, 2), {"n_bins": 0}, "n_bins=0"),
     ],
 )

@@ -31,7 +31,7 @@ _CONSTANT = 1e-9
 
 @dataclass(frozen=True)
 class ParityProblem:
-    """The refit of one quadratic at one mean penalty, for any number of variance budgets.
+    """The refit at one ridge and one mean penalty, for any number of targets and variance budgets.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class ParityProblem:
 
     Examples
     --------
-    With two groups a scan over budgets costs one eigenproblem::
+    With two groups a scan over budgets, and over targets, costs one eigenproblem::
 
         problem = ParityProblem(quadratic, mean_penalty=np.inf)
         fits = [problem.solve(problem.budget(reduction)) for reduction in (1, 10, 100, np.inf)]
@@ -111,8 +111,10 @@ class ParityProblem:
         _, gap = self.gaps(self.quadratic.coordinates(self.quadratic.original))
         return abs(gap) / float(reduction)
 
-    def solve(self, budget: float) -> Fit:
+    def solve(self, budget: float, towards: Quadratic | None = None) -> Fit:
         """The layer of least objective with ``|variance_gap| ≤ budget``; ``inf`` leaves the variances alone.
+
+        ``towards`` is a quadratic of the same features and ridge with another target than the problem's own.
 
         ``objective`` is ``E(t − h·w − b)² + ρ‖w − w₀‖² + λ_e‖D w‖²``; its last term is 0 when λ_e is infinite.
         ``converged`` says that no layer does better, to rounding. In ``diagnostics``:
@@ -133,15 +135,16 @@ class ParityProblem:
         """
         if not budget >= 0:
             raise ValueError(f"budget={budget!r}; the variance gap is kept below it, so it must not be negative.")
-        v, known = self._solve_two(budget) if len(self._differences) == 1 else self._solve_more(budget)
+        quadratic = towards or self.quadratic
+        solve = self._solve_two if len(self._differences) == 1 else self._solve_more
+        v, known = solve(budget, self._shrink(quadratic.minimiser))
         u = self._shrink(v)
         mean_gap, variance_gap = self.gaps(u)
         penalty = self.mean_penalty * mean_gap**2 if np.isfinite(self.mean_penalty) else 0.0
         spread, before = (
-            float(self.quadratic.space.variances @ (self.quadratic.scale * x) ** 2)
-            for x in (u, self.quadratic.minimiser)
+            float(quadratic.space.variances @ (quadratic.scale * x) ** 2) for x in (u, quadratic.minimiser)
         )
-        return self.quadratic.fit(
+        return quadratic.fit(
             u,
             penalty=penalty,
             strength=self.mean_penalty,
@@ -155,9 +158,9 @@ class ParityProblem:
             },
         )
 
-    def _solve_two(self, budget: float) -> tuple[Array, dict[str, Any]]:
+    def _solve_two(self, budget: float, aim: Array) -> tuple[Array, dict[str, Any]]:
         eigenvalues, vectors = self._spectrum
-        minimiser = vectors.T @ self._shrink(self.quadratic.minimiser)
+        minimiser = vectors.T @ aim
         coordinates, multiplier, branch = nearest_within(eigenvalues, minimiser, float(budget))
         gap = float(eigenvalues @ coordinates**2)
         rounding = 1e-9 * float(np.abs(eigenvalues).max() * (minimiser @ minimiser))
@@ -171,8 +174,8 @@ class ParityProblem:
             "converged": bool(abs(gap) <= budget + rounding),
         }
 
-    def _solve_more(self, budget: float) -> tuple[Array, dict[str, Any]]:
-        nearest = nearest_within_all(self._shrunk, self._shrink(self.quadratic.minimiser), float(budget))
+    def _solve_more(self, budget: float, aim: Array) -> tuple[Array, dict[str, Any]]:
+        nearest = nearest_within_all(self._shrunk, aim, float(budget))
         return nearest.point, {
             "multipliers": nearest.multipliers,
             "branch": nearest.branch,

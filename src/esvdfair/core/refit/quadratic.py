@@ -70,7 +70,6 @@ class FeatureSpace:
     mean : (p,) pooled mean of the features; zeros for a layer without bias, where nothing may be centred
     axes : (p, r) Q, the eigenvectors of the pooled covariance with non-zero eigenvalue
     variances : (r,) Λ, their eigenvalues (divisor Σw)
-    share : (G,) each group's part of the total weight
     group_means : (G, r) ``(h̄_g − h̄) Q``
     group_covariances : (G, r, r) ``Qᵀ Cov_g Q``, unbiased
     intercept : whether the layer has a bias
@@ -79,7 +78,6 @@ class FeatureSpace:
     mean: Array
     axes: Array
     variances: Array
-    share: Array
     group_means: Array
     group_covariances: Array
     intercept: bool = True
@@ -91,7 +89,7 @@ class FeatureSpace:
         """From moments whose first ``n_features`` columns (default: all) are the features."""
         features = moments if n_features is None else moments.columns(slice(0, n_features))
         features.require_groups(rows=2)
-        counts, mean = features.counts, features.pooled_mean()
+        mean = features.pooled_mean()
         second = features.pooled_scatter() / features.pooled_weight
         if not intercept:
             second, mean = second + np.outer(mean, mean), np.zeros_like(mean)
@@ -107,7 +105,6 @@ class FeatureSpace:
             mean=mean,
             axes=axes,
             variances=variances,
-            share=counts / counts.sum(),
             group_means=(features.means - mean) @ axes,
             group_covariances=axes.T @ features.covariances() @ axes,
             intercept=intercept,
@@ -116,7 +113,7 @@ class FeatureSpace:
     @cached_property
     def mean_gaps(self) -> Array:
         """(G(G−1)/2, r) differences of group means along the axes, one row for each pair."""
-        first, second = np.triu_indices(len(self.share), k=1)
+        first, second = np.triu_indices(len(self.group_means), k=1)
         gaps: Array = self.group_means[first] - self.group_means[second]
         return gaps
 

@@ -4,12 +4,13 @@
 
 u the whitened coordinates of ``Quadratic``, in which the first two terms are ``‖u − u_ridge‖² + constant``. Row i has
 centred features z_i along the principal axes (r of them) and the output ``f_i = z_i·v``. With Q_g the quantile function
-of group g's outputs, p_g its share and ``m = Σ p_g Q_g`` the quantile function of the barycentre,
+of group g's outputs,
 
-    T(v) = ∫ Σ_g p_g (Q_g − m)² dt / Σ_{g<h} p_g p_h = Σ_{g<h} p_g p_h W₂²(g, h) / Σ_{g<h} p_g p_h,
+    T(v) = mean of W₂²(g, h) = ∫ mean of (Q_g − Q_h)² dt   over the pairs g < h,
 
-the mean of the pairwise W₂² weighted by p_g p_h; for two groups it is W₂² itself. In a matrix A (G−1 × G) with
-``AᵀA = (diag(p) − ppᵀ) / Σ_{g<h} p_g p_h`` the integrand is ``‖A Q(t)‖²``: rows of A are *contrasts* between groups.
+for two groups W₂² itself. All pairs count alike, however few people are in them: the KS distance is the largest of any
+pair (docs/decisions/0006). In a matrix A (G−1 × G) with ``AᵀA = 2 (I − 11ᵀ/G) / (G−1)`` the integrand is ``‖A Q(t)‖²``:
+rows of A are *contrasts* between groups.
 
 The derivative of Q_g(t) is the feature row at level t. Averaged over quantile bins, made at some point, it gives a
 matrix B with ``T ≈ ‖Bv‖²``; with B fixed the problem is a small linear system. One such solve for each strength on an
@@ -115,9 +116,7 @@ class TransportProblem:
     rotated : (rows, r) features along the principal axes, ``FeatureSpace.rotate``
     codes : (rows,) group of each row, 0 .. n_groups − 1
     n_groups : G
-    sample_weight : (rows,) non-negative; a row of weight 0 is left out
-    share : (G,) weight of each group in the barycentre; default: its part of the sample weight. Give it when the rows
-        are a sample that does not keep the groups' proportions. Without effect for two groups.
+    sample_weight : (rows,) non-negative; a row of weight 0 is left out. Only proportions within a group count
     n_bins : quantile bins; fewer are used when the smallest group has under 8 rows a bin
 
     Raises
@@ -133,7 +132,6 @@ class TransportProblem:
         n_groups: int,
         *,
         sample_weight: ArrayLike | None = None,
-        share: ArrayLike | None = None,
         n_bins: int = 32,
     ) -> None:
         if n_bins < 1:
@@ -152,7 +150,7 @@ class TransportProblem:
         self._rows = rows[order]
         self._parts = [slice(a, b) for a, b in pairwise(bounds)]
         weights = [weight[order[part]] for part in self._parts]
-        self.contrasts = _contrasts(_checked_share(share, np.array([w.sum() for w in weights])))
+        self.contrasts = _contrasts(n_groups)
         self.n_bins = int(max(1, min(n_bins, sizes.min() // _ROWS_PER_BIN)))
         self._weight = np.concatenate([w / w.sum() for w in weights])  # 1 in every group
         self._offset = np.repeat(np.arange(n_groups, dtype=np.int32) * self.n_bins, sizes)  # of the group's bins
@@ -239,11 +237,9 @@ def _merge(levels: list[Array]) -> tuple[Array, list[Index]]:
     return np.diff(lower, append=1.0), [level.searchsorted(lower, side="right") for level in levels]
 
 
-def _contrasts(share: Array) -> Array:
-    """(G−1, G) A with ``AᵀA = (diag(p) − ppᵀ) / Σ_{g<h} p_g p_h``; (1, −1) up to sign for two groups."""
-    form = np.diag(share) - np.outer(share, share)
-    values, vectors = np.linalg.eigh(form / (0.5 * np.trace(form)))  # Σ_{g<h} p_g p_h = ½ Σ p_g (1 − p_g)
-    contrasts: Array = (vectors[:, 1:] * np.sqrt(values[1:])).T  # the smallest eigenvalue is 0: equal quantiles
+def _contrasts(groups: int) -> Array:
+    """(G−1, G) A with ``AᵀA = 2 (I − 11ᵀ/G) / (G−1)``; (1, −1) up to sign for two groups."""
+    contrasts: Array = np.sqrt(2 / (groups - 1)) * scipy.linalg.null_space(np.ones((1, groups))).T
     return contrasts
 
 
@@ -259,14 +255,6 @@ def _checked_rows(rotated: ArrayLike, codes: ArrayLike, n_groups: int) -> tuple[
         bad = int((~np.isfinite(rows).all(axis=1)).sum())
         raise ValueError(f"{bad} of {len(rows)} feature rows hold NaN or infinite values; drop those rows.")
     return rows, groups.astype(np.intp)
-
-
-def _checked_share(share: ArrayLike | None, totals: Array) -> Array:
-    p = totals if share is None else np.asarray(share, dtype=np.float64)
-    if p.shape != totals.shape or not np.isfinite(p).all() or (p <= 0).any():
-        raise ValueError(f"share={share!r}; expected {len(totals)} positive numbers, one for each group.")
-    normalised: Array = p / p.sum()
-    return normalised
 
 
 def _checked_strengths(strengths: Sequence[float]) -> list[float]:
