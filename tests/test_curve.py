@@ -238,7 +238,7 @@ def test_rows_that_fitted_are_not_corrected_for_sampling():
 def test_what_parity_itself_would_show_is_found_once_for_all_points(monkeypatch):
     asked, real = [], ks.ks_null
     for home in (ks, curve):
-        monkeypatch.setattr(home, "ks_null", lambda *given: asked.append(given) or real(*given))
+        monkeypatch.setattr(home, "ks_null", lambda *given, **more: asked.append(given) or real(*given, **more))
     found, _ = judged(lambda rows: np.round(predictions(rows, [0.1, 0.2, 0.3])))  # ties need a simulation
     assert len(found.points) == 3
     assert len(asked) == 1

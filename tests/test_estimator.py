@@ -16,7 +16,16 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from esvdfair import ESVDFair, ESVDFairWarning, GroupMoments, fit_curve, ks_distance
+from esvdfair import (
+    Effort,
+    ESVDFair,
+    ESVDFairWarning,
+    GroupMoments,
+    fit_curve,
+    ks_bound,
+    ks_distance,
+    ks_population,
+)
 from esvdfair.core.edits import LayerEdit
 
 METHODS = ["paper", "exact", "parity", "transport"]
@@ -422,3 +431,32 @@ def test_other_models_are_refused(data):
 
 def test_moments_are_public():
     assert GroupMoments().update(np.eye(2), [0, 1]).width == 2
+
+
+# --- rows that neither fitted nor chose ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["paper", "transport"])
+def test_rows_that_neither_fitted_nor_chose_are_assessed_as_the_others_were(model, data, method):
+    fair = fitted(model, data, method=method, effort=Effort.quick())
+    fresh, y, group = people(3000, seed=7)
+    found = fair.assess(fresh, y, sensitive_features=group)
+    assert found.keys() == fair.summary_.keys()
+    assert (found["evaluated_on"], found["rows"]) == ("test", 3000)
+    assert found["ks_after"] == pytest.approx(ks_distance(fair.predict(fresh), sensitive_features=group), abs=1e-9)
+    assert found["ks_before"] == pytest.approx(ks_distance(model.predict(fresh), sensitive_features=group), abs=1e-9)
+    assert found["mse_after"] == pytest.approx(np.mean((fair.predict(fresh) - y) ** 2))
+    assert found["ks_population"] == pytest.approx(ks_population(fair.predict(fresh), sensitive_features=group))
+    if method == "transport":
+        assert found["mse_refit"] <= 1.05 * found["mse_before"]
+
+
+def test_a_certificate_of_other_rows_is_theirs(model, data):
+    options = {"target_ks": 0.25, "confidence": 0.9, "effort": Effort.quick(), "targets": "labels"}
+    fair = fitted(model, data, **options)
+    fresh, y, group = people(6000, seed=7)
+    found = fair.assess(fresh, y, sensitive_features=group)
+    bound = ks_bound(fair.predict(fresh), sensitive_features=group, confidence=0.9)
+    assert found["ks_upper"] == pytest.approx(bound, abs=1e-9)
+    assert found["certified"] == (bound <= 0.25)
+    assert fair.summary_["certified"] == fair.summary_["met"]

@@ -99,6 +99,7 @@ class Curve:
     confidence, certificate : of the certificates; no confidence, no certificates
     rows : effective rows of the two smallest groups, ``1/(1/n₁ + 1/n₂)``
     mse_refit : error of the last layer refitted without parity; None where it is not known
+    refit : that layer
     """
 
     points: tuple[CurvePoint, ...]
@@ -111,6 +112,7 @@ class Curve:
     certificate: str = "normal"
     rows: float = np.inf
     mse_refit: float | None = None
+    refit: Fit | None = None
 
     def __len__(self) -> int:
         return len(self.points)
@@ -247,13 +249,11 @@ def judge(
                     index=position,
                 )
             )
-        plain = [error for error, fit in zip(mse.tolist(), fits, strict=True) if fit.diagnostics.get("plain")]
-        facts = {
-            "ks_floor": groups.null.floor,
-            "ks_resolved": groups.resolved,
-            "rows": groups.fewest,
-            "mse_refit": min(plain, default=0.0 if sample.error_against == "predictions" else None),
-        }
+        facts: dict[str, Any] = {"ks_floor": groups.null.floor, "ks_resolved": groups.resolved, "rows": groups.fewest}
+        plain = [i for i, fit in enumerate(fits) if fit.diagnostics.get("plain")]
+        if plain:
+            best = min(plain, key=lambda i: mse[i])
+            facts |= {"mse_refit": float(mse[best]), "refit": fits[best]}
         return points, facts, order
 
     points, facts, order = broadcast(look)
@@ -301,6 +301,8 @@ def training_distances(sample: Sample, fits: Sequence[Fit], training: Array) -> 
     """
     if sample.judged_on == "train":
         return None
+    if len(fits) == 1:
+        return np.zeros(1)  # nothing to put in order
     if len(sample.training):
         return Groups.of(sample.training, len(sample.labels)).distances(training)
     moments = sample.moments.columns(slice(0, sample.layer.weight.shape[1]))
@@ -378,7 +380,7 @@ class Groups:
     @cached_property
     def null(self) -> Null:
         """What parity would show; models of one curve share the ties of the untouched one."""
-        return ks_null(self.codes, self.count, self.scores, self.weight, self.seed, self.strata)
+        return ks_null(self.codes, self.count, self.scores, self.weight, self.seed, self.strata, draws=1000)
 
     @property
     def resolved(self) -> float:

@@ -15,13 +15,14 @@ from esvdfair import methods
 from esvdfair.batches import as_rows, inputs_of, is_stream, row_key
 from esvdfair.core.checks import row_count, to_numpy
 from esvdfair.core.edits import PAPER_REDUCTIONS, check_reduction
+from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.quadratic import Fit
-from esvdfair.curve import UNTOUCHED, Curve, CurvePoint, choose, judge, summarise, with_untouched
+from esvdfair.curve import UNTOUCHED, Curve, CurvePoint, choose, judge, mean_squared_errors, summarise, with_untouched
 from esvdfair.distributed import all_gather, broadcast, together, world_size
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models import adapt
 from esvdfair.models.base import ModelAdapter, take
-from esvdfair.sample import Effort, Sample, Setting, draw, prepare
+from esvdfair.sample import Effort, Rows, Sample, Setting, draw, draw_judging, prepare
 from esvdfair.threads import few_threads
 
 METHODS = ("paper", "exact", "parity", "transport")
@@ -211,6 +212,52 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         if not parts:
             raise ValueError("X yields no batch, so there is nothing to predict; an iterator can be read only once.")
         return np.concatenate(parts)
+
+    def assess(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        sensitive_features: Any = None,
+        sample_weight: Any = None,
+        control_features: Any = None,
+    ) -> dict[str, Any]:
+        """What ``summary_`` says, of rows that neither fitted nor chose, which alone are impartial; X as in `fit`.
+
+        ``met`` and ``certified`` are decided anew, on these rows; ``evaluated_on`` is "test".
+        """
+        check_is_fitted(self, "estimator_")
+        with together():
+            setting = prepare(
+                adapt(self.model_, output=self.output),
+                X if is_stream(X) else as_rows(X),
+                y,
+                sensitive_features=sensitive_features,
+                sample_weight=sample_weight,
+                control_features=control_features,
+                missing=self.missing,
+                batch_size=self.batch_size,
+                validation_fraction=0.0,
+                seed=self.seed(),
+                effort=self.effort,
+            )
+            labels, layer = tuple(self.summary_["group_sizes"]), setting.last
+            rows = draw_judging(setting, labels)
+            after = draw_judging(replace(setting, adapter=self._predictor), labels).prediction
+            against = "labels" if setting.has_labels else "predictions"
+            none = Rows.none(layer.weight.shape[1])
+            sample = Sample(labels, GroupMoments(), layer, setting.head, none, rows, "test", against)
+            fit = Fit(layer.weight[0], 0.0)
+            curve, _ = self._judge(setting, sample, [fit], (after[:, None], np.zeros((0, 1))))
+            refit = getattr(self, "curve_", curve).refit
+            if refit is not None:
+                output = setting.head.apply(rows.features @ refit.weight + refit.bias)
+                curve = replace(curve, mse_refit=float(mean_squared_errors(rows, output[:, None])[0]))
+            point = curve.points[0]
+            found = broadcast(
+                lambda: summarise(sample, after, curve, point, method=self.method, target_ks=self.target_ks)
+            )
+        return found | {"decided_by": self.summary_["decided_by"]}
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

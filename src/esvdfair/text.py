@@ -73,6 +73,7 @@ def distinct_names(labels: Sequence[Label]) -> list[str]:
 EVALUATED_ON = {
     "validation": "rows set aside for validation",
     "heldout": "rows held out from the repair",
+    "test": "rows that neither fitted nor chose",
     "train": "the very rows that fitted it, so new people will fare worse",
 }
 """``summary_["evaluated_on"]`` -> which rows judged a repair, in words."""

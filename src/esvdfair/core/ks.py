@@ -228,10 +228,13 @@ def ks_null(
     weights: Floats | None = None,
     random_state: Seed = 0,
     strata: Codes | None = None,
+    *,
+    draws: int = 4000,
 ) -> Null:
     """What KS distance these groups would show if they came from one distribution; see `ks_floor`.
 
-    With ``strata`` the weights are those that adjust for them, and noise is within strata only.
+    With ``strata`` the weights are those that adjust for them, and noise is within strata only. ``draws`` are for two
+    groups; the more pairs, the less their maximum varies, and the fewer are needed.
     """
     sizes = effective_sizes(codes, n_groups, weights)
     if strata is not None and scores is not None and weights is not None:
@@ -242,7 +245,7 @@ def ks_null(
     if n_groups == 2 and masses[tied].sum() < _TIED_SHARE:
         return _two_groups(*sizes)
     rng = np.random.default_rng(random_state)
-    draws = max(200, 8000 // n_groups)  # the more pairs, the less their maximum varies
+    draws = max(200, 2 * draws // n_groups)
     if len(codes) <= _PERMUTED_ROWS or sizes.min() < _LARGE_GROUP * max(1.0, np.log10(n_groups)):
         found = _permuted(codes, n_groups, scores, weights, draws, rng)
     else:
