@@ -334,3 +334,18 @@ def test_a_model_card(files, invoke, refused, tmp_path, written):
         assert said in card.text
     assert "card.md' is there already" in refused(*words[:-1], tmp_path / "other.onnx", "--model-card", place)
     assert written() == ["card.md", "fair.onnx", "fair.onnx.json"]
+
+
+def test_the_headline_is_about_rows_that_neither_fitted_nor_chose(files, invoke, tmp_path):
+    out, page = tmp_path / "fair.onnx", tmp_path / "fair.html"
+    words = ["repair", files.model, files.data, *ROLES, *QUICK, "--target-ks", "0.2", "-o", out, "--test", files.new]
+    result = invoke(*words, "--report", page)
+    record = json.loads((tmp_path / "fair.onnx.json").read_text())
+    tested, audited = record["tested"], json.loads(invoke("audit", out, files.new, *ROLES, "--json").stdout)
+    assert (tested["evaluated_on"], record["reached"]["evaluated_on"]) == ("test", "heldout")
+    assert tested["mse_after"] == pytest.approx(audited["mse"], rel=1e-4)
+    assert result.exit_code == (0 if tested["met"] else 1)
+    assert "rows that neither fitted nor chose" in result.stdout
+    assert f"{tested['mse_after']:.4g}"[:4] in result.stdout
+    assert record["test"]["sha256"] == sha256(files.new)
+    assert page.exists()

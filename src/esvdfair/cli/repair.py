@@ -43,6 +43,12 @@ UNKNOWN_KS = (
     type=click.FloatRange(min=0),
     help="Instead of --target-ks: the fairest candidate whose error grows by at most this part (0.05: five per cent).",
 )
+@click.option(
+    "--test",
+    metavar="FILE",
+    type=cli.FILE,
+    help="Rows that neither fit nor choose: what is printed and reported is then about them.",
+)
 @click.option("-o", "--out", metavar="FILE", required=True, type=cli.FILE, help="Where the repaired model goes.")
 @click.option("--report", metavar="FILE", type=cli.FILE, help="Also write a report of one HTML page.")
 @click.option("--model-card", metavar="FILE", type=cli.FILE, help="Also write a model card, as Hugging Face reads it.")
@@ -59,6 +65,7 @@ def repair(
     options: dict[str, Any],
     max_mse_increase: float | None,
     validation: Path | None,
+    test: Path | None,
     out: Path,
     report: Path | None,
     model_card: Path | None,
@@ -85,7 +92,7 @@ def repair(
     _check_words(data, moments, reading, options, validation, report)
     written = Written(out, report, model_card)
     adapter = cli.load_model(model, options["output"])
-    read = [*cli.model_files(model), data, moments, validation]
+    read = [*cli.model_files(model), data, moments, validation, test]
     cli.check_free([*written.paths, written.external], force=force, inputs=read)
     with cli.at_work(3) as work:
         work.step("reading")
@@ -93,23 +100,26 @@ def repair(
         if site is None:
             assert data is not None
             rows, judging = reading.tables(data, validation, adapter, progress=work.read)
+            alike = replace(reading, roles=replace(reading.roles, features=tuple(rows.inputs)))
         else:
             alike = _columns_of(site, reading)
             rows, judging = None, None if validation is None else alike.table(validation, adapter, progress=work.read)
+        apart = None if test is None else alike.table(test, adapter, progress=work.read)
         work.step("repairing")
         fair = _repair(str(model), rows if site is None else site, judging, options)
+        summary = fair.summary_ if apart is None else fair.assess(apart)
         cli.only_first_rank()
         work.step("writing")
-        done = Done(fair, rows, judging, site, moments)
+        done = Done(fair, rows, judging, site, moments, apart, summary)
         record = _write(done, written, force=force, unit=unit, command=ctx.obj)
     paths = [*cli.model_files(out), *(path for path in written.paths if path != out)]
     with cli.after_writing(paths):
         if as_json:
             cli.print_json(record)
         else:
-            _show(fair, site)
+            _show(fair, site, summary)
             click.echo(f"\nwrote {', '.join(map(str, paths))}")
-    return 1 if fair.summary_["met"] is False else 0
+    return 1 if summary["met"] is False else 0
 
 
 def _check_words(
@@ -201,13 +211,15 @@ class Written:
 
 @dataclass(frozen=True)
 class Done:
-    """A repair, and what it was made from: rows of tables, or moments."""
+    """A repair, what it was made from, rows of tables or moments, and what it comes to on the rows of the headline."""
 
     fair: "ESVDFair"
     rows: "TableBatches | None"
     judging: "TableBatches | None"
     site: "SiteMoments | None"
     moments: Path | None
+    test: "TableBatches | None"
+    summary: Mapping[str, Any]
 
     @property
     def model(self) -> Path:
@@ -265,7 +277,9 @@ def _record(done: Done, command: Sequence[str] | None) -> dict[str, Any]:
         "parameters": {name: value for name, value in fair.get_params(deep=False).items() if name != "model"},
         "data": None if done.rows is None else _described(done.rows),
         "validation": None if done.judging is None else _described(done.judging),
+        "test": None if done.test is None else _described(done.test),
         "reached": fair.summary_,
+        "tested": None if done.test is None else done.summary,
         "point": fair.point_,
         "edits": [_edit(edit) for edit in fair.edits_],
     }
@@ -289,9 +303,12 @@ def _write_report(done: Done, place: Path, name: str, unit: str | None, command:
         some = cli.some_rows(shown, cli.EXPLAINED_ROWS, seed=fair.random_state)
     names = [str(done.moments) if rows is None else rows.path.name]
     names += [] if judging is None else [judging.path.name]
+    seed, test = fair.random_state, done.test
     write_report(
         place, fair, *some.counted[:2], sensitive_features=some.groups, sample_weight=some.weight,
-        judged=None if judged is None else judged.counted, model=f"{done.model.name}, repaired as {name}",
+        judged=None if judged is None else judged.counted,
+        test=None if test is None else cli.some_rows(test, cli.EXPLAINED_ROWS, seed=seed).counted,
+        model=f"{done.model.name}, repaired as {name}",
         data=", judged on ".join(names), unit=unit, command=command,
     )  # fmt: skip
 
@@ -333,8 +350,7 @@ def _edit(edit: Any) -> dict[str, Any]:
 # --- what is printed -----------------------------------------------------------------------------------------------
 
 
-def _show(fair: "ESVDFair", site: "SiteMoments | None") -> None:
-    summary = fair.summary_
+def _show(fair: "ESVDFair", site: "SiteMoments | None", summary: Mapping[str, Any]) -> None:
     start = f"{fair.model_} repaired by {fair.method}"
     if site is not None:
         sites = f"{len(site.sites)} sites" if len(site.sites) > 1 else "1 site"
