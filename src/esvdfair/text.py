@@ -124,8 +124,8 @@ def verdict(summary: Mapping[str, Any]) -> str:
         )
     if target is not None:
         sure = f", certified at {summary['confidence']:.0%} confidence" if summary.get("certified") else ""
-        why = f" ({summary['decided_by']})" if "decided_by" in summary else "; this is the fairest candidate"
-        parts.append(f"Target KS ≤ {target:g}: " + (f"met{sure}." if summary["met"] else f"not met{why}."))
+        found = f"met{sure}" if summary["met"] else f"not met ({summary['decided_by']})"
+        parts.append(f"Target KS ≤ {target:g}: {found}.")
     if summary.get("constant"):
         parts.append("The repaired model predicts nearly one value for everybody.")
     if summary.get("ks_population") is not None:

@@ -10,7 +10,7 @@ from esvdfair.federated import collect_moments, repair_from_moments
 from esvdfair.report import render_report
 from esvdfair.sample import Effort
 
-ROWS = 240
+ROWS = 400
 
 
 def arrays(case, **options):
@@ -37,7 +37,7 @@ def streamed(case, **options):
 
 
 def unfitted(case, **options):
-    learner = MLPRegressor(hidden_layer_sizes=(4,), solver="lbfgs", max_iter=20, tol=1.0, random_state=0)
+    learner = MLPRegressor(hidden_layer_sizes=(12,), solver="lbfgs", max_iter=30, tol=1.0, random_state=0)
     return ESVDFair(learner, **options).fit(case.X, case.y, sensitive_features=case.groups)
 
 
@@ -112,4 +112,4 @@ def test_a_model_that_is_perfect_on_its_labels_has_labels(case):
     )
     assert "mean squared error" in page
     assert "There were no labels" not in page
-    assert "instead of none" in page or "larger" in page
+    assert "instead of none is acceptable" in page

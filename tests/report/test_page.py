@@ -293,3 +293,31 @@ def test_json_in_a_script_cannot_leave_it():
 def test_cells_captions_and_quotes_are_escaped():
     assert escape("\"'<&") == "&quot;&#x27;&lt;&amp;"
     assert "<x" not in table(["<x1", "<x4"], [["<x2", "<x5"]], caption='<x3"')
+
+
+def test_a_model_that_meets_the_target_already_is_kept(case, fair):
+    kept = copy.copy(fair)
+    kept.point_, kept.estimator_ = fair.curve_.untouched, fair.model_
+    kept.summary_ = fair.summary_ | {"met": True, "target_ks": 0.9}
+    page = render_report(kept, case.X, case.y, sensitive_features=case.groups)
+    assert chart_numbers(page)["chosen"] == 0
+    assert "Keep the original model: the predictions for" in Outline(page).text
+    assert "which meets the target of 90.0" in Outline(page).text
+
+
+def test_the_refit_without_parity_stands_beside_before_and_after(fair, page, outline):
+    refit = fair.summary_["mse_refit"]
+    assert chart_numbers(page)["refit"] == pytest.approx(refit)
+    assert f"refitted without parity {number(refit)}" in outline.text
+
+
+@pytest.mark.parametrize("judged", [True, False])
+def test_whether_the_target_is_met_is_what_the_summary_says(case, fair, judged):
+    """On rows that judged, nothing is decided again; the KS distance there may lie above the target by sampling."""
+    for met in (True, False):
+        told = copy.copy(fair)
+        told.summary_ = fair.summary_ | {"met": met, "target_ks": fair.summary_["ks_after"] * 0.99}
+        rows = {"judged": (case.X, case.y, case.groups)} if judged else {}
+        shown = Outline(render_report(told, case.X, case.y, sensitive_features=case.groups, **rows)).text
+        assert ("and meets the target of" in shown) is met
+        assert ("does not meet the target of" in shown) is not met

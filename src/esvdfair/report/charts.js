@@ -141,10 +141,10 @@
   }
 
   function tradeoff(host, position) {
-    const { steps, chosen, others, floor, target } = data;
+    const { steps, chosen, others, floor, target, refit } = data;
     const all = [...steps.map((s) => [s.ks, s.mse]), ...others];
     const right = Math.max(...all.map((p) => p[0]), target ?? 0, floor) * 1.08;
-    const ys = all.map((p) => p[1]);
+    const ys = [...all.map((p) => p[1]), ...(refit === null ? [] : [refit])];
     const room = (Math.max(...ys) - Math.min(...ys)) * 0.12 || Math.abs(ys[0]) * 0.05 || 1;
     const f = frame(host, {
       x: [0, right], y: [Math.min(...ys) - room, Math.max(...ys) + room], yTicks: true, left: 52, top: 30, height: 260,
@@ -152,6 +152,7 @@
     });
     add(f.svg, "rect", { class: "zone", x: f.x(0), width: f.x(floor) - f.x(0), y: f.top, height: f.bottom - f.top });
     if (target !== null) add(f.svg, "line", { class: "dash", x1: f.x(target), x2: f.x(target), y1: f.top, y2: f.bottom });
+    if (refit !== null) add(f.svg, "line", { class: "dash", x1: f.x(0), x2: f.x(right), y1: f.y(refit), y2: f.y(refit) });
     for (const [ks, mse] of others) add(f.svg, "circle", { class: "faint", cx: f.x(ks), cy: f.y(mse), r: 3 });
     const made = steps.slice(1);
     // on rows that did not judge them the points do not lie in the order of their parity
@@ -170,6 +171,7 @@
     names.push(
       { text: "chosen", className: "halo strong", px: f.x(steps[chosen].ks) + 12, py: f.y(steps[chosen].mse) - 10 },
       { text: "before", className: "halo strong old", px: f.x(steps[0].ks), py: f.y(steps[0].mse) - 14, anchor: "middle" },
+      ...(refit === null ? [] : [{ text: "refitted without parity", className: "tick halo", px: f.x(floor) + 6, py: f.y(refit) + 14 }]),
       { text: "sampling floor", className: "tick", px: f.x(0) + 4, py: f.bottom - 6 },
     );
     labels(f, names);

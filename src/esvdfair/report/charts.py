@@ -36,6 +36,7 @@ def chart_data(content: Content) -> dict[str, Any]:
         "others": [rounded(pair) for pair in content.others],
         "floor": content.ks_floor,
         "target": content.summary["target_ks"],
+        "refit": content.mse_refit,
         "errorName": error_name(content),
         "cdf": {
             when: _cdf(content, step, drawn) for when, step in (("before", content.before), ("after", content.after))

@@ -119,6 +119,11 @@ class Content:
         return "ks_raw_before" in self.summary
 
     @property
+    def mse_refit(self) -> float | None:
+        """Error of the last layer refitted without parity, where these rows tell it."""
+        return self.summary.get("mse_refit") if self.rows_judged and self.has_labels else None
+
+    @property
     def has_labels(self) -> bool:
         return self.rows.y is not None
 
@@ -163,7 +168,7 @@ def collect(
     else:
         points = slider_points(curve, fair.point_)
         models += [(point, curve.model(point.index)) for point in points]
-        chosen = 1 + points.index(fair.point_)
+        chosen = 0 if fair.point_.target == UNTOUCHED else 1 + points.index(fair.point_)
     steps = _steps(fair, models, shown)
     before, after = steps[0].prediction, steps[chosen].prediction
     groups: dict[str, Any] = {"sensitive_features": shown.codes, "sample_weight": shown.weight}
@@ -200,7 +205,7 @@ def slider_points(curve: Curve, chosen: CurvePoint) -> list[CurvePoint]:
             best = point.ks
             front.append(point)
     kept = [front[i] for i in np.unique(np.linspace(0, len(front) - 1, STEPS - 1).round().astype(int))]
-    together = kept if chosen in kept else [*kept, chosen]
+    together = kept if chosen in kept or chosen.target == UNTOUCHED else [*kept, chosen]
     return sorted(together, key=lambda point: (-point.ks, point.mse))
 
 

@@ -146,13 +146,12 @@ def _opening(content: Content, title: str, about: Mapping[str, str]) -> str:
     gaps = (number(float(np.ptp(step.means)), beside=content.spread) for step in (before, after))
     errors = (number(step.mse, beside=content.spread**2) for step in (before, after))
     distances = (share(step.peak.distance) for step in (before, after))
+    refit = "" if content.mse_refit is None else f"; refitted without parity {number(content.mse_refit)}"
+    population = content.summary.get("ks_population") if content.rows_judged else None
+    expected = "" if population is None else f"; expected of any number of such people {share(population)}"
     tiles = [
-        (
-            "KS distance",
-            " → ".join(distances),
-            f"after, 95 % interval {low} to {high}; equal groups show about {floor}",
-        ),
-        (error_name(content), " → ".join(errors), f"method: {content.summary['method']}"),
+        ("KS distance", " → ".join(distances), f"95 % interval {low} to {high}; parity shows about {floor}{expected}"),
+        (error_name(content), " → ".join(errors), f"method: {content.summary['method']}{refit}"),
         ("difference of group means", " → ".join(gaps), "of the farthest two"),
     ]
     shown = "".join(

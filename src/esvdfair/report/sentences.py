@@ -2,6 +2,7 @@
 
 import math
 
+from esvdfair.curve import FLAT
 from esvdfair.explain import Direction, Directions, LayerGap
 from esvdfair.report.content import UNNAMED, Content, Step
 from esvdfair.text import label_text, number, percent, share, some_names
@@ -15,8 +16,6 @@ ROWS_ARE = {
 }
 SMALL_GROUP = 200
 """Rows below which a group's distribution is known only roughly."""
-FLAT = 0.01
-"""Predictions that vary less than this part of what they did are one value for everybody."""
 
 
 def group_names(content: Content) -> list[str]:
@@ -51,16 +50,20 @@ def error_name(content: Content) -> str:
 
 
 def headline(content: Content) -> str:
-    """What to do, and why, in one sentence."""
+    """What to do, and why, in one sentence. Whether the target is met is what ``summary_`` says."""
     before, after, target = content.before.peak.distance, content.after.peak.distance, content.summary["target_ks"]
-    names = group_names(content)
+    names, met = group_names(content), content.summary["met"]
     whom = f"{names[0]} and {names[1]}" if len(names) == 2 else f"the {len(names)} {groups_of(content)}"
     if content.adjusted:
         before, after = content.summary["ks_before"], content.summary["ks_after"]
         whom += ", adjusted for what they may rightly differ in,"
     apart = f"from {points(before)} to {points(after)} percentage points apart"
+    asked = "" if target is None else f"the target of {points(target)}"
     if is_constant(content):
         return f"Do not use the repaired model: it predicts nearly the same value for everybody ({whom} go {apart})."
+    if content.chosen == 0:
+        found = f"the predictions for {whom} are {points(before)} percentage points apart"
+        return f"Keep the original model: {found}, {f'which meets {asked}' if met else 'and no repair was chosen'}."
     if after >= before:
         return (
             f"Keep the original model: the repair does not bring the predictions for {whom} closer together ({apart})."
@@ -68,19 +71,19 @@ def headline(content: Content) -> str:
     brings = f"it brings the predictions for {whom} {apart}"
     if target is None:
         return f"Use the repaired model {_condition(content)}: {brings}."
-    asked = f"the target of {points(target)}"
-    here = math.sqrt(max(0.0, after**2 - content.ks_floor**2))  # without what sampling adds, as the target means it
-    if content.summary["met"] and here <= target:
-        return f"Use the repaired model {_condition(content)}: {brings} and meets {asked}."
-    if content.summary["met"]:
+    if not met:
+        few = min(content.summary["group_sizes"].items(), key=lambda item: item[1])[0]
         return (
-            f"Use the repaired model with care: {brings}, {_price(content)}; it met {asked} on the rows that chose it, "
-            "but does not on these."
+            f"The repaired model does not meet {asked}: {brings}, {_price(content)}. Decide whether that is enough, or "
+            f"repair again with more rows, above all of {label_text(few)}."
         )
-    few = min(content.summary["group_sizes"].items(), key=lambda item: item[1])[0]
+    here = math.sqrt(max(0.0, after**2 - content.ks_floor**2))  # without what sampling adds, as the target means it
+    if content.rows_judged or here <= target:
+        sure = f" ({content.summary['confidence']:.0%} confidence)" if content.summary.get("certified") else ""
+        return f"Use the repaired model {_condition(content)}: {brings} and meets {asked}{sure}."
     return (
-        f"The repaired model does not meet {asked}: {brings}, {_price(content)}. Decide whether that is enough, or "
-        f"repair again with more rows, above all of {label_text(few)}."
+        f"Use the repaired model with care: {brings}, {_price(content)}; it met {asked} on the rows that chose it, but "
+        "does not on these."
     )
 
 
@@ -102,8 +105,8 @@ def is_constant(content: Content) -> bool:
 def _condition(content: Content) -> str:
     if not content.has_labels:
         return f"if predictions may move by {number(math.sqrt(content.after.mse))} (root mean square)"
-    change = content.after.mse / content.before.mse - 1
-    return f"if {_price(content).removeprefix('with ')} is acceptable" if change >= 0.0005 else f"({_price(content)})"
+    price, costs = _price(content), content.after.mse >= 1.0005 * content.before.mse
+    return f"if {price.removeprefix('with ')} is acceptable" if costs else f"({price})"
 
 
 def _price(content: Content) -> str:
