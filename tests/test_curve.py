@@ -11,10 +11,9 @@ from scipy.special import ndtr
 from esvdfair import Effort, ESVDFairWarning, curve, ks_bound, ks_distance
 from esvdfair.core import ks
 from esvdfair.core.moments import GroupMoments
-from esvdfair.core.refit.quadratic import Fit
+from esvdfair.core.refit.quadratic import Fit, Head
 from esvdfair.curve import UNTOUCHED, choose, judge, ks_distances, mean_squared_errors, measurable, summarise
 from esvdfair.models.base import LinearLayer
-from esvdfair.models.heads import Head
 from esvdfair.sample import Rows, Sample
 
 

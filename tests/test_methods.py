@@ -7,9 +7,9 @@ import pytest
 import scipy.linalg
 
 from esvdfair.core.moments import GroupMoments
+from esvdfair.core.refit.quadratic import Head
 from esvdfair.methods import Refits, group_probability, parity, refit_edited, transport
 from esvdfair.models.base import LinearLayer
-from esvdfair.models.heads import Head
 from esvdfair.sample import Effort, Rows, Sample
 
 

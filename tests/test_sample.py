@@ -7,8 +7,8 @@ from sklearn.neural_network import MLPRegressor
 from esvdfair import Effort, ESVDFair, ks_distance
 from esvdfair.batches import ArrayBatches, Batch, StreamBatches, held_out, row_key
 from esvdfair.core.moments import GroupMoments
+from esvdfair.core.refit.quadratic import Head
 from esvdfair.models.base import LinearLayer
-from esvdfair.models.heads import Head
 from esvdfair.sample import Setting, draw, hold
 
 LAYER = LinearLayer("last", 0, np.ones((1, 3)), np.zeros(1))

@@ -15,13 +15,14 @@ from esvdfair.core.checks import (
     check_strata,
     check_weight,
     row_count,
+    row_slice,
     several_inputs,
+    take,
     to_numpy,
 )
 from esvdfair.core.strata import label_parts, make_cells
 from esvdfair.distributed import all_gather, rank, world_size
 from esvdfair.exceptions import Given, InputError
-from esvdfair.models.base import row_slice, take
 
 
 @dataclass(frozen=True)

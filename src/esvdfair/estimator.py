@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from esvdfair import methods
 from esvdfair.batches import as_rows, inputs_of, is_stream, row_key
-from esvdfair.core.checks import row_count, to_numpy
+from esvdfair.core.checks import row_count, take, to_numpy
 from esvdfair.core.edits import PAPER_REDUCTIONS, check_reduction
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.quadratic import Fit
@@ -21,7 +21,7 @@ from esvdfair.curve import UNTOUCHED, Curve, CurvePoint, choose, judge, mean_squ
 from esvdfair.distributed import all_gather, broadcast, together, world_size
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models import adapt
-from esvdfair.models.base import ModelAdapter, take
+from esvdfair.models.base import ModelAdapter
 from esvdfair.sample import Effort, Rows, Sample, Setting, draw, draw_judging, prepare
 from esvdfair.threads import few_threads
 

@@ -25,13 +25,12 @@ from esvdfair.core.edits import LayerEdit, account, edit_exact, edit_paper
 from esvdfair.core.ks import ks_from_codes
 from esvdfair.core.optimum import fit_optimum
 from esvdfair.core.refit.parity import ParityProblem
-from esvdfair.core.refit.quadratic import FeatureSpace, Fit, Quadratic
+from esvdfair.core.refit.quadratic import FeatureSpace, Fit, Head, Quadratic
 from esvdfair.core.refit.sgd import finetune
 from esvdfair.core.refit.transport import TransportProblem, transport_path
 from esvdfair.distributed import broadcast
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models.base import LinearLayer, Weights, find_layer
-from esvdfair.models.heads import Head
 from esvdfair.sample import Effort, Rows, Sample, Setting, draw, hold
 
 Array = NDArray[np.float64]

@@ -19,13 +19,22 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from esvdfair.batches import ArrayBatches, Batch, Batches, Splitter, held_out, is_stream, make_batches, row_key
-from esvdfair.core.checks import Label, count_not_finite, row_count, several_inputs, sort_key, take_rows
+from esvdfair.core.checks import (
+    Label,
+    count_not_finite,
+    each_input,
+    row_count,
+    row_slice,
+    several_inputs,
+    sort_key,
+    take_rows,
+)
 from esvdfair.core.moments import GroupMoments
+from esvdfair.core.refit.quadratic import Head
 from esvdfair.core.strata import adjusted_weights, split_cell
 from esvdfair.distributed import all_gather, all_rows, broadcast, first_rank_rows, rank, reading, together, world_size
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
-from esvdfair.models.base import PROBE_ROWS, LinearLayer, ModelAdapter, Weights, each_input, row_slice
-from esvdfair.models.heads import Head
+from esvdfair.models.base import PROBE_ROWS, LinearLayer, ModelAdapter, Weights
 
 Array = NDArray[np.float64]
 

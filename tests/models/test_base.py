@@ -17,9 +17,9 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
-from esvdfair.core.checks import row_count
+from esvdfair.core.checks import row_count, row_slice
 from esvdfair.models import LinearLayer, adapt, find_layer, fingerprint
-from esvdfair.models.base import check_replacement, row_slice
+from esvdfair.models.base import check_replacement
 from esvdfair.models.torch import TorchAdapter
 
 LAYERS = tuple(LinearLayer(name, index, np.zeros((2, 3)), None) for index, name in enumerate(["net.0", "net.2", "out"]))

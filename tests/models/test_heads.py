@@ -4,7 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import erf, expit
 
-from esvdfair.models.heads import KINDS, Head, find_head, probe_points
+from esvdfair.core.refit.quadratic import KINDS, Head
+from esvdfair.models.base import probe_points
+from esvdfair.models.heads import find_head
 
 
 def softplus(u):

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esvdfair.core.checks import row_count
+from esvdfair.core.checks import row_count, row_slice, take
 from esvdfair.models import adapt, find_layer
-from esvdfair.models.base import PREDICT_ROWS, row_slice, take
+from esvdfair.models.base import PREDICT_ROWS
 from esvdfair.models.torch import TorchAdapter
 
 X = np.random.default_rng(0).normal(size=(300, 6))

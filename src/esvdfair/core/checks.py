@@ -8,7 +8,7 @@ spelling, and labels that read alike (1 and "1") are never one group, nor two by
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -104,6 +104,33 @@ def row_count(x: Any) -> int:
         lengths = ", ".join(f"{name}: {count}" for name, count in rows.items())
         raise ValueError(f"X is several inputs of different lengths ({lengths}); they must match row by row.")
     return next(iter(rows.values()))
+
+
+def row_slice(x: Any, start: int, stop: int) -> Any:
+    """Rows start..stop of `x`, in its own type (a DataFrame keeps its column names)."""
+    if hasattr(x, "shape"):
+        return _indexable(x)[start:stop]
+    return each_input(x, lambda value: row_slice(value, start, stop)) or np.asarray(x[start:stop])
+
+
+def take(x: Any, index: NDArray[np.intp]) -> Any:
+    """Some rows of `x`, in its own type (a DataFrame keeps its column names)."""
+    if hasattr(x, "shape"):
+        return _indexable(x)[index]
+    return each_input(x, lambda value: take(value, index)) or np.asarray(x)[index]
+
+
+def each_input(x: Any, change: Callable[[Any], Any]) -> Any:
+    """Several inputs, each changed, as a dict or a tuple; None when `x` is not several."""
+    inputs = several_inputs(x)
+    if inputs is None:
+        return None
+    changed = {name: change(value) for name, value in inputs.items()}
+    return {**x, **changed} if isinstance(x, Mapping) else tuple(changed.values())
+
+
+def _indexable(x: Any) -> Any:
+    return x.iloc if hasattr(x, "iloc") else x.tocsr() if hasattr(x, "tocsr") else x
 
 
 def take_rows(values: Any, index: NDArray[np.intp]) -> NDArray[Any]:

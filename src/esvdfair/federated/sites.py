@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from esvdfair.core.checks import Label
 from esvdfair.core.moments import GroupMoments, label_from_json
+from esvdfair.core.refit.quadratic import Head
 from esvdfair.models.base import LinearLayer
-from esvdfair.models.heads import Head
 
 Array = NDArray[np.float64]
 

@@ -10,9 +10,8 @@ import numpy as np
 
 from esvdfair.core.checks import to_numpy
 from esvdfair.models.base import LinearLayer, ModelAdapter, adapt, find_layer
-from esvdfair.models.heads import Head
 
-__all__ = ["Head", "LinearLayer", "ModelAdapter", "adapt", "find_layer", "fingerprint"]
+__all__ = ["LinearLayer", "ModelAdapter", "adapt", "find_layer", "fingerprint"]
 
 
 def fingerprint(model: Any) -> str:

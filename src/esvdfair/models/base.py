@@ -25,7 +25,7 @@ Rules that every adapter keeps (for whoever writes the next one):
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -33,9 +33,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.core.checks import row_count, several_inputs, to_numpy
+from esvdfair.core.checks import row_count, row_slice, to_numpy
+from esvdfair.core.refit.quadratic import KINDS, Head
 from esvdfair.exceptions import Given, InputError
-from esvdfair.models.heads import KINDS, Head, find_head, probe_points, unsupported_head
+from esvdfair.models.heads import find_head, unsupported_head
 
 PROBE_ROWS = 256
 """Rows of a batch that `layers` and `head` look at: enough to see the structure, cheap on any model."""
@@ -134,6 +135,44 @@ class Tail:
     eps: float | None = None
 
 
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a framework calls the operations that may stand in a head.
+
+    Whether together they make one of the known kinds is found numerically; anything else (clamp, relu, tanh, where) is
+    refused even if it is idle on every point that was tried.
+
+    Parameters
+    ----------
+    moves : operations that move numbers about and leave them as they are
+    lines : operations that can make an affine map
+    curves : operations that are a kind of head by themselves, and which
+    parts : operations of which a curve can be put together
+    """
+
+    moves: frozenset[str]
+    lines: frozenset[str]
+    curves: Mapping[str, str]
+    parts: frozenset[str]
+
+    def kinds(self, operations: Iterable[str]) -> tuple[str, ...]:
+        """Kinds of head that the operations can make; none if one of them cannot stand in a head."""
+        names = set(operations) - self.moves - self.lines
+        if not names:
+            return ("identity", "affine")
+        if not names <= self.parts | self.curves.keys():
+            return ()
+        if len(names) == 1 and (name := names.pop()) in self.curves:
+            return (self.curves[name],)
+        return ("sigmoid", "softplus", "exp", "identity", "affine")
+
+    def describe(self, operations: Iterable[str]) -> str:
+        """Name the operations that matter: those that cannot stand in a head if there are any, else all but moves."""
+        names = [name for name in dict.fromkeys(operations) if name not in self.moves]
+        foreign = [name for name in names if name not in self.lines | self.parts | self.curves.keys()]
+        return ", ".join(repr(name) for name in foreign or names) or "no operation that could be seen"
+
+
 class ModelAdapter(ABC):
     """One trained regressor, seen through its linear layers."""
 
@@ -216,8 +255,11 @@ class ModelAdapter(ABC):
         if not _close(prediction[::-1][:half], tail.run(tried[::-1][:half])[1], 8 * eps):
             self._check_repeats(rows, eps)
             raise ValueError(_bypassed(tail.layer, tail.operation))
-        z = z if column is None else column.read(z.T)
-        head = find_head(z, prediction, kinds=tail.kinds, operation=tail.operation, eps=eps)
+        z = np.ravel(z if column is None else column.read(z.T))
+        if "identity" in tail.kinds and np.array_equal(z, prediction):
+            head = Head("identity")
+        else:
+            head = find_head(z, prediction, kinds=tail.kinds, operation=tail.operation, eps=eps)
         self._check_rows(rows, eps)
         return head
 
@@ -317,33 +359,6 @@ def first_rows(x: Any) -> Any:
     return row_slice(x, 0, PROBE_ROWS)
 
 
-def row_slice(x: Any, start: int, stop: int) -> Any:
-    """Rows start..stop of `x`, in its own type (a DataFrame keeps its column names)."""
-    if hasattr(x, "shape"):
-        return _indexable(x)[start:stop]
-    return each_input(x, lambda value: row_slice(value, start, stop)) or np.asarray(x[start:stop])
-
-
-def take(x: Any, index: NDArray[np.intp]) -> Any:
-    """Some rows of `x`, in its own type (a DataFrame keeps its column names)."""
-    if hasattr(x, "shape"):
-        return _indexable(x)[index]
-    return each_input(x, lambda value: take(value, index)) or np.asarray(x)[index]
-
-
-def each_input(x: Any, change: Callable[[Any], Any]) -> Any:
-    """Several inputs, each changed, as a dict or a tuple; None when `x` is not several."""
-    inputs = several_inputs(x)
-    if inputs is None:
-        return None
-    changed = {name: change(value) for name, value in inputs.items()}
-    return {**x, **changed} if isinstance(x, Mapping) else tuple(changed.values())
-
-
-def _indexable(x: Any) -> Any:
-    return x.iloc if hasattr(x, "iloc") else x.tocsr() if hasattr(x, "tocsr") else x
-
-
 def as_column(prediction: Any, rows: int, place: int | None = None) -> Any:
     """Predictions as (rows,), from (rows,), (rows, 1), () for one row that was squeezed, or one column of several."""
     shape = tuple(prediction.shape)
@@ -408,6 +423,24 @@ def check_replacement(layer: LinearLayer, weight: NDArray[Any], bias: NDArray[An
         raise ValueError(f"new bias of layer {layer.name!r} has shape {np.shape(bias)}; it must be {shape[:1]}.")
     if not np.all(np.isfinite(weight)) or (bias is not None and not np.all(np.isfinite(bias))):
         raise ValueError(f"new weights of layer {layer.name!r} are not all finite.")
+
+
+def probe_points(z: Any, count: int = 192) -> NDArray[np.float64]:
+    """Outputs of the last layer at which to look at a head: where a batch `z` lies, and well beyond.
+
+    A third are quantiles of `z`; a third cover three times its range (at least four either side of its middle), so
+    that a clamp that the batch does not touch shows, and a narrow batch cannot pass a curve for a line; a third lie
+    around zero, where a softplus and a relu differ on any scale.
+    """
+    flat = np.asarray(z, dtype=np.float64).ravel()
+    flat = flat[np.isfinite(flat)]
+    if flat.size == 0:
+        flat = np.zeros(1)
+    low, high = float(flat.min()), float(flat.max())
+    middle, reach = (low + high) / 2, max(1.5 * (high - low), 4.0)
+    inside = np.quantile(flat, np.linspace(0.0, 1.0, count - 2 * (count // 3)))
+    beyond = np.linspace(middle - reach, middle + reach, count // 3)
+    return np.concatenate([inside, beyond, np.linspace(-8.0, 8.0, count // 3)])
 
 
 def _find_column(tail: Tail) -> Column | None:

@@ -1,146 +1,18 @@
-"""What maps the last linear layer's output to the prediction, found from pairs of the two.
+"""Which `Head` maps the last linear layer's output to the prediction, found from pairs of the two."""
 
-A head is `p = offset + scale · g(inner_scale · z + inner_offset)` with g one of identity, sigmoid, softplus, exp.
-That covers a plain output, a standardised target, a sigmoid with temperature, `expm1`, and a log target that was
-standardised as well. Refits work on z, before the head; scores are taken on p, after it.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
-from scipy.special import expit
+
+from esvdfair.core.refit.quadratic import KINDS, Head
 
 Array = NDArray[np.float64]
 
-KINDS = ("identity", "affine", "sigmoid", "softplus", "exp")
-
 _MIN_POINTS = 8
 _TOLERANCE_FLOOR = 1e-9  # torch's softplus is the identity above 20: 2e-9 from the formula, in float64 too
-
-
-def _exp(u: Array) -> Array:
-    with np.errstate(over="ignore"):
-        return np.exp(u)
-
-
-def _softplus(u: Array) -> Array:
-    return np.logaddexp(0.0, u)
-
-
-def _sigmoid(u: Array) -> Array:
-    return np.asarray(expit(u), dtype=np.float64)
-
-
-def _sigmoid_derivative(u: Array) -> Array:
-    return _sigmoid(u) * _sigmoid(-u)
-
-
-_FUNCTIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
-    "identity": (lambda u: u, np.ones_like),
-    "affine": (lambda u: u, np.ones_like),
-    "sigmoid": (_sigmoid, _sigmoid_derivative),
-    "softplus": (_softplus, _sigmoid),
-    "exp": (_exp, _exp),
-}
-
-
-@dataclass(frozen=True)
-class Head:
-    """`p = offset + scale · g(inner_scale · z + inner_offset)`.
-
-    Parameters
-    ----------
-    kind : {"identity", "affine", "sigmoid", "softplus", "exp"}
-        Which g. "identity" and "affine" share one g; "identity" promises that p is z. A negative scale, or a
-        negative inner scale, makes a decreasing head.
-    scale, offset, inner_scale, inner_offset : float
-
-    Examples
-    --------
-    >>> Head("affine", scale=-2.0, offset=1.0).apply([0.0, 3.0])
-    array([ 1., -5.])
-    """
-
-    kind: str
-    scale: float = 1.0
-    offset: float = 0.0
-    inner_scale: float = 1.0
-    inner_offset: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind of head must be one of {', '.join(KINDS)}; got {self.kind!r}.")
-
-    def apply(self, z: Any) -> Array:
-        """Prediction for outputs `z` of the last linear layer, any shape, in float64."""
-        function, _ = _FUNCTIONS[self.kind]
-        return self.offset + self.scale * function(self._inner(z))
-
-    def derivative(self, z: Any) -> Array:
-        """Derivative dp/dz at `z`, same shape."""
-        _, derivative = _FUNCTIONS[self.kind]
-        return self.scale * self.inner_scale * derivative(self._inner(z))
-
-    @property
-    def is_affine(self) -> bool:
-        """Whether a squared error before the head is, up to a factor, one after it."""
-        return self.kind in ("identity", "affine")
-
-    @property
-    def line(self) -> tuple[float, float]:
-        """Slope and intercept of an affine head: ``p = slope · z + intercept``."""
-        intercept, one = (float(p) for p in self.apply([0.0, 1.0]))
-        return one - intercept, intercept
-
-    def inverse(self, prediction: Any) -> Array:
-        """Outputs of the last linear layer that give these predictions.
-
-        Predictions at or beyond the range of the head (0 and 1 of a sigmoid) are first moved inside it, by a thousandth
-        of their own spread at most and never past those that lie inside, so that the result is finite.
-        """
-        g = (np.asarray(prediction, dtype=np.float64) - self.offset) / self.scale
-        if self.kind == "sigmoid":
-            g = np.clip(g, _smallest_inside(g), 1 - _smallest_inside(1 - g))
-            u = np.log(g) - np.log1p(-g)
-        elif self.kind == "softplus":
-            g = np.maximum(g, _smallest_inside(g))
-            u = g + np.log(-np.expm1(-g))
-        elif self.kind == "exp":
-            u = np.log(np.maximum(g, _smallest_inside(g)))
-        else:
-            u = g
-        return np.asarray((u - self.inner_offset) / self.inner_scale)
-
-    def _inner(self, z: Any) -> Array:
-        return self.inner_scale * np.asarray(z, dtype=np.float64) + self.inner_offset
-
-
-def _smallest_inside(g: Array) -> float:
-    """The value that stands for those at or below 0."""
-    inside = g[g > 0]
-    return float(min(1e-3 * max(float(np.std(g)), 1e-9), inside.min(initial=np.inf)))
-
-
-def probe_points(z: Any, count: int = 192) -> Array:
-    """Outputs of the last layer at which to look at a head: where a batch `z` lies, and well beyond.
-
-    A third are quantiles of `z`; a third cover three times its range (at least four either side of its middle), so
-    that a clamp that the batch does not touch shows, and a narrow batch cannot pass a curve for a line; a third lie
-    around zero, where a softplus and a relu differ on any scale.
-    """
-    flat = np.asarray(z, dtype=np.float64).ravel()
-    flat = flat[np.isfinite(flat)]
-    if flat.size == 0:
-        flat = np.zeros(1)
-    low, high = float(flat.min()), float(flat.max())
-    middle, reach = (low + high) / 2, max(1.5 * (high - low), 4.0)
-    inside = np.quantile(flat, np.linspace(0.0, 1.0, count - 2 * (count // 3)))
-    beyond = np.linspace(middle - reach, middle + reach, count // 3)
-    return np.concatenate([inside, beyond, np.linspace(-8.0, 8.0, count // 3)])
 
 
 def find_head(
@@ -193,44 +65,6 @@ def find_head(
                 _check_told_apart(close)
             return close[0]
     raise ValueError(unsupported_head(operation))
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """What a framework calls the operations that may stand in a head.
-
-    Whether together they make one of the known kinds is found numerically; anything else (clamp, relu, tanh, where) is
-    refused even if it is idle on every point that was tried.
-
-    Parameters
-    ----------
-    moves : operations that move numbers about and leave them as they are
-    lines : operations that can make an affine map
-    curves : operations that are a kind of head by themselves, and which
-    parts : operations of which a curve can be put together
-    """
-
-    moves: frozenset[str]
-    lines: frozenset[str]
-    curves: Mapping[str, str]
-    parts: frozenset[str]
-
-    def kinds(self, operations: Iterable[str]) -> tuple[str, ...]:
-        """Kinds of head that the operations can make; none if one of them cannot stand in a head."""
-        names = set(operations) - self.moves - self.lines
-        if not names:
-            return ("identity", "affine")
-        if not names <= self.parts | self.curves.keys():
-            return ()
-        if len(names) == 1 and (name := names.pop()) in self.curves:
-            return (self.curves[name],)
-        return ("sigmoid", "softplus", "exp", "identity", "affine")
-
-    def describe(self, operations: Iterable[str]) -> str:
-        """Name the operations that matter: those that cannot stand in a head if there are any, else all but moves."""
-        names = [name for name in dict.fromkeys(operations) if name not in self.moves]
-        foreign = [name for name in names if name not in self.lines | self.parts | self.curves.keys()]
-        return ", ".join(repr(name) for name in foreign or names) or "no operation that could be seen"
 
 
 def unsupported_head(operation: str) -> str:
@@ -328,11 +162,10 @@ def _general_fits(z: Array, p: Array, weight: Array, kinds: Sequence[str]) -> It
 def _refine(kind: str, z: Array, p: Array, weight: Array, slopes: Array, centres: Array) -> Head:
     """Best head over slope and centre (over slope alone if there is one centre); scale and offset are solved for."""
     slope, centre = (grid.ravel() for grid in np.meshgrid(slopes, centres))
-    function, _ = _FUNCTIONS[kind]
     mass = weight**2 / np.sum(weight**2)
     with np.errstate(all="ignore"):
         # What a regression of p on g leaves: var(p) − cov(g, p)² / var(g)
-        g = function(slope[:, None] * (z - centre[:, None]))
+        g = Head(kind).apply(slope[:, None] * (z - centre[:, None]))
         g = g - (g @ mass)[:, None]
         gain = (g @ (mass * (p - mass @ p))) ** 2 / (g**2 @ mass)
     start = int(np.argmax(np.where(np.isfinite(gain), gain, -1.0)))

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from scipy.special import expit, softmax
 
-from esvdfair.models.base import rounded
-from esvdfair.models.heads import Vocabulary
+from esvdfair.models.base import Vocabulary, rounded
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 

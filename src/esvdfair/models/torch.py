@@ -17,20 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from esvdfair.core.checks import row_count, to_numpy
+from esvdfair.core.checks import each_input, row_count, take, to_numpy
+from esvdfair.core.refit.quadratic import KINDS
 from esvdfair.exceptions import Given, InputError
-from esvdfair.models.base import (
-    SIGMOID,
-    LinearLayer,
-    ModelAdapter,
-    Tail,
-    Weights,
-    as_column,
-    each_input,
-    first_rows,
-    take,
-)
-from esvdfair.models.heads import KINDS
+from esvdfair.models.base import SIGMOID, LinearLayer, ModelAdapter, Tail, Weights, as_column, first_rows
 from esvdfair.models.torch_graph import (
     INPUT,
     VOCABULARY,

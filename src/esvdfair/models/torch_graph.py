@@ -17,8 +17,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esvdfair.models.base import LinearLayer
-from esvdfair.models.heads import Vocabulary
+from esvdfair.models.base import LinearLayer, Vocabulary
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from esvdfair.audit import Array, Codes
 from esvdfair.batches import Batch, held_out, is_stream, make_batches
-from esvdfair.core.checks import row_count
+from esvdfair.core.checks import row_count, take
 from esvdfair.core.metrics import Peak, group_mse, ks_distance_ci, ks_floor, ks_peak
 from esvdfair.curve import UNTOUCHED, Curve, CurvePoint
 from esvdfair.estimator import ESVDFair
@@ -20,7 +20,6 @@ from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.explain import Directions, LayerScan, People, explain_directions, explain_people, scan_layers
 from esvdfair.explain.features import correlate, name_features
 from esvdfair.models import adapt
-from esvdfair.models.base import take
 
 ROWS_OF_A_GROUP = 10_000
 """Of a larger group, so many rows are looked at."""

@@ -11,7 +11,7 @@ r is often far below p. Directions outside Q never move the outputs; there w kee
 is a plain distance.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import nan
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit
 
 from esvdfair.core.checks import check_column, check_weight
 from esvdfair.core.edits import LayerEdit
@@ -269,3 +270,114 @@ def _checked_ridge(ridge: float) -> float:
     if not ridge >= 0 or not np.isfinite(ridge):
         raise ValueError(f"ridge={ridge!r}; expected a finite number that is not negative.")
     return float(ridge)
+
+
+# --- what follows the layer ----------------------------------------------------------------------------------------
+
+KINDS = ("identity", "affine", "sigmoid", "softplus", "exp")
+
+
+def _exp(u: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return np.exp(u)
+
+
+def _softplus(u: Array) -> Array:
+    return np.logaddexp(0.0, u)
+
+
+def _sigmoid(u: Array) -> Array:
+    return np.asarray(expit(u), dtype=np.float64)
+
+
+def _sigmoid_derivative(u: Array) -> Array:
+    return _sigmoid(u) * _sigmoid(-u)
+
+
+_FUNCTIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
+    "identity": (lambda u: u, np.ones_like),
+    "affine": (lambda u: u, np.ones_like),
+    "sigmoid": (_sigmoid, _sigmoid_derivative),
+    "softplus": (_softplus, _sigmoid),
+    "exp": (_exp, _exp),
+}
+
+
+@dataclass(frozen=True)
+class Head:
+    """What maps the layer's output z to the prediction: ``p = offset + scale · g(inner_scale · z + inner_offset)``.
+
+    g is one of identity, sigmoid, softplus, exp. That covers a plain output, a standardised target, a sigmoid with
+    temperature, `expm1`, and a log target that was standardised as well. Refits work on z, scores are taken on p.
+
+    Parameters
+    ----------
+    kind : {"identity", "affine", "sigmoid", "softplus", "exp"}
+        Which g. "identity" and "affine" share one g; "identity" promises that p is z. A negative scale, or a
+        negative inner scale, makes a decreasing head.
+    scale, offset, inner_scale, inner_offset : float
+
+    Examples
+    --------
+    >>> Head("affine", scale=-2.0, offset=1.0).apply([0.0, 3.0])
+    array([ 1., -5.])
+    """
+
+    kind: str
+    scale: float = 1.0
+    offset: float = 0.0
+    inner_scale: float = 1.0
+    inner_offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind of head must be one of {', '.join(KINDS)}; got {self.kind!r}.")
+
+    def apply(self, z: Any) -> Array:
+        """Prediction for outputs `z` of the last linear layer, any shape, in float64."""
+        function, _ = _FUNCTIONS[self.kind]
+        return self.offset + self.scale * function(self._inner(z))
+
+    def derivative(self, z: Any) -> Array:
+        """Derivative dp/dz at `z`, same shape."""
+        _, derivative = _FUNCTIONS[self.kind]
+        return self.scale * self.inner_scale * derivative(self._inner(z))
+
+    @property
+    def is_affine(self) -> bool:
+        """Whether a squared error before the head is, up to a factor, one after it."""
+        return self.kind in ("identity", "affine")
+
+    @property
+    def line(self) -> tuple[float, float]:
+        """Slope and intercept of an affine head: ``p = slope · z + intercept``."""
+        intercept, one = (float(p) for p in self.apply([0.0, 1.0]))
+        return one - intercept, intercept
+
+    def inverse(self, prediction: Any) -> Array:
+        """Outputs of the last linear layer that give these predictions.
+
+        Predictions at or beyond the range of the head (0 and 1 of a sigmoid) are first moved inside it, by a thousandth
+        of their own spread at most and never past those that lie inside, so that the result is finite.
+        """
+        g = (np.asarray(prediction, dtype=np.float64) - self.offset) / self.scale
+        if self.kind == "sigmoid":
+            g = np.clip(g, _smallest_inside(g), 1 - _smallest_inside(1 - g))
+            u = np.log(g) - np.log1p(-g)
+        elif self.kind == "softplus":
+            g = np.maximum(g, _smallest_inside(g))
+            u = g + np.log(-np.expm1(-g))
+        elif self.kind == "exp":
+            u = np.log(np.maximum(g, _smallest_inside(g)))
+        else:
+            u = g
+        return np.asarray((u - self.inner_offset) / self.inner_scale)
+
+    def _inner(self, z: Any) -> Array:
+        return self.inner_scale * np.asarray(z, dtype=np.float64) + self.inner_offset
+
+
+def _smallest_inside(g: Array) -> float:
+    """The value that stands for those at or below 0."""
+    inside = g[g > 0]
+    return float(min(1e-3 * max(float(np.std(g)), 1e-9), inside.min(initial=np.inf)))
