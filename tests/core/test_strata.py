@@ -107,3 +107,11 @@ def test_the_noise_of_adjusted_groups_is_that_of_simulated_samples(apart):
         found.append(ks_from_codes(scores, codes, 2, weights))
         said.append(stratified_noise(scores, codes, 2, strata, weights, 50, rng).mean())
     assert np.mean(said) == pytest.approx(np.mean(found), rel=0.12)  # the mean of 60 has an error of 4 %
+
+
+def test_adjusted_moments_do_not_add_up_and_say_so(tmp_path):
+    cells = make_cells((["a", "b"], np.array([0, 1] * 10)), ([0], np.zeros(20, dtype=int)))
+    adjusted = GroupMoments().update_codes(np.random.default_rng(0).normal(size=(20, 2)), *cells).adjusted(1)
+    for use in (lambda: adjusted.merge(GroupMoments()), lambda: adjusted.save(tmp_path / "a.moments")):
+        with pytest.raises(ValueError, match="adjusted for strata"):
+            use()

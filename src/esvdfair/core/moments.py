@@ -152,6 +152,8 @@ class GroupMoments:
         """Add the rows that another accumulator has seen; returns self. ``other`` is left as it is."""
         if not isinstance(other, GroupMoments):
             raise TypeError(f"merge takes GroupMoments, got {type(other).__name__}; load or gather them first.")
+        for moments in (self, other):
+            moments._refuse_adjusted()
         check_labels([*self._groups, *other._groups])
         if self._groups and other._groups and self.width != other.width:
             raise ValueError(
@@ -338,6 +340,10 @@ class GroupMoments:
         }
         return made
 
+    def _refuse_adjusted(self) -> None:
+        if self._everyone is not None:
+            raise ValueError("these moments are adjusted for strata, and no longer add up; keep those of the cells.")
+
     def require_groups(self, *, rows: int = 1) -> None:
         """Raise unless there are two groups or more, each with at least ``rows`` rows."""
         if len(self._groups) < 2:
@@ -369,6 +375,7 @@ class GroupMoments:
         ``about`` is any mapping that JSON can hold: what these are moments of. It stands in the header, beside the
         SHA-256 of all that the file says.
         """
+        self._refuse_adjusted()
         said = None if about is None else dict(about)
         width = self.width if self._groups else 0
         header = {"format": _FORMAT, "labels": self.labels, "width": width, "about": said}
