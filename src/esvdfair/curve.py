@@ -333,10 +333,13 @@ def _kept(fits: Sequence[Fit], mse: Array, population: Array, certified: Array |
     errors, kept = _rounded(mse, mse.max()), [i for i, fit in enumerate(fits) if fit.target == UNTOUCHED]
     if certified is not None:
         kept += _fronts(errors, _rounded(certified, 1.0))[0]
-    for front in _fronts(errors, _rounded(population, 1.0)):
-        if len(set(kept)) >= points:
+    for depth, front in enumerate(_fronts(errors, _rounded(population, 1.0))):
+        room = points - len(set(kept))
+        if depth and room <= 0:
             break
-        kept += front
+        # of the beaten as many as are missing, spread along their front
+        shown = np.linspace(0, len(front) - 1, min(room, len(front))).astype(int) if depth else range(len(front))
+        kept += [front[i] for i in shown]
     return sorted(set(kept), key=lambda i: (-population[i], mse[i]))
 
 
