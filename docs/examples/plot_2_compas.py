@@ -58,6 +58,6 @@ for group, before in reached["group_mse_before"].items():
 
 X_test, _, race_test = parts.test
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
-plot_curve(fair.curve_, target_ks=0.15, untouched=(reached["ks_before"], reached["mse_before"]), ax=left)
+plot_curve(fair.curve_, target_ks=0.15, ax=left)
 plot_densities(fair.predict(X_test), sensitive_features=race_test, ax=right)
 right.set_title(f"repaired, test rows: {right.get_title(loc='left')}", loc="left")
