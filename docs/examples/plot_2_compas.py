@@ -18,8 +18,8 @@ from esvdfair.datasets import fetch_compas, make_wages, split
 from esvdfair.plots import plot_curve, plot_densities
 
 # %%
-# ``fetch_compas`` looks in the folder that ``ESVDFAIR_DATA`` names. Where this page was built without it, people who are
-# made up stand in, and the numbers below mean nothing but that the code runs.
+# ``fetch_compas`` looks in the folder that ``ESVDFAIR_DATA`` names. Where this page was built without it, people who
+# are made up stand in, and the numbers below mean nothing but that the code runs.
 
 if "ESVDFAIR_DATA" in os.environ:
     dataset = fetch_compas(download_if_missing=False)

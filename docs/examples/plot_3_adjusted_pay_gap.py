@@ -2,9 +2,9 @@
 Adjusted pay gap
 ================
 
-"Women are predicted to earn less" and "women in the same region with the same degree are predicted to earn less" are two
-statements. Here we hold that region and degree count, and ask for parity among people who are alike in both: each group is
-compared as if it had the common mix of these strata.
+"Women are predicted to earn less" and "women in the same region with the same degree are predicted to earn less" are
+two statements. Here we hold that region and degree count, and ask for parity among people who are alike in both: each
+group is compared as if it had the common mix of these strata.
 """
 
 import matplotlib.pyplot as plt
@@ -25,8 +25,8 @@ network = MLPRegressor(hidden_layer_sizes=(32, 32), early_stopping=True, random_
 model = make_pipeline(StandardScaler(), network).fit(X, y)
 
 # %%
-# The strata: bachelor's degree or not, in the south or not. The repair knows them while fitting; predictions need neither
-# them nor the sex.
+# The strata: bachelor's degree or not, in the south or not. The repair knows them while fitting; predictions need
+# neither them nor the sex.
 
 strata = ["BA", "south"]
 options = {"target_ks": 0.08, "effort": Effort.quick()}
@@ -40,8 +40,8 @@ adjusted = ESVDFair(model, **options).fit(
 )
 
 # %%
-# Both distances of all three models, on the validation rows. Which one should be small is a question about the decision, not
-# about the model: what is held to count must not itself be the outcome of unequal treatment.
+# Both distances of all three models, on the validation rows. Which one should be small is a question about the
+# decision, not about the model: what is held to count must not itself be the outcome of unequal treatment.
 
 models = {"as trained": model, "raw parity": raw, "adjusted parity": adjusted}
 distances = {}

@@ -2,9 +2,9 @@
 A Hugging Face regression head
 ==============================
 
-A transformer that reads text and gives one number: how positive a reference letter is, say. Letters about the two groups use
-other words, and the score follows. Built from a configuration and trained here for some seconds, so that nothing is
-downloaded; a model of ``from_pretrained`` is treated the same.
+A transformer that reads text and gives one number: how positive a reference letter is, say. Letters about the two
+groups use other words, and the score follows. Built from a configuration and trained here for some seconds, so that
+nothing is downloaded; a model of ``from_pretrained`` is treated the same.
 """
 
 import matplotlib.pyplot as plt
@@ -15,8 +15,9 @@ from esvdfair import Effort, ESVDFair
 from esvdfair.plots import plot_densities
 
 # %%
-# Made-up letters of twelve words. Words 3 to 22 are praise, with the score they are worth; of the others, which say nothing
-# about the person, 40 to 59 are used more about one group. Raters liked those words, so they are in the labels.
+# Made-up letters of twelve words. Words 3 to 22 are praise, with the score they are worth; of the others, which say
+# nothing about the person, 40 to 59 are used more about one group. Raters liked those words, so they are in the
+# labels.
 
 torch.manual_seed(0)
 people, words = 1500, 12
@@ -54,8 +55,8 @@ for _ in range(8):
 model.eval()
 
 # %%
-# The model returns an object with several parts: ``output="logits"`` names the prediction. Inputs go in by name. Only the
-# head's last layer changes, so the repaired model can be saved with ``save_pretrained`` and shares all else.
+# The model returns an object with several parts: ``output="logits"`` names the prediction. Inputs go in by name. Only
+# the head's last layer changes, so the repaired model can be saved with ``save_pretrained`` and shares all else.
 
 
 def some(rows):

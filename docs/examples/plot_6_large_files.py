@@ -2,9 +2,9 @@
 Files larger than memory
 ========================
 
-A table of any size is read chunk by chunk, once. Kept are group moments, which know every row, and a bounded sample of rows,
-which the whole distributions are read from; memory does not grow with the file. Here the file is small, so that this page is
-built quickly, and the chunks are smaller still.
+A table of any size is read chunk by chunk, once. Kept are group moments, which know every row, and a bounded sample
+of rows, which the whole distributions are read from; memory does not grow with the file. Here the file is small, so
+that this page is built quickly, and the chunks are smaller still.
 """
 
 import tempfile
