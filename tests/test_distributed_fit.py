@@ -27,6 +27,7 @@ RANK = textwrap.dedent(
     """
     import os, pickle, sys, time, warnings
     import numpy as np
+    import torch
     import torch.distributed as dist
     from torch.utils.data import DataLoader, Dataset, DistributedSampler
     import esvdfair.distributed
@@ -108,6 +109,22 @@ RANK = textwrap.dedent(
         return draw(prepare(adapt(model), X[first_third], y[first_third], sensitive_features=a[first_third],
                             batch_size=77, effort=effort))
 
+    class Sides(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.body, self.leave = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
+        def forward(self, left, right):
+            return self.leave(torch.relu(self.body(torch.cat([left, right], dim=1))))
+
+    def sides(part):
+        x = torch.tensor(X[part], dtype=torch.float32)
+        return {"left": x[:, :2], "right": x[:, 2:]}
+
+    def several():
+        fair = ESVDFair(Sides(), method="parity", mean_reduction=20.0, covariance_reduction=5.0)
+        return fair.fit(sides(second_half), y[second_half], sensitive_features=a[second_half])
+
     other = MLPRegressor(hidden_layer_sizes=(8, 8), max_iter=3, random_state=1).fit(X, y)
     tenth = slice(0, 10) if rank == 0 else slice(10, 20)
     scenarios = {
@@ -124,6 +141,7 @@ RANK = textwrap.dedent(
         "validation": lambda: fit(first_third, validation=(X[rank::2], y[rank::2], a[rank::2])),
         "loader": lambda: stream(loader()),
         "numbered": lambda: stream(numbered),
+        "several inputs": several,
         "sample": sample,
         "half labelled": lambda: fit(first_third, labels=y if rank else None),
         "unfitted": lambda: fit(first_third, model=MLPRegressor(hidden_layer_sizes=(8, 8))),
@@ -145,7 +163,10 @@ RANK = textwrap.dedent(
         start, found = time.monotonic(), {}
         try:
             result = scenarios[name]()
-            found["result"] = result if name == "sample" else (result.predict(X), result.summary_, result.curve_.points)
+            shown = sides(slice(None)) if name == "several inputs" else X
+            found["result"] = result
+            if name != "sample":
+                found["result"] = result.predict(shown), result.summary_, result.curve_.points
         except Exception as error:
             found["error"] = type(error).__name__, str(error)
         found["seconds"] = time.monotonic() - start
@@ -157,7 +178,7 @@ RANK = textwrap.dedent(
 )
 FITS = [
     "exact", "paper", "parity", "transport", "weighted", "empty", "no labels", "lone group", "few rows", "unseeded",
-    "validation", "loader", "numbered", "sample",
+    "validation", "loader", "numbered", "several inputs", "sample",
 ]  # fmt: skip
 ERRORS = [
     "half labelled", "unfitted", "other options", "other model", "other kind", "nothing", "broken", "broken, slow",
@@ -277,6 +298,13 @@ def test_a_distributed_sampler_deals_out_the_rows_of_one_process(ranks, rows):
 
 def test_batches_keep_the_numbers_they_carry_and_a_stream_may_be_empty(ranks, rows):
     check(ranks, "numbered", one_process(rows), rows[1])
+
+
+def test_a_rank_without_rows_meets_several_inputs(ranks):
+    first, second = (found["result"] for found in ranks("several inputs"))
+    np.testing.assert_array_equal(first[0], second[0])
+    assert np.ptp(first[0]) > 0
+    assert first[1]["rows"] == ranks("empty")[0]["result"][1]["rows"]
 
 
 def test_without_a_seed_all_ranks_take_that_of_the_first(ranks):

@@ -1,0 +1,57 @@
+"""Several threads on one model: each gives what one gives, and the model stays as it is."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from sklearn.neural_network import MLPRegressor
+
+from esvdfair import Effort, ESVDFair
+
+RNG = np.random.default_rng(0)
+SEX = RNG.integers(0, 2, 400)
+X = (RNG.normal(size=(400, 4)) + SEX[:, None] * [1, 0, 0, 0]).astype(np.float32)
+Y = X.sum(axis=1) + RNG.normal(size=400)
+
+
+def fitted(model, method):
+    return ESVDFair(model, method=method, targets="labels", effort=Effort.quick()).fit(X, Y, sensitive_features=SEX)
+
+
+def test_fits_on_one_module_that_is_left_in_train_mode():
+    torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
+    torch.manual_seed(0)
+    nn = torch.nn
+    layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)
+    model = nn.Sequential(*layers).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    expected = fitted(model, "exact").predict(X)
+    with ThreadPoolExecutor(4) as pool:
+        fits = list(pool.map(lambda _: fitted(model, "exact"), range(4)))
+        for fair in fits:
+            np.testing.assert_array_equal(fair.predict(X), expected)
+        shared = fits[0]
+        shared.estimator_.train()  # the user's own flags on what came back
+        assert all(np.array_equal(found, expected) for found in pool.map(lambda _: shared.predict(X), range(20)))
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_fits_on_one_scikit_learn_model():
+    model = MLPRegressor(hidden_layer_sizes=(8, 8), max_iter=20, tol=1, n_iter_no_change=2, random_state=0).fit(X, Y)
+    expected = fitted(model, "transport").predict(X)
+    with ThreadPoolExecutor(4) as pool:
+        for fair in pool.map(lambda _: fitted(model, "transport"), range(4)):
+            np.testing.assert_array_equal(fair.predict(X), expected)
+
+
+def test_fits_on_one_onnx_file():
+    skl2onnx = pytest.importorskip("skl2onnx", reason="needs skl2onnx (extra esvdfair[dev])")
+    model = MLPRegressor(hidden_layer_sizes=(8, 8), max_iter=20, tol=1, n_iter_no_change=2, random_state=0).fit(X, Y)
+    file = skl2onnx.to_onnx(model, X[:1]).SerializeToString()
+    expected = fitted(file, "parity").predict(X)
+    with ThreadPoolExecutor(4) as pool:
+        fits = list(pool.map(lambda _: fitted(file, "parity"), range(4)))
+        assert all(np.array_equal(fair.predict(X), expected) for fair in fits)
+        assert all(np.array_equal(found, expected) for found in pool.map(lambda _: fits[0].predict(X), range(20)))
