@@ -349,3 +349,27 @@ def test_the_headline_is_about_rows_that_neither_fitted_nor_chose(files, invoke,
     assert f"{tested['mse_after']:.4g}"[:4] in result.stdout
     assert record["test"]["sha256"] == sha256(files.new)
     assert page.exists()
+
+
+def test_everything_says_of_test_rows_what_the_exit_code_says(files, invoke, tmp_path):
+    """Printed verdict, record, report, card: one summary, of rows that neither fitted nor chose."""
+    files.people(400, 7).to_csv(tmp_path / "test.csv", index=False)
+    for target, code in (("0.6", 0), ("0.3", 1)):
+        out, page, card = (tmp_path / f"{code}{end}" for end in (".onnx", ".html", ".md"))
+        words = [files.model, files.data, *ROLES, "--method", "parity", "--quick", "--validation", files.new]
+        words += ["--test", tmp_path / "test.csv", "--target-ks", target]
+        result = invoke("repair", *words, "-o", out, "--report", page, "--model-card", card)
+        record = json.loads(out.with_name(out.name + ".json").read_text())
+        assert result.exit_code == code
+        assert record["tested"]["met"] is (code == 0)
+        word = "not met" if code else "met"
+        assert f"Target KS ≤ {target}: {word}" in result.stdout
+        assert f"Target KS ≤ {target}: {word}" in card.read_text()
+        assert f"| {record['tested']['ks_after']:.3f} |" in card.read_text()
+        unmet = "does not meet the target" in page.read_text() or "but does not on these" in page.read_text()
+        assert unmet is bool(code)
+        assert "400 rows that neither fitted the repair nor chose it" in page.read_text()
+        change = (
+            f"from {100 * record['tested']['ks_before']:.1f} to {100 * record['tested']['ks_after']:.1f} percentage"
+        )
+        assert change in page.read_text()

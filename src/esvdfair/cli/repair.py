@@ -303,13 +303,12 @@ def _write_report(done: Done, place: Path, name: str, unit: str | None, command:
         some = cli.some_rows(shown, cli.EXPLAINED_ROWS, seed=fair.random_state)
     names = [str(done.moments) if rows is None else rows.path.name]
     names += [] if judging is None else [judging.path.name]
-    seed, test = fair.random_state, done.test
+    tested = None if done.test is None else cli.some_rows(done.test, cli.EXPLAINED_ROWS, seed=fair.random_state).counted
+    names += [] if done.test is None else [done.test.path.name]
     write_report(
         place, fair, *some.counted[:2], sensitive_features=some.groups, sample_weight=some.weight,
-        judged=None if judged is None else judged.counted,
-        test=None if test is None else cli.some_rows(test, cli.EXPLAINED_ROWS, seed=seed).counted,
-        model=f"{done.model.name}, repaired as {name}",
-        data=", judged on ".join(names), unit=unit, command=command,
+        judged=None if judged is None else judged.counted, test=tested, summary=done.summary,
+        model=f"{done.model.name}, repaired as {name}", data=", judged on ".join(names), unit=unit, command=command,
     )  # fmt: skip
 
 
@@ -319,12 +318,13 @@ def _card(done: Done, name: str, unit: str | None, hashes: Mapping[str, str]) ->
     data, roles = {}, done.roles
     if done.site is not None:
         data["Fitted on"] = f"moments of {done.site.rows:,} rows at {len(done.site.sites)} site(s)"
-    for what, table in (("Fitted on", done.rows), ("Chosen and judged on", done.judging)):
+    chose = "Chosen on" if done.test else "Chosen and judged on"
+    for what, table in (("Fitted on", done.rows), (chose, done.judging), ("Judged on", done.test)):
         if table is not None:
             data[what] = f"{table.path.name}, {table.scan.rows:,} rows, SHA-256 {table.scan.sha256}"
     return model_card(
         done.fair, name=name, base=done.model.name, data=data, unit=unit, hashes=hashes, predicts=roles.target,
-        inputs=roles.features, attribute=", ".join(roles.sensitive) or "the sensitive attribute",
+        inputs=roles.features, summary=done.summary, attribute=", ".join(roles.sensitive) or "the sensitive attribute",
     )  # fmt: skip
 
 

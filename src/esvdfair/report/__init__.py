@@ -8,7 +8,7 @@ slider only draws.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sklearn.utils.validation import check_is_fitted
@@ -35,6 +35,7 @@ def render_report(
     sample_weight: Any = None,
     judged: tuple[Any, ...] | None = None,
     test: tuple[Any, ...] | None = None,
+    summary: Mapping[str, Any] | None = None,
     model: str | None = None,
     data: str | None = None,
     predicts: str | None = None,
@@ -58,6 +59,7 @@ def render_report(
     judged : (X, y, sensitive_features) or a fourth item with weights, the rows that judged the repair, where ``X`` are
         those that fitted it; y may be None
     test : the same, of rows that neither fitted nor chose
+    summary : what :meth:`ESVDFair.assess` says of the test rows, if it is known already
     model, data : what to call them; default the kind of model, and the size of the data
     predicts, unit : what is predicted, and in which unit; default the name of ``y`` if it has one
     command : words after ``esvdfair`` on the command line, or a line to show as it is; the page ends with it
@@ -80,7 +82,9 @@ def render_report(
         apart = read_rows(x_apart, y_apart, groups_apart, weight[0] if weight else None, fair.missing)
     named = predicts or getattr(y, "name", None)
     predicted = f"{named or UNNAMED_TARGET}{f', in {unit}' if unit else ''}"
-    content = collect(fair, rows, apart, which, attribute=attribute_name(sensitive_features), predicted=predicted)
+    content = collect(
+        fair, rows, apart, which, attribute=attribute_name(sensitive_features), predicted=predicted, summary=summary
+    )
     about = {
         "Model": model or _kind(fair.model),
         "Data": data or f"{len(rows.codes):,} rows of {len(name_features(rows.x, None))} inputs",

@@ -25,6 +25,7 @@ def model_card(
     predicts: str | None = None,
     unit: str | None = None,
     hashes: Mapping[str, str] | None = None,
+    summary: Mapping[str, Any] | None = None,
 ) -> str:
     """The model card of a fitted ESVDFair, as Markdown.
 
@@ -38,6 +39,7 @@ def model_card(
     attribute : name of the sensitive column or columns
     predicts, unit : what is predicted, and in which unit
     hashes : file -> its SHA-256
+    summary : what was reached; ``fair.summary_`` by default, or what :meth:`ESVDFair.assess` says of other rows
 
     Raises
     ------
@@ -57,7 +59,8 @@ def model_card(
     ('---', True)
     """
     check_is_fitted(fair, "estimator_")
-    summary, what = fair.summary_, f"{predicts or 'a number'}{f', in {unit}' if unit else ''}"
+    summary = fair.summary_ if summary is None else summary
+    what = f"{predicts or 'a number'}{f', in {unit}' if unit else ''}"
     groups = [f"{label_text(label)} ({rows:,} rows)" for label, rows in summary["group_sizes"].items()]
     judged = f"{summary['rows']:,} rows: {JUDGED_ON[summary['evaluated_on']]}"
     chosen = {key: value for key, value in fair.get_params(deep=False).items() if key != "model" and value is not None}

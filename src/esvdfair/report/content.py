@@ -1,7 +1,7 @@
 """What a report tells, as numbers: every model of the curve on one set of rows, and the explanation of the repair."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -67,7 +67,8 @@ class Content:
 
     Attributes
     ----------
-    summary : of the fitted ESVDFair
+    summary : of the fitted ESVDFair; on rows that neither fitted nor chose, what :meth:`ESVDFair.assess` says of them
+    chosen_by : the summary of the rows that chose
     rows : the rows of the page
     rows_are : "test", "validation", "heldout", "train", or "given" when nobody knows whether they fitted the repair
     rows_given : how many there were; those looked at may be fewer
@@ -82,7 +83,8 @@ class Content:
     people, features : who is moved, and what the inputs tell of group and prediction
     """
 
-    summary: dict[str, Any]
+    summary: Mapping[str, Any]
+    chosen_by: Mapping[str, Any]
     rows: Batch
     rows_are: str
     rows_given: int
@@ -110,6 +112,11 @@ class Content:
     @property
     def rows_judged(self) -> bool:
         """Whether the rows of the page are those that judged the repair."""
+        return bool(self.rows_are == self.chosen_by["evaluated_on"])
+
+    @property
+    def summarised(self) -> bool:
+        """Whether ``summary`` is about the rows of the page."""
         return bool(self.rows_are == self.summary["evaluated_on"])
 
     @property
@@ -120,7 +127,7 @@ class Content:
     @property
     def mse_refit(self) -> float | None:
         """Error of the last layer refitted without parity, where these rows tell it."""
-        return self.summary.get("mse_refit") if self.rows_judged and self.has_labels else None
+        return self.summary.get("mse_refit") if self.summarised and self.has_labels else None
 
     @property
     def has_labels(self) -> bool:
@@ -152,7 +159,14 @@ def read_rows(X: Any, y: Any, sensitive_features: Any, sample_weight: Any, missi
 
 
 def collect(
-    fair: ESVDFair, rows: Batch, apart: Batch | None, which: str | None, *, attribute: str, predicted: str
+    fair: ESVDFair,
+    rows: Batch,
+    apart: Batch | None,
+    which: str | None,
+    *,
+    attribute: str,
+    predicted: str,
+    summary: Mapping[str, Any] | None = None,
 ) -> Content:
     """Run the untouched model and those of the curve over the rows of the page, and explain the repair on them."""
     check_is_fitted(fair, "estimator_")
@@ -170,11 +184,15 @@ def collect(
         chosen = 0 if fair.point_.target == UNTOUCHED else 1 + points.index(fair.point_)
     steps = _steps(fair, models, shown)
     before, after = steps[0].prediction, steps[chosen].prediction
+    told = fair.summary_
+    if rows_are == "test":
+        told = summary or fair.assess(shown.x, shown.y, **_named_groups(shown))
     groups: dict[str, Any] = {"sensitive_features": shown.codes, "sample_weight": shown.weight}
     floor = ks_floor(y_pred=after, **groups)
     directions, hidden_edit = _directions(fair, fitting)
     return Content(
-        summary=fair.summary_,
+        summary=told,
+        chosen_by=fair.summary_,
         rows=shown,
         rows_are=rows_are,
         rows_given=given,

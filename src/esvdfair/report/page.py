@@ -147,7 +147,7 @@ def _opening(content: Content, title: str, about: Mapping[str, str]) -> str:
     errors = (number(step.mse, beside=content.spread**2) for step in (before, after))
     distances = (share(step.peak.distance) for step in (before, after))
     refit = "" if content.mse_refit is None else f"; refitted without parity {number(content.mse_refit)}"
-    population = content.summary.get("ks_population") if content.rows_judged else None
+    population = content.summary.get("ks_population") if content.summarised else None
     expected = "" if population is None else f"; expected of any number of such people {share(population)}"
     tiles = [
         ("KS distance", " → ".join(distances), f"95 % interval {low} to {high}; parity shows about {floor}{expected}"),

@@ -63,7 +63,11 @@ def headline(content: Content) -> str:
         return f"Do not use the repaired model: it predicts nearly the same value for everybody ({whom} go {apart})."
     if content.chosen == 0:
         found = f"the predictions for {whom} are {points(before)} percentage points apart"
-        return f"Keep the original model: {found}, {f'which meets {asked}' if met else 'and no repair was chosen'}."
+        if target is None:
+            return f"Keep the original model: {found}, and no repair was chosen."
+        if met:
+            return f"Keep the original model: {found}, which meets {asked}."
+        return f"No repair was chosen, and the original model does not meet {asked} on these rows: {found}."
     if after >= before:
         return (
             f"Keep the original model: the repair does not bring the predictions for {whom} closer together ({apart})."
@@ -71,19 +75,18 @@ def headline(content: Content) -> str:
     brings = f"it brings the predictions for {whom} {apart}"
     if target is None:
         return f"Use the repaired model {_condition(content)}: {brings}."
-    if not met:
-        few = min(content.summary["group_sizes"].items(), key=lambda item: item[1])[0]
-        return (
-            f"The repaired model does not meet {asked}: {brings}, {_price(content)}. Decide whether that is enough, or "
-            f"repair again with more rows, above all of {label_text(few)}."
-        )
-    here = math.sqrt(max(0.0, after**2 - content.ks_floor**2))  # without what sampling adds, as the target means it
-    if content.rows_judged or here <= target:
+    if met:
         sure = f" ({content.summary['confidence']:.0%} confidence)" if content.summary.get("certified") else ""
         return f"Use the repaired model {_condition(content)}: {brings} and meets {asked}{sure}."
+    if content.chosen_by["met"]:
+        return (
+            f"Use the repaired model with care: {brings}, {_price(content)}; it met {asked} on the rows that chose it, "
+            "but does not on these."
+        )
+    few = min(content.summary["group_sizes"].items(), key=lambda item: item[1])[0]
     return (
-        f"Use the repaired model with care: {brings}, {_price(content)}; it met {asked} on the rows that chose it, but "
-        "does not on these."
+        f"The repaired model does not meet {asked}: {brings}, {_price(content)}. Decide whether that is enough, or "
+        f"repair again with more rows, above all of {label_text(few)}."
     )
 
 
@@ -133,7 +136,7 @@ def what_apart_means(content: Content) -> str:
 
 def how_chosen(content: Content) -> str:
     """What the repair was chosen by, where that is not what the page shows."""
-    s = content.summary
+    s = content.chosen_by
     if s["evaluated_on"] == "moments":
         return (
             "The repair was made from moments of all sites, without rows: group means and variances became equal over "
@@ -193,7 +196,7 @@ PARITY = (
 
 
 def caveats(content: Content) -> list[str]:
-    sizes = content.summary["group_sizes"]
+    sizes = content.chosen_by["group_sizes"]
     few = [label_text(label) for label, rows in sizes.items() if rows < SMALL_GROUP]
     found = [
         "Sampling floor. Even if the groups were distributed exactly alike, samples of this size would show a KS "
