@@ -69,9 +69,9 @@ def headline(content: Content) -> str:
             return f"Keep the original model: {found}, which meets {asked}."
         return f"No repair was chosen, and the original model does not meet {asked} on these rows: {found}."
     if after >= before:
-        return (
-            f"Keep the original model: the repair does not bring the predictions for {whom} closer together ({apart})."
-        )
+        unmet = f", and does not meet {asked}" if met is False else ""
+        closer = f"bring the predictions for {whom} closer together ({apart}){unmet}"
+        return f"Keep the original model: the repair does not {closer}."
     brings = f"it brings the predictions for {whom} {apart}"
     if target is None:
         return f"Use the repaired model {_condition(content)}: {brings}."
