@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from esvdfair.core.checks import check_column, check_groups, check_strata, check_weight
 from esvdfair.core.ks import Peak, ks_null, ks_peak, ks_to_rest
@@ -182,7 +182,7 @@ def audit_predictions(
     return Audit(
         rows=len(scores),
         ks=ks_distance(scores, **both),
-        ks_interval=ks_distance_ci(scores, **both, floor=null.floor, random_state=seed),
+        ks_interval=ks_distance_ci(scores, **both, floor=null, random_state=seed),
         ks_floor=null.floor,
         ks_chance=null.quantile(0.95),
         mean_gap=mean_gap(scores, **both),
@@ -246,7 +246,7 @@ def mean_interval(values: Array, weight: Array | None = None, *, confidence: flo
     w = np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
     mean = float(w @ values)
     variance = float((w**2 / (1 - w)) @ (values - mean) ** 2)
-    half = float(student.ppf((1 + confidence) / 2, 1 / (w @ w) - 1)) * variance**0.5
+    half = float(stdtrit(1 / (w @ w) - 1, (1 + confidence) / 2)) * variance**0.5  # Student's quantile
     low = max(0.0, mean - half) if values.min() >= 0 else mean - half
     return low, mean + half
 

@@ -220,7 +220,7 @@ def test_floor_does_not_mind_a_few_ties_and_repeats_itself() -> None:
 
 def test_floor_tells_tied_values_from_their_neighbours() -> None:
     scores = np.sort(np.append(np.random.default_rng(0).random(900), np.full(100, 0.5)))
-    masses, tied = ks._null_cells(scores, None)
+    masses, tied = ks._null_cells(scores, None, 256)
     assert masses[tied] == pytest.approx([0.1])
     assert masses[~tied].sum() == pytest.approx(0.9)
     assert masses[~tied].max() < 0.01

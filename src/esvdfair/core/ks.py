@@ -241,11 +241,11 @@ def ks_null(
         rng = np.random.default_rng(random_state)
         found = stratified_noise(scores, codes, n_groups, strata, weights, max(200, 2000 // n_groups), rng)
         return Null(float(found.mean()), sizes, found)
-    masses, tied = _null_cells(scores, weights)
+    masses, tied = _null_cells(scores, weights, _NULL_CELLS if n_groups <= _FEW_GROUPS else _NULL_CELLS // 4)
     if n_groups == 2 and masses[tied].sum() < _TIED_SHARE:
         return _two_groups(*sizes)
     rng = np.random.default_rng(random_state)
-    draws = max(200, 2 * draws // n_groups)
+    draws = max(200 if n_groups <= _FEW_GROUPS else 80, 2 * draws // n_groups)
     if len(codes) <= _PERMUTED_ROWS or sizes.min() < _LARGE_GROUP * max(1.0, np.log10(n_groups)):
         found = _permuted(codes, n_groups, scores, weights, draws, rng)
     else:
@@ -321,15 +321,15 @@ def _lattice_shift(n: Any, m: Any) -> Any:
     return (np.maximum(n, m) + 2 * np.minimum(n, m)) / (6 * n * m)
 
 
-def _null_cells(scores: Floats | None, weights: Floats | None) -> tuple[Floats, NDArray[np.bool_]]:
+def _null_cells(scores: Floats | None, weights: Floats | None, cells: int) -> tuple[Floats, NDArray[np.bool_]]:
     """Masses of consecutive cells of the pooled scores, and which cells are one tied value."""
     if scores is None:
-        return np.full(_NULL_CELLS, 1 / _NULL_CELLS), np.zeros(_NULL_CELLS, dtype=bool)
+        return np.full(cells, 1 / cells), np.zeros(cells, dtype=bool)
     _, value, counts = np.unique(scores, return_inverse=True, return_counts=True)
     mass = np.bincount(value, weights)
     mass = mass / mass.sum()
-    tied = (counts > 1) & (mass > 0.5 / _NULL_CELLS)
-    cell = np.floor(np.cumsum(mass) * _NULL_CELLS)
+    tied = (counts > 1) & (mass > 0.5 / cells)
+    cell = np.floor(np.cumsum(mass) * cells)
     first = np.append(True, (cell[1:] != cell[:-1]) | tied[1:] | tied[:-1])
     masses = np.asarray(np.bincount(np.cumsum(first) - 1, mass), dtype=np.float64)
     return masses, tied[first]

@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 _FEW_GROUPS = 8  # up to here every pair is summed
-_SKETCH = 64  # levels at which quantile functions are compared before they are compared exactly
+_SKETCH = 64  # fewest levels at which quantile functions are compared before they are compared exactly
 
 
 # --- Kolmogorov–Smirnov --------------------------------------------------------------------------------------------
@@ -374,25 +374,27 @@ def group_mse(y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weigh
 def _farthest_first(groups: list[tuple[Floats, Floats]], order: int) -> Iterator[tuple[int, int, float]]:
     """Pairs of groups and what their distance is at most, the farthest first; of many, those that may be farthest.
 
-    A sketch of Q is its mean over each of 64 equal cells of levels. Distances of sketches are never above those of the
-    functions (Jensen), and below by at most what both functions vary within the cells (half a cell's range each).
+    A sketch of Q is its mean over each of some equal cells of levels, the more the fewer groups there are. Distances of
+    sketches are never above those of the functions (Jensen), and below by at most what both functions vary within the
+    cells (half a cell's range each).
     """
     if len(groups) <= _FEW_GROUPS:
         yield from ((g, h, np.inf) for g, h in combinations(range(len(groups)), 2))
         return
-    levels = np.linspace(0, 1, _SKETCH + 1)
-    means, rough = np.empty((len(groups), _SKETCH)), np.empty(len(groups))
+    cells = int(np.clip(_SKETCH * 1000 // len(groups), _SKETCH, 8 * _SKETCH))
+    levels = np.linspace(0, 1, cells + 1)
+    means, rough = np.empty((len(groups), cells)), np.empty(len(groups))
     for g, (values, below) in enumerate(groups):
         upto = below / below[-1]
         integral = np.append(0.0, np.cumsum(values * np.diff(upto, prepend=0.0)))
-        means[g] = np.diff(np.interp(levels, np.append(0.0, upto), integral)) * _SKETCH
+        means[g] = np.diff(np.interp(levels, np.append(0.0, upto), integral)) * cells
         starts, ends = np.searchsorted(upto, levels[:-1] + 1e-12), np.searchsorted(upto, levels[1:] - 1e-12)
         rough[g] = np.mean(np.maximum(0.0, (values[ends] - values[starts]) / 2) ** order) ** (1 / order)
     found: list[Floats] = []
     at_least = 0.0
     for first in range(0, len(groups) - 1, 500):
         rows = slice(first, first + 500)
-        sketch = cdist(means[rows], means, "cityblock" if order == 1 else "euclidean") * _SKETCH ** (-1 / order)
+        sketch = cdist(means[rows], means, "cityblock" if order == 1 else "euclidean") * cells ** (-1 / order)
         at_least = max(at_least, float(sketch.max()))
         at_most = np.triu(sketch + rough[rows, None] + rough, 1 + first)
         near = np.nonzero(at_most >= at_least)
