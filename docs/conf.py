@@ -47,6 +47,7 @@ sphinx_gallery_conf = {
     "gallery_dirs": "gallery",
     "filename_pattern": re.escape("/examples/"),
     "abort_on_example_error": True,
+    "capture_repr": (),  # what is printed, not what an expression is
     "download_all_examples": False,
     "remove_config_comments": True,
     "show_memory": False,
