@@ -1,5 +1,6 @@
 """ESVDFair as a user meets it: one line to repair a model, and an honest account."""
 
+import json
 import pickle
 import warnings
 
@@ -27,6 +28,7 @@ from esvdfair import (
     ks_population,
 )
 from esvdfair.core.edits import LayerEdit
+from esvdfair.text import to_json
 
 METHODS = ["paper", "exact", "parity", "transport"]
 SUMMARY_KEYS = {
@@ -460,3 +462,18 @@ def test_a_certificate_of_other_rows_is_theirs(model, data):
     assert found["ks_upper"] == pytest.approx(bound, abs=1e-9)
     assert found["certified"] == (bound <= 0.25)
     assert fair.summary_["certified"] == fair.summary_["met"]
+
+
+@pytest.mark.parametrize("method", ["parity", "transport"])
+@pytest.mark.filterwarnings("ignore:a group has too few rows")
+def test_groups_by_chance_cost_nothing(method):
+    """25 random groups whose distance is what chance shows: no accuracy is traded for that noise."""
+    rng = np.random.default_rng(0)
+    X, a = rng.normal(size=(600, 5)), np.array([f"g{i}" for i in rng.integers(0, 25, 600)])
+    y = X[:, 0] + 0.3 * rng.normal(size=600)
+    options = {"target_ks": 0.3, "effort": Effort.quick(), "targets": ["labels", "predictions"]}
+    fair = ESVDFair(train(X, y, 16), method=method, **options).fit(X, y, sensitive_features=a)
+    assert fair.summary_["ks_floor"] > 0.4
+    assert fair.summary_["mse_after"] <= fair.summary_["mse_before"]
+    assert fair.summary_["met"]
+    json.loads(to_json(fair.summary_))

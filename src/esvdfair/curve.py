@@ -220,7 +220,9 @@ def judge(
         groups = Groups.of(rows, len(sample.labels), seed)
         mse, ks = mean_squared_errors(rows, judging), groups.distances(judging)
         fitted = training_distances(sample, fits, training)
-        population, certified = ks, None  # rows that fitted show no excess that sampling would explain
+        # Rows that fitted show no excess that sampling would explain; but the untouched model was not fitted to parity.
+        excess = [groups.null.floor * (fit.target == UNTOUCHED) for fit in fits]
+        population, certified = np.sqrt(np.maximum(0.0, ks**2 - np.square(excess))), None
         if fitted is not None:
             order_only = not len(sample.training)
             population = population_along_curve(ks, fitted, groups.null.floor, order_only=order_only)

@@ -4,7 +4,10 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from typing import Any
+
+import numpy as np
 
 from esvdfair.core.checks import Label
 
@@ -139,3 +142,36 @@ def verdict(summary: Mapping[str, Any]) -> str:
     else:
         parts.append(f"Parity itself would show a KS distance of about {share(summary['ks_floor'])} on so many rows.")
     return " ".join(parts)
+
+
+def to_json(value: Any) -> str:
+    """JSON of nested plain values, such as ``summary_``; labels become text and what is not finite becomes null.
+
+    ``json.dumps`` alone refuses the labels of several attributes, which are tuples.
+
+    Examples
+    --------
+    >>> print(to_json({("a", 1): float("nan"), "b": (1, 2.5)}))
+    {
+      "a, 1": null,
+      "b": [
+        1,
+        2.5
+      ]
+    }
+    """
+    return json.dumps(_plain(value), indent=2, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return dict(zip(distinct_names(list(value)), map(_plain, value.values()), strict=True))
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)

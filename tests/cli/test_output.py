@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from esvdfair import ESVDFairWarning
-from esvdfair.cli._shared import notes, option_word, said, table, to_json
+from esvdfair.cli._shared import notes, option_word, said, table
 from esvdfair.cli.curve import scatter
 from esvdfair.exceptions import Given, InputError
-from esvdfair.text import distinct_names, interval, number, printable, quoted, share
+from esvdfair.text import distinct_names, interval, number, printable, quoted, share, to_json
 
 
 def test_columns_stand_under_each_other():

@@ -1,12 +1,10 @@
 """What commands share: options, the rows and the model they are given; what they print, and where they write."""
 
-import json
-import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +19,7 @@ from esvdfair.distributed import rank
 from esvdfair.exceptions import ESVDFairWarning, InputError, python_word
 from esvdfair.files import whole_files
 from esvdfair.tables import Progress, Roles, TableBatches, TableRows, open_table
-from esvdfair.text import EVALUATED_ON, WIDEST, distinct_names, printable, some_names
+from esvdfair.text import EVALUATED_ON, WIDEST, printable, some_names, to_json
 
 if TYPE_CHECKING:
     from esvdfair.models.onnx import OnnxAdapter
@@ -409,25 +407,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1
 def print_json(value: Any) -> None:
     """Print one JSON document."""
     click.echo(to_json(value))
-
-
-def to_json(value: Any) -> str:
-    """JSON of nested plain values; group labels become text and what is not finite becomes null."""
-    return json.dumps(_plain(value), indent=2, allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    if isinstance(value, Mapping):
-        return dict(zip(distinct_names(list(value)), map(_plain, value.values()), strict=True))
-    if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 @contextmanager

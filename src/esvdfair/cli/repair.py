@@ -11,7 +11,7 @@ import click
 from esvdfair.cli import _shared as cli
 from esvdfair.files import sha256_of, versions, whole_files
 from esvdfair.tables import Roles
-from esvdfair.text import before_and_after, verdict
+from esvdfair.text import before_and_after, to_json, verdict
 
 if TYPE_CHECKING:
     from esvdfair.estimator import ESVDFair
@@ -257,7 +257,7 @@ def _write(
             "model_before": {"path": str(done.model), "sha256": before},
             "model_after": {"path": str(written.model), "sha256": after},
         }
-        places[written.record].write_text(cli.to_json(record) + "\n", encoding="utf-8")
+        places[written.record].write_text(to_json(record) + "\n", encoding="utf-8")
         if written.card is not None:
             card = _card(done, written.model.name, unit, before | after)
             places[written.card].write_text(card, encoding="utf-8", errors="replace")
