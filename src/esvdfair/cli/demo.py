@@ -77,7 +77,11 @@ def demo(
         before, after = (audit_predictions(found, test.sex, test.y, seed=seed) for found in predictions)
         if plot is not None:
             _draw(plot, predictions, test.sex)
-        write_report(report, fair, test.X, test.y, sensitive_features=test.sex, command=ctx.obj)
+        write_report(
+            report, fair, train.X, train.y, sensitive_features=train.sex, test=(test.X, test.y, test.sex),
+            model="a network of two hidden layers of 64", data="wages of `twoyear` (Kane and Rouse 1995)",
+            predicts="hourly wage", unit="logarithms of dollars", command=ctx.obj,
+        )  # fmt: skip
     met = fair.summary_["met"]
     with cli.after_writing(written):
         if as_json:

@@ -165,13 +165,14 @@
     });
     const now = steps[position];
     add(f.svg, "circle", { class: "ring", "data-now": position, cx: f.x(now.ks), cy: f.y(now.mse), r: 8 });
-    const names = [];
+    const names = [], clear = Math.max(f.x(floor), f.x(0) + 84) + 10; // right of the floor and of its name
+    const refitName = { text: "refitted without parity", className: "tick halo", px: clear, py: f.y(refit ?? 0) - 6 };
     if (target !== null)
       names.push({ text: `target ${digits(target)}`, className: "tick halo", px: f.x(target), py: f.top - 5, anchor: "middle" });
     names.push(
       { text: "chosen", className: "halo strong", px: f.x(steps[chosen].ks) + 12, py: f.y(steps[chosen].mse) - 10 },
       { text: "before", className: "halo strong old", px: f.x(steps[0].ks), py: f.y(steps[0].mse) - 14, anchor: "middle" },
-      ...(refit === null ? [] : [{ text: "refitted without parity", className: "tick halo", px: f.x(floor) + 6, py: f.y(refit) + 14 }]),
+      ...(refit === null ? [] : [refitName]),
       { text: "sampling floor", className: "tick", px: f.x(0) + 4, py: f.bottom - 6 },
     );
     labels(f, names);
