@@ -169,6 +169,19 @@ def test_masked_files_add_up_and_keys_serve_once(files, invoke, refused, sites, 
     )
 
 
+def test_noise_is_accounted_for_in_file_and_record(files, invoke, refused, tmp_path, out):
+    words = ["moments", "collect", files.model, files.data, *ROLES, "-o", tmp_path / "a.moments", "--epsilon", 8]
+    assert "--epsilon 8 needs --public" in refused(*words)
+    done = invoke(*words, "--public", files.new)
+    assert done.exit_code == 0
+    assert "epsilon 8, delta 1e-06, along " in done.stdout
+    done = invoke("repair", files.model, "--moments", tmp_path / "a.moments", "--method", "parity", "-o", out)
+    assert done.exit_code == 0
+    record = json.loads((tmp_path / "fair.onnx.json").read_text())
+    (site,) = record["moments"]["sites"]
+    assert (site["noise"]["epsilon"], site["noise"]["delta"]) == (8.0, 1e-6)
+
+
 # --- repair --moments --------------------------------------------------------------------------------------------
 
 

@@ -349,14 +349,15 @@ _CALLED = {
     "groups": "--group",
     "output": "--output NAME",
     "peers": "--peer",
+    "public": "--public FILE",
     "random_state": "--seed",
     "sample_weight": "--weight",
     "sensitive_features": "--sensitive",
     "validation": "--validation FILE",
 }
 _OPTIONS = {
-    "certificate", "confidence", "drop_missing", "features", "layer", "max_mse_increase", "method", "min_group_rows",
-    "min_rows", "missing_group", "sep", "target_ks",
+    "certificate", "confidence", "delta", "drop_missing", "epsilon", "features", "layer", "max_mse_increase",
+    "method", "min_group_rows", "min_rows", "missing_group", "sep", "target_ks",
 }  # fmt: skip
 
 

@@ -55,6 +55,14 @@ def moments(ctx: click.Context) -> None:
     is_flag=True,
     help="Tell of all units and all rows. Who holds the file can then read single people's rows from it.",
 )
+@click.option("--epsilon", type=float, metavar="E", help="Noise: differentially private for one person more or less.")
+@click.option("--delta", type=float, default=1e-6, show_default=True, metavar="D", help="With --epsilon.")
+@click.option(
+    "--public",
+    metavar="FILE",
+    type=cli.FILE,
+    help="With --epsilon: a table of rows that need no protection.",
+)
 @click.option(
     "--mask-with",
     metavar="KEY",
@@ -81,6 +89,9 @@ def collect(
     reading: cli.Reading,
     min_rows: int,
     unsafe: bool,
+    epsilon: float | None,
+    delta: float,
+    public: Path | None,
     mask_with: Path | None,
     peers: tuple[Path, ...],
     groups: tuple[str, ...],
@@ -102,12 +113,21 @@ def collect(
     if mask_with is None and (peers or groups):
         raise click.UsageError("--peer and --group belong to --mask-with KEY.")
     adapter = cli.load_model(model, output)
-    cli.check_free([out], force=force, inputs=[*cli.model_files(model), data, mask_with, *peers])
+    cli.check_free([out], force=force, inputs=[*cli.model_files(model), data, public, mask_with, *peers])
     with cli.at_work(2) as work:
         work.step("reading")
         rows = reading.table(data, adapter, min_groups=1, progress=work.read)
         work.step("collecting")
-        site = collect_moments(str(model), rows, output=output, min_rows=min_rows, unsafe=unsafe)
+        site = collect_moments(
+            str(model),
+            rows,
+            output=output,
+            min_rows=min_rows,
+            unsafe=unsafe,
+            epsilon=epsilon,
+            delta=delta,
+            public=None if public is None else (reading.table(public, adapter, min_groups=1), None, None),
+        )
         cli.only_first_rank()
         site = replace(site, sensitive=rows.roles.sensitive, features=tuple(rows.inputs), target=rows.roles.target)
         masked = None
@@ -278,6 +298,8 @@ def _show_moments(site: "SiteMoments") -> None:
         facts.append(
             ["left out", f"{len(site.left_out)} units that few people have, {withheld:,} people who stand alone"]
         )
+    for noise in dict.fromkeys(part.noise for part in site.sites if part.noise):
+        facts.append(["noise", f"epsilon {noise.epsilon:g}, delta {noise.delta:g}, along {noise.axes} directions"])
     if len(site.moments.labels) > 1:
         facts.append(["gap of means", number(found["mean_gap"])])
         facts.append(["gap of variances", number(found["variance_gap"])])

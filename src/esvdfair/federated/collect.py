@@ -13,14 +13,15 @@ import numpy as np
 from esvdfair.batches import Batch
 from esvdfair.core.checks import to_numpy
 from esvdfair.core.moments import GroupMoments
-from esvdfair.distributed import reading, together
-from esvdfair.exceptions import ESVDFairWarning
+from esvdfair.distributed import broadcast, reading, together
+from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.federated.guard import MIN_ROWS, Array, Guard
 from esvdfair.federated.masks import MaskedMoments, is_masked, unmask
-from esvdfair.federated.sites import MomentsFile, Site, SiteMoments, loaded
+from esvdfair.federated.noise import Frame, add_noise, make_noise
+from esvdfair.federated.sites import MomentsFile, Noise, Site, SiteMoments, loaded
 from esvdfair.files import version_of
 from esvdfair.models import adapt, fingerprint
-from esvdfair.sample import Setting, check_features, check_prediction, prepare
+from esvdfair.sample import Setting, check_features, check_prediction, prepare, validation_batches
 from esvdfair.threads import few_threads
 
 T = TypeVar("T")
@@ -38,6 +39,9 @@ def collect_moments(
     batch_size: int = 8192,
     min_rows: int = MIN_ROWS,
     unsafe: bool = False,
+    epsilon: float | None = None,
+    delta: float = 1e-6,
+    public: tuple[Any, ...] | None = None,
 ) -> SiteMoments:
     """Moments of ``[h, y]`` in every group, h the inputs of the model's last linear layer: one pass over the rows.
 
@@ -53,6 +57,10 @@ def collect_moments(
         fewer people have are left out, and rows that would stand alone are withheld.
     unsafe : bool
         Tell of all units and all rows: the moments then hold single people's rows, for whoever looks for them.
+    epsilon, delta, public : optional
+        Add noise, so that everything in the moments but the names of the groups is (epsilon, delta)-private for one
+        person more or less (:mod:`.noise`); then no unit is left out and nobody withheld. ``public`` is
+        (X, y, sensitive_features) of rows that need no protection; they bound the others.
 
     Returns
     -------
@@ -92,10 +100,14 @@ def collect_moments(
         )
         layer = setting.last
         with few_threads(setting.width):
-            guard = Guard(layer.weight[0], 0 if unsafe else min_rows)
-            for rows, batch, weight in _rows(setting):
-                guard.update(rows, batch.labels, batch.codes, weight)
-            moments, left_out, withheld = guard.finish()
+            if epsilon is None:
+                guard = Guard(layer.weight[0], 0 if unsafe else min_rows)
+                for rows, batch, weight in _rows(setting):
+                    guard.update(rows, batch.labels, batch.codes, weight)
+                (moments, left_out, withheld), noise = guard.finish(), None
+            else:
+                moments, noise = _with_noise(setting, epsilon, delta, public, missing, batch_size)
+                left_out, withheld = (), 0
     version = version_of("esvdfair") or "unknown"
     site = SiteMoments(
         moments=moments,
@@ -103,12 +115,40 @@ def collect_moments(
         layer=layer,
         head=setting.head,
         labelled=setting.has_labels,
-        sites=(Site(moments.digest(), moments.labels, tuple(moments.rows.tolist()), version, withheld=withheld),),
+        sites=(Site(moments.digest(), moments.labels, tuple(moments.rows.tolist()), version, None, withheld, noise),),
         sensitive=_names(sensitive_features),
         features=_names(setting.probe),
         target=(_names(y) or (None,))[0],
     )
     return site.without(left_out)
+
+
+def _with_noise(
+    setting: Setting, epsilon: float, delta: float, public: tuple[Any, ...] | None, missing: str, batch_size: int
+) -> tuple[GroupMoments, Noise]:
+    """Moments of the rows as public rows frame them, with noise."""
+    if public is None:
+        raise InputError(
+            "{epsilon} needs {public}: without bounds from other rows one person could change the sums by anything.",
+            epsilon=Given(epsilon),
+            public=Given(),
+        )
+    shown = replace(setting, batches=validation_batches(public, missing=missing, batch_size=batch_size))
+    labelled = setting.has_labels
+    frame = Frame.of([rows for rows, *_ in _rows(shown)], setting.last.weight[0], labelled=labelled)
+    noise = make_noise(epsilon, delta, axes=len(frame.axes))
+    moments = GroupMoments()
+    for rows, batch, weight in _rows(setting):
+        if (weight != 1).any():
+            raise InputError(
+                "{sample_weight} and {epsilon} do not go together: a person of large weight would need more noise.",
+                sample_weight=Given(),
+                epsilon=Given(epsilon),
+            )
+        moments.update_codes(frame.seen(rows), batch.labels, batch.codes)
+    moments.all_reduce()
+    noisy = broadcast(lambda: add_noise(moments, noise, labelled=labelled, random=np.random.default_rng()))
+    return frame.told(noisy), noise
 
 
 def _rows(setting: Setting) -> Iterator[tuple[Array, Batch, Array]]:

@@ -12,6 +12,7 @@ from esvdfair.curve import FLAT, choose, judge, with_untouched
 from esvdfair.distributed import together
 from esvdfair.estimator import ESVDFair, check_options, take_model, take_point
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
+from esvdfair.federated.noise import quieted
 from esvdfair.federated.sites import MomentsFile, SiteMoments, loaded
 from esvdfair.methods import account_for, parity, predict, weights_of
 from esvdfair.models import ModelAdapter, adapt, fingerprint
@@ -87,6 +88,7 @@ def repair_from_moments(
     adapter = adapt(model, output=output)
     _check_model(adapter, site)
     site.moments.require_groups(rows=2)
+    site = quieted(site)
     fair.model_ = adapter.model
     with together(), few_threads(site.layer.weight.shape[1]):
         if validation is None:

@@ -17,11 +17,28 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
+class Noise:
+    """The Gaussian mechanism that a collection went through (:mod:`.noise`).
+
+    Attributes
+    ----------
+    epsilon, delta : what it guarantees, for one person more or less
+    sigma : standard deviation of the noise, for a sum that one person changes by 1 at most
+    axes : directions of the layer's inputs that the moments tell of
+    """
+
+    epsilon: float
+    delta: float
+    sigma: float
+    axes: int
+
+
+@dataclass(frozen=True)
 class Site:
     """One collection of rows: what tells it from others, and how many rows of which group it had; under masks, neither.
 
     ``name`` is that of the file it came in; ``version`` that of the esvdfair that collected it; ``withheld`` the number
-    of rows that are not in the moments, because they would have stood alone.
+    of rows that are not in the moments, because they would have stood alone; ``noise`` what was added to them.
     """
 
     fingerprint: str
@@ -30,6 +47,7 @@ class Site:
     version: str
     name: str | None = None
     withheld: int = 0
+    noise: Noise | None = None
 
 
 @dataclass(frozen=True)
@@ -97,16 +115,18 @@ class SiteMoments:
         if not os.path.isfile(path):
             raise FileNotFoundError(f"there is no file {os.fspath(path)!r}.")
         moments, about = GroupMoments.load_with_about(path)
-        moments.check_possible(path)
         if about is None:
             raise ValueError(
                 f"{os.fspath(path)!r} does not say which model and layer its moments are of, so they cannot be used "
                 "safely. Collect them with `esvdfair moments collect` or esvdfair.federated.collect_moments."
             )
         try:
-            return cls.from_about(moments, about)
+            site = cls.from_about(moments, about)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{os.fspath(path)!r} is a damaged moments file: {error}.") from error
+        if not any(part.noise for part in site.sites):  # with noise no rows need have such moments
+            moments.check_possible(path)
+        return site
 
     def about(self) -> dict[str, Any]:
         """All but the moments, as JSON can hold it."""
@@ -245,6 +265,7 @@ def _site(item: Mapping[str, Any]) -> Site:
         str(item["version"]),
         None if name is None else str(name),
         int(item["withheld"]),
+        None if item["noise"] is None else Noise(**item["noise"]),
     )
 
 

@@ -1,0 +1,126 @@
+"""What protection costs: repairs from moments of 1 to 20 sites, and what the attack reads from each site's file.
+
+    ESVDFAIR_DATA=... python benchmarks/federated.py                  # law and COMPAS, seed 1: about ten minutes
+    python benchmarks/federated.py compas --seeds 1-2 --sites 2,20
+
+A network is trained as the paper does; its training rows are dealt out to the sites. Each way of collecting (unsafe,
+the default, under masks, with noise) gives one repair by parity without any row ("blind") and one that validation rows
+choose for KS 0.1; both are judged on the test split. The attack (esvdfair.federated.attack) goes for every site's file,
+under masks for the sum, which is all that anybody sees; people read are counted by comparing with the true rows.
+"""
+
+import argparse
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from esvdfair import ESVDFairWarning, ks_distance
+from esvdfair.experiments.config import Training
+from esvdfair.experiments.network import Trained, load, predict, train
+from esvdfair.experiments.rows import parse_seeds
+from esvdfair.federated import SiteMoments, collect_moments, make_key, mask_moments, merge_moments, repair_from_moments
+from esvdfair.federated.attack import Found, attack
+from esvdfair.models import adapt
+
+EPSILONS = (1.0, 3.0, 10.0)
+WAYS = ("unsafe", "default", "masked", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS))
+
+
+def dealt(trained: Trained, sites: int) -> list[np.ndarray]:
+    """Which training rows each site has."""
+    rows = len(trained.split.train.y)
+    return np.array_split(np.random.default_rng(trained.seed).permutation(rows), sites)
+
+
+def collected(trained: Trained, way: str, sites: int) -> list[SiteMoments]:
+    """The moments of every site."""
+    rows, shown = trained.split.train, trained.split.validation
+    options: dict[str, object] = {"unsafe": True} if way == "unsafe" else {}
+    if way.startswith("epsilon"):
+        options = {"epsilon": float(way.split()[1]), "public": (shown.X, shown.y, shown.sensitive_features)}
+    return [
+        collect_moments(trained.network, rows.X[i], rows.y[i], sensitive_features=rows.sensitive_features[i], **options)
+        for i in dealt(trained, sites)
+    ]
+
+
+def masked_sum(parts: list[SiteMoments]) -> SiteMoments:
+    """The sum of all sites, by way of masked moments."""
+    if len(parts) == 1:
+        return parts[0]
+    groups = sorted({label for part in parts for label in part.moments.labels})
+    with TemporaryDirectory() as name:
+        public = [make_key(Path(name) / str(i)) for i in range(len(parts))]
+        keys = [path.with_suffix("") for path in public]
+        return merge_moments(
+            [mask_moments(part, keys[i], public[:i] + public[i + 1 :], groups=groups) for i, part in enumerate(parts)]
+        )
+
+
+def people_read(trained: Trained, parts: list[SiteMoments], sites: int) -> int:
+    """People whose rows the attack reads from the moments; each part is of the rows of one site, or one of all."""
+    rows = trained.split.train
+    adapter = adapt(trained.network)
+    layer = adapter.layers(rows.X)[-1]
+    (h,) = (np.asarray(value.double()) for value in adapter.capture(rows.X, [layer.name])[0].values())
+    groups = np.asarray(rows.sensitive_features)
+    count = 0
+    for part, index in zip(parts, dealt(trained, sites), strict=True):
+        told = [unit for unit in range(h.shape[1]) if unit not in part.left_out]
+        true = np.column_stack([h[index][:, told], rows.y[index]])
+        for label, found in attack(part.moments).items():
+            columns = [*told, h.shape[1]]
+            seen = Found(found.certain[:, columns], found.guesses[:, columns])
+            count += len(seen.among(true[groups[index] == label]))
+    return count
+
+
+def lines(trained: Trained, sites: int) -> Iterator[str]:
+    """One line of the table for each way of collecting."""
+    test, shown = trained.split.test, trained.split.validation
+    for way in WAYS:
+        try:
+            parts = collected(trained, way, sites)
+        except ValueError as error:
+            yield f"| {sites} | {way} | refused: {str(error).split(':')[0]} | | | |"
+            continue
+        whole = masked_sum(parts) if way == "masked" else merge_moments(parts)
+        read = people_read(trained, [whole] if way == "masked" else parts, 1 if way == "masked" else sites)
+        cells = []
+        for options in ({}, {"validation": shown, "target_ks": 0.1}):
+            fair = repair_from_moments(trained.network, whole, **options)
+            prediction = fair.predict(test.X)
+            error = float(np.mean((prediction - test.y) ** 2))
+            cells.append(f"{error:.4f} / {ks_distance(prediction, sensitive_features=test.sensitive_features):.3f}")
+        withheld = sum(site.withheld for part in parts for site in part.sites)
+        yield f"| {sites} | {way} | {len(whole.left_out)} / {withheld} | {cells[0]} | {cells[1]} | {read} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=["law", "compas"])
+    parser.add_argument("--seeds", type=parse_seeds, default=parse_seeds("1-1"))
+    parser.add_argument("--sites", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 5, 20])
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore", ESVDFairWarning)
+    for name in arguments.names:
+        for seed in arguments.seeds:
+            trained = train(load(name, "paper"), Training(), seed)
+            test, prediction = trained.split.test, predict(trained.network, trained.split.test.X)
+            error, ks = (
+                np.mean((prediction - test.y) ** 2),
+                ks_distance(prediction, sensitive_features=test.sensitive_features),
+            )
+            print(f"\n{name}, seed {seed}: {len(trained.split.train.y):,} rows; untouched {error:.4f} / {ks:.3f}\n")
+            print("| sites | collected | units out / people withheld | blind, MSE / KS | target 0.1, MSE / KS | read |")
+            print("|---|---|---|---|---|---|")
+            for sites in arguments.sites:
+                for line in lines(trained, sites):
+                    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
