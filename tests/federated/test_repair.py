@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from esvdfair import ESVDFair, ESVDFairWarning, ks_distance, mean_gap, variance_gap
+from esvdfair import Effort, ESVDFair, ESVDFairWarning, ks_distance, mean_gap, variance_gap
 from esvdfair.federated import RIDGE, collect_moments, merge_moments, repair_from_moments
 from esvdfair.models import adapt
 
@@ -39,6 +39,7 @@ def test_without_validation_it_is_exact_parity_on_all_rows(make_network, people,
     fair = repair_from_moments(model, sites(model, data, labelled=labelled))
     target = "labels" if labelled else "predictions"
     options = {"mean_reduction": np.inf, "covariance_reduction": np.inf, "validation_fraction": 0.0}
+    options["effort"] = Effort(ridges=(RIDGE,))
     whole = on_rows(model, data, targets=target, **options)
     (same,) = (point for point in whole.curve_.points if point.ridge == RIDGE and point.strength)
     expected = adapt(whole.curve_.model(same)).predict(data.X)
