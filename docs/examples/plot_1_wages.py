@@ -51,7 +51,7 @@ plot_curve(fair.curve_, target_ks=0.10)
 # %%
 # Before and after, on people whom nobody has seen. The tick marks a group's mean.
 
-figure, (before, after) = plt.subplots(1, 2, figsize=(9, 3.4), sharex=True, sharey=True, layout="constrained")
+figure, (before, after) = plt.subplots(1, 2, figsize=(9, 3.4), sharex=True, layout="constrained")
 plot_densities(model.predict(X_test), sensitive_features=sex_test, ax=before)
 plot_densities(repaired.predict(X_test), sensitive_features=sex_test, ax=after)
 before.set_title(f"as trained: {before.get_title(loc='left')}", loc="left")

@@ -44,7 +44,7 @@ for name, found in models.items():
 # %%
 # The picture: who is where, before and after.
 
-figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), sharex=True, sharey=True, layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), sharex=True, layout="constrained")
 for ax, (name, found) in zip(axes, models.items(), strict=True):
     plot_densities(found.predict(X_val), sensitive_features=race_val, ax=ax)
     ax.set_title(f"{name}: {ax.get_title(loc='left')}", loc="left")

@@ -81,7 +81,7 @@ print(f"KS {fair.summary_['ks_before']:.3f} -> {fair.summary_['ks_after']:.3f}")
 X_val, _, a_val = some(~train)
 with torch.no_grad():
     before, after = (found(**X_val).logits.squeeze(1).numpy() for found in (model, fair.estimator_))
-figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharex=True, sharey=True, layout="constrained")
+figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharex=True, layout="constrained")
 for ax, name, predictions in zip(axes, ("as trained", "repaired"), (before, after), strict=True):
     plot_densities(predictions, sensitive_features=a_val, ax=ax)
     ax.set_title(f"{name}: {ax.get_title(loc='left')}", loc="left")

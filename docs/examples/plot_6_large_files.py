@@ -54,7 +54,7 @@ print(f"largest difference of the means: {abs(whole.means - parts.means).max():.
 
 fresh = make_wages(20_000, random_state=1)
 X, sex = fresh.X, fresh.sensitive_features
-figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharex=True, sharey=True, layout="constrained")
+figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharex=True, layout="constrained")
 for ax, name, found in zip(axes, ("as trained", "repaired"), (model, fair.estimator_), strict=True):
     plot_densities(found.predict(X), sensitive_features=sex, ax=ax)
     ax.set_title(f"{name}: {ax.get_title(loc='left')}", loc="left")
