@@ -32,6 +32,14 @@ BENCHMARKS: dict[str, tuple[Callable[..., Section], dict[str, dict[str, Any]]]] 
             "tiny": {"widths": (16,), "rows": 1000, "repeats": {16: 1}},
         },
     ),
+    "target": (
+        fits.run_target,
+        {
+            "full": {"dataset": "law", "repeats": 5},
+            "quick": {"dataset": "law", "repeats": 2},
+            "tiny": {"dataset": "wages", "repeats": 1},
+        },
+    ),
     "peers": (
         peers.run,
         {

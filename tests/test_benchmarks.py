@@ -8,6 +8,7 @@ import pytest
 
 from esvdfair.core.edits import edit_paper
 from esvdfair.core.moments import GroupMoments
+from esvdfair.sample import Effort
 
 pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
 pytest.importorskip("onnxruntime", reason="needs the extra esvdfair[onnx]")
@@ -34,13 +35,20 @@ def run(scale, monkeypatch, *options):
 
 def test_the_script_writes_a_table_for_every_benchmark(scale, monkeypatch, tmp_path):
     out = tmp_path / "performance.md"
-    run(scale, monkeypatch, "--size", "tiny", "--only", "fit,peers,curve,latency,core", "--out", str(out))
+    run(scale, monkeypatch, "--size", "tiny", "--only", "fit,target,peers,curve,latency,core", "--out", str(out))
     text = out.read_text(encoding="utf-8")
-    for title in ("Fit time over its lower bound", "Peers on the same", "trade-off curve", "Inference latency", "core"):
+    for title in (
+        "Fit time over its lower bound",
+        "A target on real rows",
+        "Peers on the same",
+        "trade-off curve",
+        "Inference latency",
+        "core",
+    ):
         assert title in text
     assert "What dominated: parity at 16" in text
     assert "threads: 1 a process" in text
-    assert text.count("| yes |") + text.count("| **no** |") == 3 + 4 + 2 + 4 + 3
+    assert text.count("| yes |") + text.count("| **no** |") == 3 + 2 + 4 + 2 + 4 + 3
 
 
 def test_an_unknown_benchmark_is_refused(scale, monkeypatch, capsys):
@@ -114,3 +122,14 @@ def test_the_truth_of_the_made_up_populations_is_true(monkeypatch):
     assert truth.curve[-1, 0] == 0.0
     assert np.all(np.diff(truth.curve[:, 0]) <= 0)
     assert np.all(np.diff(truth.curve[:, 1]) >= 0)
+
+
+def test_predictions_do_not_depend_on_how_the_rows_came(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import one_answer
+
+    monkeypatch.setattr(one_answer, "METHODS", ("transport",))
+    rows = one_answer.compare("wages", 1, Effort.quick(), ranks=False)
+    assert {way for _, way, _ in rows} >= {"batches of 317", "stream", "another order", "two threads"}
+    assert max(value for *_, value in rows) <= one_answer.GOAL
+    assert one_answer.table(rows).count("\n") == 1 + len(rows)
