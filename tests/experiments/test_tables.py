@@ -66,6 +66,7 @@ def test_a_line_with_fewer_seeds_than_its_table_says_so():
     for text in (str(table), table.to_markdown()):
         assert "c̃_v 150 (1 of 2 seeds)" in text
         assert text.count("seeds)") == 1
+    assert table.extent == "up to 2 seeds, test rows"
 
 
 def test_a_table_shows_some_points_of_the_curves():

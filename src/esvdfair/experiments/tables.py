@@ -158,7 +158,8 @@ class Table:
 
     @property
     def extent(self) -> str:
-        return f"{len(self.seeds)} seed{'s' * (len(self.seeds) != 1)}, {self.experiment.evaluated_on} rows"
+        few = "up to " if any(line.seeds < len(self.seeds) for line in self.lines) else ""
+        return f"{few}{len(self.seeds)} seed{'s' * (len(self.seeds) != 1)}, {self.experiment.evaluated_on} rows"
 
     def to_dict(self) -> dict[str, Any]:
         return {
