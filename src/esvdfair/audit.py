@@ -12,6 +12,7 @@ from esvdfair.core.checks import check_column, check_groups, check_strata, check
 from esvdfair.core.ks import Peak, ks_null, ks_peak, ks_to_rest
 from esvdfair.core.metrics import ks_distance, ks_distance_ci, mean_gap, variance_gap, wasserstein_distance
 from esvdfair.core.strata import adjusted_weights, outside_support
+from esvdfair.exceptions import Given, InputError
 from esvdfair.text import label_text, number, share
 
 Array = NDArray[np.float64]
@@ -177,6 +178,13 @@ def audit_predictions(
         strata = None if strata is None else strata[live]
         scores, codes, weight, truth = scores[live], codes[live], weight[live], None if truth is None else truth[live]
     names = [label_text(label) for label in labels]
+    sizes = np.bincount(codes, minlength=len(names))
+    if sizes.min() < 2:
+        raise InputError(
+            "group {name!r} has {rows} row(s); a distribution needs at least 2. Pass more rows, or leave small groups out: "
+            "{min_group_rows}.",
+            name=names[int(sizes.argmin())], rows=int(sizes.min()), min_group_rows=Given(),
+        )  # fmt: skip
     null = ks_null(codes, len(names), scores, weight, seed)
     both: dict[str, Any] = {"sensitive_features": codes, "sample_weight": weight}
     return Audit(

@@ -147,6 +147,15 @@ def test_compressed_tables_and_other_marks(files, invoke, tmp_path):
         assert json.loads(invoke(*words).stdout)["ks"] == plain["ks"]
 
 
+def test_a_group_of_one_is_named_by_its_label(files, refused, tmp_path):
+    data = pd.read_csv(files.data)
+    data.loc[0, "sex"] = "neither"
+    data.to_csv(tmp_path / "one.csv", index=False)
+    said = refused("audit", files.model, tmp_path / "one.csv", *SEX, "--target", "income")
+    assert "group 'neither' has 1 row(s)" in said
+    assert "--min-group-rows" in said
+
+
 def test_small_groups(files, invoke, tmp_path):
     data = pd.read_csv(files.data)
     data.loc[:2, "sex"] = "x"

@@ -162,7 +162,17 @@ def test_validation_is_read_by_the_names_of_the_inputs(files, invoke, refused, t
     assert "has no column 'hours'" in refused(*words, tmp_path / "short.csv", "--force")
 
 
-def test_external_data_stays_external(files, invoke, refused, tmp_path, written):
+def test_a_model_that_fits_is_one_file(files, invoke, tmp_path, written):
+    (tmp_path / "in").mkdir()
+    model, out = tmp_path / "in" / "model.onnx", tmp_path / "fair.onnx"
+    onnx.save(onnx.load(files.model), model, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    assert invoke("repair", model, files.data, *ROLES, *QUICK, "-o", out).stdout.endswith(f"wrote {out}, {out}.json\n")
+    assert written() == ["fair.onnx", "fair.onnx.json", "in"]
+    assert np.isfinite(OnnxAdapter(out).predict(np.zeros((2, 3)))).all()
+
+
+def test_external_data_of_a_large_model_stays_external(files, invoke, refused, tmp_path, written, monkeypatch):
+    monkeypatch.setattr(repair, "ONE_FILE", 0)
     model, out = tmp_path / "in" / "model.onnx", tmp_path / "out" / "fair.onnx"
     model.parent.mkdir()
     out.parent.mkdir()

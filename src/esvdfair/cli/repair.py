@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from esvdfair.federated import SiteMoments
     from esvdfair.tables import TableBatches
 
+ONE_FILE = 256 * 2**20
+"""Bytes up to which a repaired model is one file, also where the model before kept its weights beside itself."""
 FORMAT = "esvdfair-record-1"
 UNKNOWN_KS = (
     "KS distance: unknown. Moments tell means and variances, not whole distributions; --validation FILE gives rows to "
@@ -248,7 +250,8 @@ def _write(
     from esvdfair.models.onnx_io import save_model
 
     with whole_files(*written.paths, replace=force) as places:
-        save_model(done.fair.estimator_, places[written.model], like=done.model)
+        one_file = len(done.fair.estimator_) <= ONE_FILE
+        save_model(done.fair.estimator_, places[written.model], like=None if one_file else done.model)
         before, after = (
             {str(path.relative_to(file.parent)): sha256_of(path) for path in cli.model_files(file)}
             for file in (done.model, places[written.model])
