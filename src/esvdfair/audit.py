@@ -181,8 +181,8 @@ def audit_predictions(
     sizes = np.bincount(codes, minlength=len(names))
     if sizes.min() < 2:
         raise InputError(
-            "group {name!r} has {rows} row(s); a distribution needs at least 2. Pass more rows, or leave small groups out: "
-            "{min_group_rows}.",
+            "group {name!r} has {rows} row(s); a distribution needs at least 2. Pass more rows, or leave small groups "
+            "out: {min_group_rows}.",
             name=names[int(sizes.argmin())], rows=int(sizes.min()), min_group_rows=Given(),
         )  # fmt: skip
     null = ks_null(codes, len(names), scores, weight, seed)
