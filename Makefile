@@ -12,15 +12,15 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # two pips must not write to one environment
-.PHONY: help demo test test-lowest cov docs dist bench lint types format clean
+.PHONY: help demo test test-lowest cov docs dist bench trust lint types format clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # One thread a process: the matrices are small, and sums do not depend on the number of cores.
-demo test test-lowest cov docs dist: export OMP_NUM_THREADS := 1
-demo test test-lowest cov docs dist: export OPENBLAS_NUM_THREADS := 1
-demo test test-lowest cov docs dist: export MKL_NUM_THREADS := 1
+demo test test-lowest cov docs dist trust: export OMP_NUM_THREADS := 1
+demo test test-lowest cov docs dist trust: export OPENBLAS_NUM_THREADS := 1
+demo test test-lowest cov docs dist trust: export MKL_NUM_THREADS := 1
 
 demo: $(VENV)/.demo  ## Repair a small network on a wages table; print before and after, write demo-report.html
 	$(BIN)/python -m esvdfair demo --force
@@ -48,6 +48,9 @@ dist: $(VENV)/.dev  ## Build wheel and sdist into dist/, and try both: the wheel
 
 bench: $(VENV)/.bench  ## Measure speed and growth on a quiet machine (ten minutes or so), write docs/performance.md
 	$(BIN)/python benchmarks/scale.py
+
+trust: $(VENV)/.dev  ## Try to break the package (some five minutes of one core), write the tables of docs/reliability.md
+	$(BIN)/python benchmarks/reliability.py
 
 lint: $(VENV)/.dev  ## Check style and formatting (ruff)
 	$(BIN)/ruff check .

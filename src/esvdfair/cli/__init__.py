@@ -134,6 +134,9 @@ def _exit_code(command: Callable[[], Any]) -> int:
         _say(f"this needs more memory than there is ({type(error).__name__} {error}); is a file damaged?")
         return BAD_INPUT
     except (ValueError, TypeError, OSError, ImportError, RankError, BadZipFile) as error:
+        if _is_interrupt(error):
+            _say("interrupted")
+            return 130
         _say(said(error))
         _drop_unwritten()
         return BAD_INPUT
@@ -141,6 +144,13 @@ def _exit_code(command: Callable[[], Any]) -> int:
         traceback.print_exc()
         return OUR_FAULT
     return code if isinstance(code, int) else 0
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind an error: an extension module that is being loaded makes an ImportError of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _drop_unwritten() -> None:

@@ -1,5 +1,6 @@
 """What commands share: options, the rows and the model they are given; what they print, and where they write."""
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from tqdm import tqdm
 from esvdfair.distributed import rank
 from esvdfair.exceptions import ESVDFairWarning, InputError, python_word
 from esvdfair.files import whole_files
+from esvdfair.models.base import TIME_LIMIT
 from esvdfair.tables import Progress, Roles, TableBatches, TableRows, open_table
 from esvdfair.text import EVALUATED_ON, WIDEST, printable, some_names, to_json
 
@@ -256,9 +258,25 @@ def table_options(
     return decorate
 
 
-output_option = click.option(
-    "--output", metavar="NAME", help="Which output of the model is the prediction, if several."
-)
+def _set_time_limit(ctx: click.Context, param: click.Parameter, seconds: float | None) -> None:
+    if seconds is not None:
+        os.environ[TIME_LIMIT] = str(seconds)
+
+
+def output_option(command: Command) -> Command:
+    """What is to be known of a model: which output is the prediction, and how long a batch may take."""
+    which = click.option("--output", metavar="NAME", help="Which output of the model is the prediction, if several.")
+    patience = click.option(
+        "--model-timeout",
+        metavar="SECONDS",
+        type=click.FloatRange(min=0, min_open=True),
+        callback=_set_time_limit,
+        expose_value=False,
+        help="How long the model may take for a batch of rows before it is given up, 600 unless said otherwise.",
+    )
+    return which(patience(command))
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")
 seed_option = click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(min=0), metavar="N", help="Of all that is drawn."

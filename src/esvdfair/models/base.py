@@ -41,6 +41,9 @@ from esvdfair.models.heads import find_head, unsupported_head
 PROBE_ROWS = 256
 """Rows of a batch that `layers` and `head` look at: enough to see the structure, cheap on any model."""
 
+TIME_LIMIT = "ESVDFAIR_TIME_LIMIT"
+"""Environment variable: seconds that a model from a file may take for one batch; a file may hold an endless loop."""
+
 PREDICT_ROWS = 8192
 """Rows that `predict` runs at once: hidden activations of this many rows are all it holds."""
 

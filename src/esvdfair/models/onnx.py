@@ -31,6 +31,7 @@ from esvdfair.core.checks import row_count
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models.base import (
     SIGMOID,
+    TIME_LIMIT,
     LinearLayer,
     ModelAdapter,
     Tail,
@@ -57,9 +58,6 @@ from esvdfair.models.onnx_io import (
 __all__ = ["OnnxAdapter", "save_model"]
 
 Selector = str | int | tuple[str | int, int | str]
-
-TIME_LIMIT = "ESVDFAIR_TIME_LIMIT"
-"""Environment variable: seconds that a model from a file may take for one batch; a file may hold an endless loop."""
 
 _FATAL = 4  # onnxruntime's log level: what goes wrong is raised, too
 
@@ -382,7 +380,8 @@ def _call(session: onnxruntime.InferenceSession, feeds: Feeds, outputs: Sequence
         if thread.is_alive():
             raise ValueError(
                 f"the model has not finished a batch of {len(next(iter(feeds.values())))} rows in {limit:g} seconds, "
-                f"maybe for an endless loop. {TIME_LIMIT} in the environment sets how many it may take."
+                f"maybe for an endless loop. {TIME_LIMIT} in the environment, or --model-timeout, sets how many it may "
+                "take."
             )
     finally:
         options.terminate = True  # of no effect on a call that has ended

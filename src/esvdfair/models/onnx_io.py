@@ -157,7 +157,7 @@ def _check(model: onnx.ModelProto, label: str) -> None:
     """Run `onnx.checker`; and look at tensors, whose type and size not every version of it does."""
     try:
         onnx.checker.check_model(model)
-    except onnx.checker.ValidationError as error:
+    except (onnx.checker.ValidationError, UnicodeDecodeError) as error:
         raise ValueError(f"{label} is not a valid ONNX model: {first_line(error)}") from None
     for tensor in all_tensors(model):
         if tensor.data_type not in _TYPE.DataType.values():

@@ -1,0 +1,112 @@
+"""A part of what `make trust` tries: nothing is silent, raw or hangs; and what must not change a repair does not."""
+
+import sys
+import threading
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
+pytest.importorskip("onnxruntime", reason="needs the extra esvdfair[onnx]")
+pytest.importorskip("pyarrow", reason="needs the extra esvdfair[data]")
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import reliability  # noqa: E402
+from trust import arrays, files, models, processes, properties, verdict  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("trials", "step"),
+    [
+        (arrays.metric_trials, 23),
+        (arrays.moment_trials, 3),
+        (arrays.baseline_trials, 9),
+        (arrays.estimator_trials, 41),
+        (models.all_trials, 5),
+    ],
+)
+def test_hostile_input_gives_a_clear_error_or_a_right_result(trials, step):
+    tally = verdict.judge_all(islice(trials(), 0, None, step))
+    assert tally.failures == []
+    assert tally.counts["clear"] > 5
+    assert tally.counts["right"] > 5
+
+
+@pytest.mark.parametrize("kind", files.KINDS)
+def test_mutated_files_are_refused_or_read_as_they_are(kind):
+    tally = files.run(kind, 60)
+    assert tally.failures == []
+    assert tally.tried > 50
+
+
+def test_threads_on_one_model_give_what_one_gives():
+    model, found = models.net().train(), []
+    known = processes.small_fit(model)
+    threads = [threading.Thread(target=lambda: found.append(processes.small_fit(model))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert all(np.array_equal(values, known) for values in found)
+    assert model.training
+
+
+def test_order_names_and_units_change_nothing():
+    moved = properties.measure(0.0)
+    for name in ("another order of rows", "other names of groups", "predictions and labels times 1000"):
+        assert max(moved[name].values()) <= properties.HELD, name
+    held_out = properties.measure(0.25)
+    assert max(held_out["predictions and labels times 1000"].values()) <= properties.HELD
+    assert max(held_out["another order of rows"].values()) > properties.HELD  # another draw, as the guide says
+
+
+# --- the judge itself: it must be able to fail -----------------------------------------------------------------------
+
+
+def raises(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("run", "right", "expected"),
+    [
+        (lambda: 1, None, "silent"),
+        (lambda: 1, lambda found: found == 2 or "not two", "silent"),
+        (lambda: 2, lambda found: found == 2, "right"),
+        (lambda: np.zeros(3) @ np.zeros(4), None, "raw"),
+        (lambda: np.float64(1) / np.float64(0), None, "raw"),
+        (lambda: raises(ValueError("X is bad")), None, "clear"),
+        (lambda: raises(ValueError("bad")), None, "raw"),
+        (lambda: raises(KeyError("X")), None, "raw"),
+        (lambda: files.OnnxAdapter(b""), None, "clear"),
+    ],
+)
+def test_verdicts(run, right, expected):
+    assert verdict.judge(verdict.Trial("a trial", run, right, "X"))[0] == expected
+
+
+def test_a_trial_that_does_not_end_hangs(monkeypatch):
+    monkeypatch.setattr(verdict, "LIMIT", 1)
+    assert verdict.judge(verdict.Trial("sleep", lambda: threading.Event().wait(9), None))[0] == "hang"
+
+
+def test_the_tables_are_those_of_the_guide(tmp_path):
+    guide = ROOT / "docs" / "reliability.md"
+    text = guide.read_text(encoding="utf-8")
+    for title, _ in (row for rows in reliability.SUITES.values() for row in rows):
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {title} |")]
+        tried, bad = line.split("|")[2].strip(), line.split("|")[5].strip()
+        assert tried, title
+        assert bad == "0", title
+    copy = tmp_path / "reliability.md"
+    copy.write_text(text, encoding="utf-8")
+    reliability.replace_line(copy, "mutated files: CSV", "| mutated files: CSV | 7 | 3 | 4 | 0 |")
+    reliability.replace_table(copy, "All rows fit and judge", ["| | parity |", "|---|---|", "| order | 0.5 |"])
+    written = copy.read_text(encoding="utf-8")
+    assert "| mutated files: CSV | 7 | 3 | 4 | 0 |" in written
+    assert "| order | 0.5 |\n\nA quarter" in written
