@@ -98,7 +98,8 @@ class Parameter:
         stored.extend(flat.view(kind).tolist())
 
     def _stored(self) -> NDArray[np.float64]:
-        values = np.asarray(numpy_helper.to_array(self.tensor), dtype=np.float64)
+        with np.errstate(invalid="ignore"):  # a signalling NaN, which the prediction will show
+            values = np.asarray(numpy_helper.to_array(self.tensor), dtype=np.float64)
         return values.reshape(self.shape[::-1]).T if self.transposed else values.reshape(self.shape)
 
 
