@@ -183,7 +183,7 @@ def _stored(store: Folder, path: Path, data: bytes) -> SeedResult:
 def _as_json(found: SeedResult, path: Path) -> bool | str:
     rows = [{k: v for k, v in row.items() if k != "regret"} for row in json.loads(path.read_text())["rows"]]
     read = [{k: v for k, v in asdict(row).items() if k != "regret"} for row in found.rows]
-    floats = all(isinstance(row[name], float) for row in read for name in ("mse", "ks", "ks_floor", "mean_gap"))
+    floats = all(isinstance(row[name], float | int) for row in read for name in ("mse", "ks", "ks_floor", "mean_gap"))
     return (rows == read and floats) or "other rows than the JSON has"
 
 

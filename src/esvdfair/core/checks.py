@@ -403,6 +403,8 @@ def _columns(groups: Any) -> list[Any]:
     if isinstance(groups, pd.DataFrame):
         return [groups.iloc[:, i] for i in range(groups.shape[1])]  # by position: names may occur twice
     if isinstance(groups, Mapping):  # columns by name, as Fairlearn takes them
+        if not all(hasattr(column, "__len__") for column in groups.values()):
+            raise InputError("{sensitive_features} is a mapping, but not of names to columns of labels.", _GROUPS)
         lengths = {name: row_count(column) for name, column in groups.items()}
         if len(set(lengths.values())) > 1:
             listing = ", ".join(f"{name}: {rows}" for name, rows in lengths.items())

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
@@ -279,8 +280,9 @@ def _parse(path: Path) -> tuple[dict[str, Any], SeedResult]:
         if document["format"] != _FORMAT:
             raise KeyError(document["format"])
         rows = tuple(Row(**row) for row in document["rows"])
-        if not all(isinstance(value, float | int) for row in rows for value in (row.mse, row.ks, row.ks_floor)):
-            raise TypeError("an error or a distance is no number")
+        numbers = (value for r in rows for value in (r.mse, r.ks, r.ks_floor, r.mean_gap, r.variance_gap))
+        if not all(isinstance(value, float | int) and math.isfinite(value) for value in numbers):
+            raise TypeError("an error, a distance or a gap is no number")
         densities = (Density(Variant(**d["variant"]), d["label"], tuple(d["counts"])) for d in document["densities"])
         return dict(document["protocol"]), SeedResult(rows, tuple(densities))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
