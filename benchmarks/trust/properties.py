@@ -4,13 +4,14 @@ Each is how far the predictions move, in standard deviations of the clean ones. 
 (``validation_fraction=0``), or a part of them is held out by row number, which an order or a copy changes.
 """
 
+import warnings
 from copy import deepcopy
 from typing import Any
 
 import numpy as np
 from sklearn.neural_network import MLPRegressor
 
-from esvdfair import Effort, ESVDFair
+from esvdfair import Effort, ESVDFair, ESVDFairWarning
 
 METHODS = ("parity", "transport", "exact", "paper")
 HELD = 1e-8
@@ -32,7 +33,9 @@ def _predictions(method: str, model: Any, rows: Rows, x: Any, fraction: float, t
         model, method=method, target_ks=target, validation_fraction=fraction, effort=Effort.quick(), random_state=0,
         **options,
     )  # fmt: skip
-    return fair.fit(rows[0], rows[1], sensitive_features=rows[2]).predict(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ESVDFairWarning)
+        return fair.fit(rows[0], rows[1], sensitive_features=rows[2]).predict(x)
 
 
 def _scaled(model: MLPRegressor, factor: float) -> MLPRegressor:

@@ -262,7 +262,8 @@ def meet(adapter: ModelAdapter, batches: Batches, *, seed: int = 0, effort: Effo
     layers = adapter.layers(probe)
     _check_one_model(layers)
     _check_size(layers)
-    head = adapter.head(probe)
+    with np.errstate(over="ignore", invalid="ignore"):  # predictions that are not finite are refused as they come
+        head = adapter.head(probe)
     if labels is not None and head.is_affine:
         _notice_logits(adapter, probe, labels)
     return Setting(adapter, layers, head, batches, None, None, seed, has_labels, effort or Effort(), probe)

@@ -46,7 +46,7 @@ def to_numpy(values: Any) -> NDArray[Any]:
             return _unmasked(values)
         try:
             return np.asarray(values)
-        except (ValueError, MemoryError):
+        except MemoryError:
             raise
         except Exception as error:  # whatever the object's own __array__ raises
             raise ValueError(f"got a {type(values).__name__} that gives no array ({error}).") from error

@@ -36,7 +36,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from esvdfair.core.checks import check_features, several_inputs
+from esvdfair.core.checks import check_features, several_inputs, to_numpy
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, rounded
 
@@ -159,6 +159,7 @@ class SklearnAdapter(ModelAdapter):
 
     def _predict(self, x: Any) -> NDArray[Any]:
         """By the model's own `predict`, or `predict_proba`."""
+        x = to_numpy(x) if hasattr(x, "detach") else x
         return self._model.predict_proba(x)[:, 1] if self._scores else self._column_of(self._model.predict(x))
 
     def _tail(self, rows: Any) -> Tail:

@@ -328,7 +328,7 @@ def _to_tensor(x: Any, model: nn.Module, *, whole: bool = False) -> torch.Tensor
     """
     like = _reference(model)
     if not isinstance(x, torch.Tensor):
-        values = _numeric(x)
+        values = np.ascontiguousarray(_numeric(x))  # torch takes no negative strides
         keep = whole and values.dtype.kind in "iub"
         return torch.tensor(values, dtype=None if keep else like.dtype).to(like.device)
     embeds = whole or any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
