@@ -118,7 +118,7 @@ def test_without_a_command_the_help_is_shown(invoke):
         (["audt"], "there is no command 'audt'; did you mean 'audit'?"),
         (["Repare"], "there is no command 'Repare'; did you mean 'repair'?"),
         (["moments", "colect"], "there is no command 'colect'; did you mean 'collect'?"),
-        (["moments", "xyz"], "there is no command 'xyz'; there are collect, merge, show."),
+        (["moments", "xyz"], "there is no command 'xyz'; there are collect, keygen, merge, show."),
     ],
 )
 def test_a_command_that_is_not_there(refused, words, said):
