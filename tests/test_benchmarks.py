@@ -58,10 +58,10 @@ def test_an_unknown_benchmark_is_refused(scale, monkeypatch, capsys):
 
 
 def test_what_the_benchmarks_run_in_processes_of_their_own(scale, tmp_path):
-    found = scale.growth.fit("parity", 1000, 4)
+    found = scale.growth.fit("parity", 1000, 16)
     assert found["seconds"] > 0
     assert 50 < found["peak"] < 5000
-    assert set(scale.growth.rank(0, 1, str(tmp_path), 1000, 4, 1)) == {"moments", "fit"}
+    assert set(scale.growth.rank(0, 1, str(tmp_path), 1000, 16, 1)) == {"moments", "fit"}
 
 
 def test_a_process_that_fails_is_an_error(scale, tmp_path):

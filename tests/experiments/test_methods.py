@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from esvdfair.core.metrics import ks_distance, mean_gap
+from esvdfair.core.metrics import ks_distance, ks_population, mean_gap
 from esvdfair.datasets import load_wages
 from esvdfair.experiments import methods
 from esvdfair.experiments.config import WAGES, Training, Variant
@@ -91,8 +91,9 @@ def test_transport_at_its_levels_comes_from_one_curve(trained):
         Variant("parity", level=0.1), Variant("transport", level=0.1), Variant("transport", level=1.0)
     ]  # fmt: skip
     groups, y = trained.split.test.sensitive_features, trained.split.test.y
-    ks = [ks_distance(o.prediction, sensitive_features=groups) for o in (parity, strict, loose)]
-    assert max(ks[:2]) < 0.7 * ks[2]
+    # without what sampling adds, which is what a target speaks of
+    ks = [ks_population(o.prediction, sensitive_features=groups) for o in (parity, strict, loose)]
+    assert max(ks[:2]) < 0.11 < ks[2]  # asked for .10, and for nothing
     assert np.mean((loose.prediction - y) ** 2) < np.mean((strict.prediction - y) ** 2)
     assert loose.met
 

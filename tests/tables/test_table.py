@@ -232,7 +232,10 @@ def network():
 
 def from_memory_and_file(network, method, path, data):
     """The same repair from rows in memory and from a file."""
-    held, streamed = (ESVDFair(network, method=method, random_state=3, effort=Effort.quick()) for _ in range(2))
+    options = {"max_mse_increase": 2.0} if method == "transport" else {}  # only a constant closes this gap
+    held, streamed = (
+        ESVDFair(network, method=method, random_state=3, effort=Effort.quick(), **options) for _ in range(2)
+    )
     held.fit(data[FEATURES], data["y"], sensitive_features=data["sex"])
     return held, streamed.fit(TableBatches(path, Roles(("sex",), "y")))
 
