@@ -366,7 +366,7 @@ def test_a_rank_that_raises_ends_the_other_within_seconds_though_it_lives_on(ran
     assert second["error"][0] in ("ValueError", "InputError")
     assert message in second["error"][1]
     assert first["error"][0] == "RankError"
-    assert first["error"][1].startswith("rank 1 failed: ValueError: ")
+    assert first["error"][1].startswith(f"rank 1 failed: {second['error'][0]}: ")
     assert message in first["error"][1]
     assert first["seconds"] < SECONDS
 
