@@ -207,6 +207,9 @@ def test_three_groups_and_intersections(data):
     both = pd.DataFrame({"race": np.where(a == 0, "x", "y"), "old": X[:, 3] > 0})
     fair = fitted(model, (X, y, both), target_ks=0.3)
     assert list(fair.summary_["group_mse_after"]) == [("x", False), ("x", True), ("y", False), ("y", True)]
+    assert fair.summary_["group_sizes"]["x", True] > 0
+    found = json.loads(json.dumps(fair.summary_))  # several attributes are text there
+    assert list(found["group_sizes"]) == ["x, False", "x, True", "y, False", "y, True"]
 
 
 def test_missing_attribute_values(model, data):

@@ -6,7 +6,7 @@ place that says so; the choice, the warning, the summary and the exit code of a 
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from esvdfair.core.checks import Label
+from esvdfair.core.checks import by_group
 from esvdfair.core.ks import Null, effective_sizes, ks_from_codes, ks_null, population_along_curve, upper_bound
 from esvdfair.core.metrics import group_mse, ks_distance_ci, mean_gap, rows_to_certify, variance_gap
 from esvdfair.core.refit.quadratic import Fit
@@ -620,11 +620,7 @@ def summarise(
     rows = sample.judging
     groups = Groups.of(rows, len(sample.labels))
     old, new = (Seen(rows, prediction, groups) for prediction in (rows.prediction, after))
-    confidence = curve.confidence
-
-    def by_group(values: Sequence[float]) -> Mapping[Label, float]:
-        return dict(zip(sample.labels, values, strict=True))
-
+    confidence, labels = curve.confidence, sample.labels
     return {
         "method": method,
         "target_ks": target_ks,
@@ -642,9 +638,9 @@ def summarise(
         "ks_upper": point.ks_upper,
         "ks_interval": (point.ks_low, point.ks_high),
         "ks_floor": curve.ks_floor,
-        "group_sizes": by_group(np.bincount(rows.codes, minlength=len(sample.labels)).tolist()),
-        "group_mse_before": by_group(old.group_mse),
-        "group_mse_after": by_group(new.group_mse),
+        "group_sizes": by_group(labels, np.bincount(rows.codes, minlength=len(labels)).tolist()),
+        "group_mse_before": by_group(labels, old.group_mse),
+        "group_mse_after": by_group(labels, new.group_mse),
         "mean_gap_before": old.mean_gap,
         "mean_gap_after": new.mean_gap,
         "variance_gap_before": old.variance_gap,

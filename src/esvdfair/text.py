@@ -2,24 +2,19 @@
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import numpy as np
 
-from esvdfair.core.checks import Label
+from esvdfair.core.checks import distinct_names as distinct_names
+from esvdfair.core.checks import label_text as label_text
 
 WIDEST = 40
 """Characters of a name that are shown."""
 ROUNDING = 1e-9
 """A number smaller than this part of what it is compared with is rounding."""
-
-
-def label_text(label: Label) -> str:
-    """A group as people write it; of several attributes, their values."""
-    return ", ".join(map(str, label)) if isinstance(label, tuple) else str(label)
 
 
 def some_names(names: Sequence[str], shown: int) -> str:
@@ -58,19 +53,6 @@ def interval(ends: tuple[float, float] | None, form: Callable[[float], str] = nu
 def quoted(name: str, widest: int = 60) -> str:
     """A name from a user's file, in quotes, of bounded length."""
     return f"'{printable(name, widest)}'"
-
-
-def distinct_names(labels: Sequence[Label]) -> list[str]:
-    """Each label as people write it; where two would be written alike, as JSON, which tells them apart.
-
-    Examples
-    --------
-    >>> distinct_names([("a", 1), ("b, c", "d"), ("b", "c, d")])
-    ['a, 1', '["b, c", "d"]', '["b", "c, d"]']
-    """
-    texts = [label_text(label) for label in labels]
-    alike = Counter(texts)
-    return [json.dumps(label) if alike[text] > 1 else text for label, text in zip(labels, texts, strict=True)]
 
 
 EVALUATED_ON = {
@@ -147,7 +129,7 @@ def verdict(summary: Mapping[str, Any]) -> str:
 def to_json(value: Any) -> str:
     """JSON of nested plain values, such as ``summary_``; labels become text and what is not finite becomes null.
 
-    ``json.dumps`` alone refuses the labels of several attributes, which are tuples.
+    ``json.dumps`` alone writes NaN, which JSON does not know.
 
     Examples
     --------

@@ -5,6 +5,7 @@ owner meant it or refused: text, dates, complex and masked values are no numbers
 spelling, and labels that read alike (1 and "1") are never one group, nor two by accident.
 """
 
+import json
 import math
 import sys
 from collections import Counter
@@ -554,6 +555,58 @@ def check_labels(labels: Iterable[Label]) -> None:
                     one=other,
                     other=label,
                 )
+
+
+def label_text(label: Label) -> str:
+    """A group as people write it; of several attributes, their values."""
+    return ", ".join(map(str, label)) if isinstance(label, tuple) else str(label)
+
+
+def distinct_names(labels: Sequence[Label]) -> list[str]:
+    """Each label as people write it; where two would be written alike, as JSON, which tells them apart.
+
+    Examples
+    --------
+    >>> distinct_names([("a", 1), ("b, c", "d"), ("b", "c, d")])
+    ['a, 1', '["b, c", "d"]', '["b", "c, d"]']
+    """
+    texts = [label_text(label) for label in labels]
+    alike = Counter(texts)
+    return [json.dumps(label) if alike[text] > 1 else text for label, text in zip(labels, texts, strict=True)]
+
+
+class GroupName(str):
+    """A group of several attributes as the key of a result: text, which JSON takes, and equal to the tuple of values.
+
+    Examples
+    --------
+    >>> found = by_group([("a", 1), ("b", 2)], [0.5, 0.25])
+    >>> found, found["a", 1]
+    ({'a, 1': 0.5, 'b, 2': 0.25}, 0.5)
+    """
+
+    values: tuple[Scalar, ...]
+
+    def __new__(cls, text: str, values: tuple[Scalar, ...]) -> "GroupName":
+        name = super().__new__(cls, text)
+        name.values = values
+        return name
+
+    def __getnewargs__(self) -> tuple[str, tuple[Scalar, ...]]:  # type: ignore[override]  # of str: one argument
+        return str(self), self.values
+
+    def __eq__(self, other: object) -> bool:
+        return self.values == (other.values if isinstance(other, GroupName) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.values)
+
+
+def by_group(labels: Sequence[Label], values: Iterable[Any]) -> dict[Label, Any]:
+    """What is known of every group, keyed by its label; see `GroupName` for several attributes."""
+    names = zip(labels, distinct_names(labels), strict=True)
+    keys = [GroupName(text, label) if isinstance(label, tuple) else label for label, text in names]
+    return dict(zip(keys, values, strict=True))
 
 
 def sort_key(label: Label) -> tuple[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from esvdfair.core.checks import Label
+from esvdfair.core.checks import Label, by_group
 from esvdfair.core.refit.quadratic import Fit
 from esvdfair.curve import FLAT, choose, judge, with_untouched
 from esvdfair.distributed import together
@@ -169,8 +169,8 @@ def _known(site: SiteMoments, fit: Fit) -> dict[str, Any]:
     before, after = site.figures(), site.figures(fit.weight, fit.bias)
     _note_flat(before.variances, after.variances, labels)
 
-    def by_group(values: Any) -> dict[Label, float] | None:
-        return None if values is None else dict(zip(labels, np.asarray(values).tolist(), strict=True))
+    def known(values: Any) -> dict[Label, float] | None:
+        return None if values is None else by_group(labels, np.asarray(values).tolist())
 
     mse = before.mse, after.mse
     group_mse = before.group_mse, after.group_mse
@@ -194,13 +194,13 @@ def _known(site: SiteMoments, fit: Fit) -> dict[str, Any]:
         "ks_upper": None,
         "ks_interval": None,
         "ks_floor": None,
-        "group_sizes": dict(zip(labels, site.moments.rows.tolist(), strict=True)),
-        "group_mse_before": by_group(group_mse[0]),
-        "group_mse_after": by_group(group_mse[1]),
+        "group_sizes": by_group(labels, site.moments.rows.tolist()),
+        "group_mse_before": known(group_mse[0]),
+        "group_mse_after": known(group_mse[1]),
         "r2_before": before.r2,
         "r2_after": after.r2,
-        "group_r2_before": by_group(before.group_r2),
-        "group_r2_after": by_group(after.group_r2),
+        "group_r2_before": known(before.group_r2),
+        "group_r2_after": known(after.group_r2),
         "mean_gap_before": before.mean_gap,
         "mean_gap_after": after.mean_gap,
         "variance_gap_before": before.variance_gap,
