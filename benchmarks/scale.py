@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from esvdfair import ESVDFairWarning
+from esvdfair.experiments.config import Training
 from speed import fits, growth, latency, peers
 from speed.measure import Section, describe_machine, limit_threads, render, warm_up
 
@@ -37,7 +38,7 @@ BENCHMARKS: dict[str, tuple[Callable[..., Section], dict[str, dict[str, Any]]]] 
         {
             "full": {"dataset": "law", "repeats": 5},
             "quick": {"dataset": "law", "repeats": 2},
-            "tiny": {"dataset": "wages", "repeats": 1},
+            "tiny": {"dataset": "wages", "repeats": 1, "training": Training(width=16, epochs=1)},
         },
     ),
     "peers": (
