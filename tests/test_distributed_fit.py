@@ -125,6 +125,12 @@ RANK = textwrap.dedent(
         fair = ESVDFair(Sides(), method="parity", mean_reduction=20.0, covariance_reduction=5.0)
         return fair.fit(sides(second_half), y[second_half], sensitive_features=a[second_half])
 
+    def controlled():
+        fair = ESVDFair(model, method="parity", targets="labels", mean_reduction=20.0, covariance_reduction=5.0)
+        job = (X[:, 1] > 0).astype(int)
+        return fair.fit(X[first_third], y[first_third], sensitive_features=a[first_third],
+                        control_features=job[first_third])
+
     other = MLPRegressor(hidden_layer_sizes=(8, 8), max_iter=3, random_state=1).fit(X, y)
     tenth = slice(0, 10) if rank == 0 else slice(10, 20)
     scenarios = {
@@ -142,6 +148,7 @@ RANK = textwrap.dedent(
         "loader": lambda: stream(loader()),
         "numbered": lambda: stream(numbered),
         "several inputs": several,
+        "controlled": controlled,
         "sample": sample,
         "half labelled": lambda: fit(first_third, labels=y if rank else None),
         "unfitted": lambda: fit(first_third, model=MLPRegressor(hidden_layer_sizes=(8, 8))),
@@ -178,7 +185,7 @@ RANK = textwrap.dedent(
 )
 FITS = [
     "exact", "paper", "parity", "transport", "weighted", "empty", "no labels", "lone group", "few rows", "unseeded",
-    "validation", "loader", "numbered", "several inputs", "sample",
+    "validation", "loader", "numbered", "several inputs", "controlled", "sample",
 ]  # fmt: skip
 ERRORS = [
     "half labelled", "unfitted", "other options", "other model", "other kind", "nothing", "broken", "broken, slow",
@@ -387,3 +394,17 @@ def test_a_rank_that_is_killed_ends_the_other_within_seconds(tmp_path, rows):
     assert kind == "RankError"
     assert words.startswith("lost the connection to another rank: it has ended or cannot be reached")
     assert "pytorch" not in words
+
+
+def test_strata_are_those_of_all_ranks(rows, ranks):
+    model, X, y, a = rows
+    fair = ESVDFair(model, method="parity", targets="labels", mean_reduction=20.0, covariance_reduction=5.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ESVDFairWarning)
+        fair.fit(X, y, sensitive_features=a, control_features=(X[:, 1] > 0).astype(int))
+    for found in ranks("controlled"):
+        predicted, summary, _ = found["result"]
+        np.testing.assert_allclose(predicted, fair.predict(X), atol=1e-6 * np.std(predicted))
+        assert summary["ks_raw_before"] == pytest.approx(fair.summary_["ks_raw_before"])
+        assert summary["ks_before"] == pytest.approx(fair.summary_["ks_before"])
+        assert summary["ks_before"] != summary["ks_raw_before"]
