@@ -325,6 +325,7 @@ class GroupMoments:
 
     def mapped(self, matrix: NDArray[np.float64]) -> "GroupMoments":
         """Moments of ``matrix · x`` for the rows x, matrix (k, n), as a new object."""
+        self._refuse_adjusted()
         scatters = matrix @ self.scatters @ matrix.T
         return self.from_arrays(
             self.labels, self.rows, self.counts, self.weight_squares, self.means @ matrix.T, scatters
