@@ -173,6 +173,13 @@ def test_a_target_below_what_rows_can_tell_stops_there_and_says_what_more_would_
     assert point.mse < min(curve.points, key=lambda p: p.ks_population).mse
 
 
+def test_a_stricter_target_is_never_less_fair_than_none():
+    """What `transport` aims at without a target is what a target that these rows cannot tell from parity aims at."""
+    curve, _ = judged(trade_off(np.linspace(0.8, 0.15, 12)), rows=150)
+    aim = choose(curve, as_far_as_told=True)
+    assert curve.select(target_ks=0.5 * curve.ks_resolved) == aim
+
+
 def test_nothing_dominated_is_taken():
     for seed in range(5):
         curve, _ = judged(trade_off(FALLING, seed=seed), seed=seed)

@@ -139,19 +139,22 @@ class Curve:
 
         - The untouched model, if it meets the target already, or whatever is better in both error and parity.
         - Else the most accurate point that meets the target.
-        - If none does, or the target is below what these rows can tell from parity: the most accurate of those that
-          they cannot tell from the fairest. To go further would be to pay for noise.
+        - If none does, the most accurate of those that these rows cannot tell from the fairest.
+
+        Without a certificate, a target below what these rows can tell from parity counts as that: to go further would
+        be to pay for noise.
         """
-        meeting = [point for point in self.points if self.meets(point, target_ks)]
+        within = target_ks if self.confidence is not None else max(target_ks, self.ks_resolved)
+        meeting = [point for point in self.points if self.meets(point, within)]
         untouched = self.untouched
         if untouched in meeting:
             return _most_accurate(
                 p for p in meeting if p.mse <= untouched.mse and p.ks_population <= untouched.ks_population
             )
-        if meeting and (target_ks >= self.ks_resolved or self.confidence is not None):
-            return _most_accurate(meeting)
-        alike = np.hypot(min(point.ks_population for point in self.points), self.ks_resolved)
-        return _most_accurate(p for p in self.points if p.ks_population <= max(alike, target_ks))
+        if not meeting:
+            alike = np.hypot(min(point.ks_population for point in self.points), self.ks_resolved)
+            meeting = [point for point in self.points if point.ks_population <= alike]
+        return _most_accurate(meeting)
 
     def model(self, i: int) -> Any:
         """The repaired model of point i, of the type of the model that was given."""
