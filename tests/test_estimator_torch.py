@@ -47,13 +47,13 @@ def people(rows=1000, seed=0):
 
 
 def train(model, X, y, *, output=lambda out: out, steps=150):
+    from esvdfair.experiments.network import Adam
+
     torch.manual_seed(0)
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
+    optimizer = Adam(model)
     x, t = torch.tensor(X), torch.tensor(y, dtype=torch.float32)
     for _ in range(steps):
-        optimiser.zero_grad()
-        ((output(model(x)).reshape(-1) - t) ** 2).mean().backward()
-        optimiser.step()
+        optimizer.step(((output(model(x)).reshape(-1) - t) ** 2).mean(), 0.02)
     return model
 
 

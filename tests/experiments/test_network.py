@@ -67,25 +67,37 @@ def test_inputs_are_not_changed() -> None:
 
 @pytest.mark.parametrize("batch_size", [32, 100, 200])
 def test_an_epoch_is_adam_on_the_shuffled_full_batches(batch_size: int) -> None:
-    """Against a plain loop: the same generator, torch's unfused Adam, batches by index, the last dropped if not full.
+    """Against a plain loop: the same generator, Adam by its formulas, batches by index, the last dropped if not full.
 
     A batch that would hold more than all rows holds all of them.
     """
     X, y = (torch.tensor(a, dtype=torch.float32) for a in problem(100))
     torch.manual_seed(5)
     network = build_network(4, width=8, depth=2)
-    optimizer = torch.optim.Adam(network.parameters(), foreach=False)
+    parameters = list(network.parameters())
+    first, second = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
+    step = 0
     for epoch in range(2):
-        optimizer.param_groups[0]["lr"] = 1e-3 * 0.8**epoch
         order = torch.randperm(100)
         for start in (0, 32, 64) if batch_size == 32 else (0,):
             rows = order[start : start + batch_size]
-            optimizer.zero_grad()
-            (network(X[rows])[:, 0] - y[rows]).square().mean().backward()
-            optimizer.step()
+            gradients = torch.autograd.grad((network(X[rows])[:, 0] - y[rows]).square().mean(), parameters)
+            step += 1
+            for p, g, m, v in zip(parameters, gradients, first, second, strict=True):
+                m.mul_(0.9).add_(0.1 * g)
+                v.mul_(0.999).add_(0.001 * g**2)
+                change = m / (1 - 0.9**step) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
+                p.data -= 1e-3 * 0.8**epoch * change
     training = Training(epochs=2, width=8, depth=2, batch_size=batch_size)
     ours = train_network(X.numpy(), y.numpy(), seed=5, training=training)
     np.testing.assert_allclose(weights(ours), weights(network), rtol=1e-4, atol=1e-6)
+
+
+def test_training_does_not_load_the_compiler_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What any class of `torch.optim` does when it is made, and which takes longer than most trainings."""
+    monkeypatch.delattr(torch.optim.Optimizer, "__init__")
+    monkeypatch.delattr(torch.optim.Optimizer, "add_param_group")
+    train_network(*problem(), seed=0, **SMALL)
 
 
 def test_learns_wages_and_has_a_gap_before() -> None:

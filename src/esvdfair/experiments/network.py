@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
+from torch.optim.adam import adam
 
 from esvdfair.datasets import Dataset, Examples, Split, fetch_compas, fetch_law, load_wages, split
 from esvdfair.experiments.config import Preparation, Training
@@ -125,18 +126,32 @@ def run_epochs(
 
     The last mini-batch of an epoch is dropped when it is not full, unless it is the only one.
     """
-    optimizer = torch.optim.Adam(network.parameters(), lr=training.learning_rate, fused=True)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=training.decay)
-    rows = len(columns[0])
+    optimizer, rate, rows = Adam(network), training.learning_rate, len(columns[0])
     whole = rows - rows % training.batch_size or rows
     for _ in range(training.epochs):
         order = torch.randperm(rows)[:whole]
         # One gather for the epoch and views of it: a DataLoader would collate row by row.
         for batch in zip(*(torch.split(column[order], training.batch_size) for column in columns), strict=True):
-            optimizer.zero_grad()
-            loss(*batch).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-        schedule.step()
+            optimizer.step(loss(*batch), rate)
+        rate *= training.decay
+
+
+class Adam:
+    """``torch.optim.Adam`` by the function behind it: making the class loads torch's compiler, which takes seconds."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.parameters: list[Tensor] = list(network.parameters())
+        self.first, self.second = ([torch.zeros_like(p) for p in self.parameters] for _ in range(2))
+        self.steps = [torch.zeros(()) for _ in self.parameters]
+
+    def step(self, loss: Tensor, rate: float) -> None:
+        """Change the parameters of the network that ``loss`` was computed with."""
+        gradients = list(torch.autograd.grad(loss, self.parameters))
+        with torch.no_grad():
+            adam(
+                self.parameters, gradients, self.first, self.second, [], self.steps,
+                lr=rate, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False, fused=True,
+            )  # fmt: skip
 
 
 def build_network(features: int, outputs: int = 1, *, width: int = 256, depth: int = 5) -> nn.Sequential:

@@ -8,6 +8,7 @@ constant.
 """
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,7 @@ from esvdfair.core.refit.quadratic import Fit
 from esvdfair.curve import Curve, judge
 from esvdfair.datasets import Examples
 from esvdfair.experiments.config import Experiment, Retraining, Variant
-from esvdfair.experiments.network import Trained, build_network, predict, seeded
+from esvdfair.experiments.network import Adam, Trained, build_network, predict, seeded
 from esvdfair.experiments.rows import Outcome
 from esvdfair.models import adapt
 from esvdfair.sample import Effort, Sample, draw, prepare
@@ -117,19 +118,16 @@ def train_on_both(
     steps = max(len(y) // how.batch_size, 1)
     with seeded(seed):
         network = copy.deepcopy(start).train()
-        optimizer = torch.optim.Adam(network.parameters(), lr=how.learning_rate, fused=True)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+        optimizer = Adam(network)
         for epoch in range(epochs):
+            rate = how.learning_rate * (1 + math.cos(math.pi * epoch / epochs)) / 2
             strength = penalty * (min(1.0, epoch / how.ramp) if how.ramp else 1.0)
             batches = torch.stack([_drawn(m, steps * size).reshape(steps, size) for m in members], dim=1)
             for batch in batches:  # (groups, size) rows
                 output = network(x[batch.flatten()])[:, 0].reshape(batch.shape)
                 errors = (output - y[batch]).square().mean(dim=1)
                 loss = sum((s * e for s, e in zip(share, errors, strict=True)), strength * wasserstein(output))
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            schedule.step()
+                optimizer.step(loss, rate)
     return network.eval()
 
 
