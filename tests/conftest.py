@@ -1,8 +1,11 @@
-"""One thread each and one kind of randomness for all tests."""
+"""One thread each and one kind of randomness for all tests, and ranks that need not import anything."""
 
+import multiprocessing
 import os
 import sys
+import warnings
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Thread pools read these once, when NumPy or torch is loaded, which no test has done yet. The tests already run in
@@ -19,3 +22,26 @@ def pytest_collection_finish() -> None:
     """Pin torch as well, when a collected test has loaded it; where it is absent nothing imports it."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def run_ranks():
+    """`run_ranks(work, *arguments)`: exit codes of two children that run `work(rank, *arguments)` at the same time.
+
+    They are forked: a fresh process spends seconds on importing torch and the rest, which this one has done.
+    """
+
+    def run(work, *arguments, world=2, seconds=120):
+        context = multiprocessing.get_context("fork")
+        children = [context.Process(target=work, args=(rank, *arguments)) for rank in range(world)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the other threads here are those of pytest-xdist
+            for child in children:
+                child.start()
+        for child in children:
+            child.join(seconds)
+            child.kill()  # only one that hangs is still there
+            child.join()
+        return [child.exitcode for child in children]
+
+    return run

@@ -1,9 +1,5 @@
 """Moments added up over two real gloo processes are those of one process."""
 
-import subprocess
-import sys
-import textwrap
-
 import numpy as np
 import pytest
 
@@ -13,30 +9,23 @@ from esvdfair.distributed import all_gather, all_rows, all_sum, broadcast, readi
 
 pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
 
-RANK = textwrap.dedent(
-    """
-    import sys
-    import numpy as np
-    import torch.distributed as dist
-    from esvdfair.core.moments import GroupMoments
 
-    rank, folder, *scenarios = int(sys.argv[1]), *sys.argv[2:]
+def one_rank(rank, folder, rows, parts):
+    """What each way to share the rows leaves in the folder: added-up moments, or an error."""
+    import torch.distributed as dist
+
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    data = np.load(f"{folder}/data.npz")
-    for shards in scenarios:
-        own = data[f"{shards}_{rank}"]
-        moments = GroupMoments()
+    for shards, pair in parts.items():
+        own, moments = pair[rank], GroupMoments()
         if own.any():
-            moments.update(data["x"][own], data["a"][own], data["w"][own])
+            moments.update(*(column[own] for column in rows))
         if shards == "widths" and rank == 1:
             moments = GroupMoments().update(np.eye(2), [0, 1])
         try:
-            moments.all_reduce().save(f"{folder}/{shards}{rank}.moments")
+            moments.all_reduce().save(folder / f"{shards}{rank}.moments")
         except ValueError as error:
-            print(error)
+            (folder / f"{shards}{rank}.error").write_text(str(error))
     dist.destroy_process_group()
-    """
-)
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +36,9 @@ def rows():
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory, rows):
-    """The folder of what two ranks left of every way to share the rows, and what each said."""
-    folder, (x, a, w) = tmp_path_factory.mktemp("ranks"), rows
+def folder(tmp_path_factory, rows, run_ranks):
+    """What two ranks left of every way to share the rows."""
+    folder, a = tmp_path_factory.mktemp("ranks"), rows[1]
     even = np.arange(300) % 3 == 0
     parts = {
         "even": (even, ~even),
@@ -58,25 +47,16 @@ def ran(tmp_path_factory, rows):
         "nothing": (np.zeros(300, dtype=bool),) * 2,
         "widths": (even, even),
     }
-    own = {f"{name}_{rank}": part for name, pair in parts.items() for rank, part in enumerate(pair)}
-    np.savez(folder / "data.npz", x=x, a=a, w=w, **own)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(folder), *parts], stdout=subprocess.PIPE, text=True
-        )
-        for rank in (0, 1)
-    ]
-    said = [rank.communicate(timeout=120)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    return folder, said
+    assert run_ranks(one_rank, folder, rows, parts) == [0, 0]
+    return folder
 
 
 @pytest.mark.parametrize("shards", ["even", "empty", "lone"])
-def test_two_ranks_agree_with_one(ran, rows, shards):
+def test_two_ranks_agree_with_one(folder, rows, shards):
     x, a, w = rows
     whole = GroupMoments().update(x, a, w)
     for rank in (0, 1):
-        reduced = GroupMoments.load(ran[0] / f"{shards}{rank}.moments")
+        reduced = GroupMoments.load(folder / f"{shards}{rank}.moments")
         assert reduced.labels == whole.labels
         np.testing.assert_array_equal(reduced.rows, whole.rows)
         np.testing.assert_allclose(reduced.weight_squares, whole.weight_squares, rtol=1e-12)
@@ -84,12 +64,13 @@ def test_two_ranks_agree_with_one(ran, rows, shards):
         np.testing.assert_allclose(reduced.scatters, whole.scatters, rtol=0, atol=1e-10 * np.abs(whole.scatters).max())
 
 
-def test_ranks_without_rows_stay_empty(ran):
-    assert repr(GroupMoments.load(ran[0] / "nothing0.moments")) == "GroupMoments(empty)"
+def test_ranks_without_rows_stay_empty(folder):
+    assert repr(GroupMoments.load(folder / "nothing0.moments")) == "GroupMoments(empty)"
 
 
-def test_ranks_of_different_widths_are_an_error_on_both(ran):
-    assert all("different widths [2, 4]" in words for words in ran[1])
+def test_ranks_of_different_widths_are_an_error_on_both(folder):
+    for rank in (0, 1):
+        assert "different widths [2, 4]" in (folder / f"widths{rank}.error").read_text()
 
 
 def test_alone_everything_is_its_own_sum():

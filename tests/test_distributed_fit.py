@@ -1,10 +1,8 @@
 """Two real gloo processes that share a fit hold the model of one process; when one fails, the other says so at once."""
 
+import os
 import pickle
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 import warnings
 
@@ -13,60 +11,59 @@ import pytest
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPRegressor
 
-from esvdfair import Effort, ESVDFair
+from esvdfair import Effort, ESVDFair, distributed
+from esvdfair.batches import Batch
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.models import adapt
 from esvdfair.sample import draw, prepare
 
-pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
+torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
 
 OPTIONS = ("targets", "max_mse_increase", "mean_reduction", "covariance_reduction")
 SECONDS = 20  # within which a failure must be known everywhere, on a busy machine
+FEW_ROWS = Effort(training_rows=90, judging_rows=60)
+PARITY = {"targets": ("labels",), "mean_reduction": 20.0, "covariance_reduction": 5.0}
+FITS = [
+    "exact", "paper", "parity", "transport", "weighted", "empty", "no labels", "lone group", "few rows", "unseeded",
+    "validation", "loader", "numbered", "several inputs", "controlled", "sample",
+]  # fmt: skip
+ERRORS = [
+    "half labelled", "unfitted", "other options", "other model", "other kind", "nothing", "broken", "broken, slow",
+    "endless", "nan", "bad option",
+]  # fmt: skip
 
-RANK = textwrap.dedent(
-    """
-    import os, pickle, sys, time, warnings
-    import numpy as np
-    import torch
-    import torch.distributed as dist
+
+def scenarios(rank, model, X, y, a):
+    """name -> what this rank does in it."""
     from torch.utils.data import DataLoader, Dataset, DistributedSampler
-    import esvdfair.distributed
-    from esvdfair import Effort, ESVDFair
-    from esvdfair.batches import Batch
-    from esvdfair.models import adapt
-    from esvdfair.sample import draw, prepare
-    from sklearn.neural_network import MLPRegressor
 
-    rank, folder, wanted = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    warnings.simplefilter("ignore")
-    esvdfair.distributed.PULSE_SECONDS = 0.3
-    with open(f"{folder}/data.pickle", "rb") as file:
-        model, X, y, a = pickle.load(file)
     n, third = len(y), len(y) // 3
     first_third = slice(0, third) if rank == 0 else slice(third, n)
     second_half = slice(0, 0) if rank == 0 else slice(0, n)
+    tenth = slice(0, 10) if rank == 0 else slice(10, 20)
 
-    def fit(part, method="exact", targets="auto", model=model, labels=y, weight=None, validation=None, **more):
+    def fit(part, method="exact", *, model=model, labels=y, weight=None, validation=None, **more):
         labels = None if labels is None else labels[part]
-        fair = ESVDFair(model, method=method, targets=targets, **more)
+        fair = ESVDFair(model, method=method, effort=Effort.quick(), **more)
         weight = None if weight is None else weight[part]
         return fair.fit(X[part], labels, sensitive_features=a[part], sample_weight=weight, validation=validation)
 
-    def stream(factory, method="exact"):
-        return ESVDFair(model, method=method).fit(factory)
+    def stream(factory):
+        return ESVDFair(model, method="exact", effort=Effort.quick()).fit(factory)
 
     class Rows(Dataset):
         def __len__(self):
             return n
+
         def __getitem__(self, i):
             return X[i], y[i], a[i]
 
-    def together(items):
-        x, labels, groups = zip(*items)
+    def collate(items):
+        x, labels, groups = zip(*items, strict=True)
         return np.array(x), np.array(labels), list(groups)
 
     def loader():
-        return DataLoader(Rows(), 50, sampler=DistributedSampler(Rows(), shuffle=False), collate_fn=together)
+        return DataLoader(Rows(), 50, sampler=DistributedSampler(Rows(), shuffle=False), collate_fn=collate)
 
     def numbered():
         if rank == 1:
@@ -93,7 +90,7 @@ RANK = textwrap.dedent(
     def killed():
         yield X[rank::2], y[rank::2], a[rank::2]
         if rank == 1:
-            os.kill(os.getpid(), 9)
+            os.kill(os.getpid(), signal.SIGKILL)
         for _ in range(400):
             time.sleep(0.05)
             yield X[:10], y[:10], a[:10]
@@ -105,38 +102,25 @@ RANK = textwrap.dedent(
         yield part, y[rank::2], a[rank::2]
 
     def sample():
-        effort = Effort(training_rows=90, judging_rows=60)
-        return draw(prepare(adapt(model), X[first_third], y[first_third], sensitive_features=a[first_third],
-                            batch_size=77, effort=effort))
-
-    class Sides(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.body, self.leave = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
-        def forward(self, left, right):
-            return self.leave(torch.relu(self.body(torch.cat([left, right], dim=1))))
-
-    def sides(part):
-        x = torch.tensor(X[part], dtype=torch.float32)
-        return {"left": x[:, :2], "right": x[:, 2:]}
+        rows = {"sensitive_features": a[first_third], "batch_size": 77, "effort": FEW_ROWS}
+        return draw(prepare(adapt(model), X[first_third], y[first_third], **rows))
 
     def several():
-        fair = ESVDFair(Sides(), method="parity", mean_reduction=20.0, covariance_reduction=5.0)
-        return fair.fit(sides(second_half), y[second_half], sensitive_features=a[second_half])
+        fair = ESVDFair(sides_network(), method="parity", mean_reduction=20.0, covariance_reduction=5.0)
+        return fair.fit(sides(X[second_half]), y[second_half], sensitive_features=a[second_half])
 
     def controlled():
-        fair = ESVDFair(model, method="parity", targets="labels", mean_reduction=20.0, covariance_reduction=5.0)
-        job = (X[:, 1] > 0).astype(int)
-        return fair.fit(X[first_third], y[first_third], sensitive_features=a[first_third],
-                        control_features=job[first_third])
+        job = (X[:, 1] > 0).astype(int)[first_third]
+        fair = ESVDFair(model, method="parity", **PARITY)
+        return fair.fit(X[first_third], y[first_third], sensitive_features=a[first_third], control_features=job)
 
-    other = MLPRegressor(hidden_layer_sizes=(8, 8), max_iter=3, random_state=1).fit(X, y)
-    tenth = slice(0, 10) if rank == 0 else slice(10, 20)
-    scenarios = {
+    def other():
+        return MLPRegressor(hidden_layer_sizes=(8, 8), tol=1e9, n_iter_no_change=3, random_state=1).fit(X, y)
+
+    return {
         "exact": lambda: fit(first_third),
         "paper": lambda: fit(first_third, "paper"),
-        "parity": lambda: fit(first_third, "parity", ("labels",), mean_reduction=20.0, covariance_reduction=5.0),
+        "parity": lambda: fit(first_third, "parity", **PARITY),
         "transport": lambda: fit(first_third, "transport", targets=("predictions",), max_mse_increase=0.3),
         "weighted": lambda: fit(first_third, weight=np.where(np.arange(n) < third, 0.0, 1.5)),
         "empty": lambda: fit(second_half),
@@ -154,7 +138,7 @@ RANK = textwrap.dedent(
         "unfitted": lambda: fit(first_third, model=MLPRegressor(hidden_layer_sizes=(8, 8))),
         "other options": lambda: fit(first_third, method=("exact", "paper")[rank]),
         "bad option": lambda: fit(first_third, method=("exact", "exakt")[rank]),
-        "other model": lambda: fit(first_third, model=(model, other)[rank]),
+        "other model": lambda: fit(first_third, model=other() if rank else model),
         "other kind": lambda: stream(numbered) if rank else fit(first_third),
         "nothing": lambda: fit(slice(0, 0)),
         "broken": lambda: stream(broken),
@@ -164,33 +148,49 @@ RANK = textwrap.dedent(
         "killed": lambda: stream(killed),
         "last": lambda: fit(first_third),
     }
+
+
+def sides(x):
+    """Rows of a model with two inputs."""
+    return {"left": torch.tensor(x[:, :2], dtype=torch.float32), "right": torch.tensor(x[:, 2:], dtype=torch.float32)}
+
+
+def sides_network():
+    class Sides(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.leave = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
+
+        def forward(self, left, right):
+            return self.leave(torch.relu(self.body(torch.cat([left, right], dim=1))))
+
+    torch.manual_seed(0)
+    return Sides()
+
+
+def one_rank(rank, folder, rows, wanted):
+    """Run scenarios one after the other; a file for each says what it gave or raised, and after how long."""
+    dist = torch.distributed
+    warnings.simplefilter("ignore")
+    distributed.PULSE_SECONDS = 0.3
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    todo = scenarios(rank, *rows)
     for name in wanted:
         dist.barrier()
         start, found = time.monotonic(), {}
         try:
-            result = scenarios[name]()
-            shown = sides(slice(None)) if name == "several inputs" else X
+            result = todo[name]()
+            shown = sides(rows[1]) if name == "several inputs" else rows[1]
             found["result"] = result
             if name != "sample":
                 found["result"] = result.predict(shown), result.summary_, result.curve_.points
         except Exception as error:
             found["error"] = type(error).__name__, str(error)
         found["seconds"] = time.monotonic() - start
-        with open(f"{folder}/{name}.{rank}", "wb") as file:
+        with open(folder / f"{name}.{rank}", "wb") as file:
             pickle.dump(found, file)
     if "killed" not in wanted:
         dist.destroy_process_group()
-    """
-)
-FITS = [
-    "exact", "paper", "parity", "transport", "weighted", "empty", "no labels", "lone group", "few rows", "unseeded",
-    "validation", "loader", "numbered", "several inputs", "controlled", "sample",
-]  # fmt: skip
-ERRORS = [
-    "half labelled", "unfitted", "other options", "other model", "other kind", "nothing", "broken", "broken, slow",
-    "endless", "nan", "bad option",
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -207,17 +207,6 @@ def rows():
     return model, X, y, a
 
 
-def start(folder, rows, names):
-    with open(folder / "data.pickle", "wb") as file:
-        pickle.dump(rows, file)
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(folder), *names], stderr=subprocess.PIPE, text=True
-        )
-        for rank in (0, 1)
-    ]
-
-
 def read(folder, name):
     found = []
     for rank in (0, 1):
@@ -227,12 +216,10 @@ def read(folder, name):
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory, rows):
+def ranks(tmp_path_factory, rows, run_ranks):
     """What both ranks got in a scenario; all of them run in one pair of processes, which failures must not disturb."""
     folder = tmp_path_factory.mktemp("ranks")
-    processes = start(folder, rows, [*FITS, *ERRORS, "last"])
-    said = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
+    assert run_ranks(one_rank, folder, rows, [*FITS, *ERRORS, "last"], seconds=300) == [0, 0]
     return lambda name: read(folder, name)
 
 
@@ -240,7 +227,7 @@ def one_process(rows, method="exact", order=None, **more):
     model, X, y, a = rows
     order = slice(None) if order is None else order
     options = {name: more.pop(name) for name in OPTIONS if name in more}
-    fair = ESVDFair(model, method=method, **options)
+    fair = ESVDFair(model, method=method, effort=Effort.quick(), **options)
     more = {"y": y[order], "sensitive_features": a[order]} | more
     return fair.fit(X[order], **more)
 
@@ -260,7 +247,7 @@ def test_two_ranks_hold_the_model_of_one_process(ranks, rows, method):
 
 
 def test_parity_of_two_ranks_is_that_of_one_process(ranks, rows):
-    expected = one_process(rows, "parity", targets=("labels",), mean_reduction=20.0, covariance_reduction=5.0)
+    expected = one_process(rows, "parity", **PARITY)
     check(ranks, "parity", expected, rows[1])
 
 
@@ -322,8 +309,7 @@ def test_without_a_seed_all_ranks_take_that_of_the_first(ranks):
 
 def test_moments_and_bounded_sample_are_those_of_one_process(ranks, rows):
     model, X, y, a = rows
-    effort = Effort(training_rows=90, judging_rows=60)
-    whole = draw(prepare(adapt(model), X, y, sensitive_features=a, effort=effort))
+    whole = draw(prepare(adapt(model), X, y, sensitive_features=a, effort=FEW_ROWS))
     assert np.bincount(whole.training.codes).tolist() == [30, 30, 30]
     first, second = (found["result"] for found in ranks("sample"))
     for seen in (first, second):
@@ -382,23 +368,21 @@ def test_after_failures_the_ranks_can_fit_again(ranks, rows):
     check(ranks, "last", one_process(rows), rows[1])
 
 
-def test_a_rank_that_is_killed_ends_the_other_within_seconds(tmp_path, rows):
-    processes = start(tmp_path, rows, ["killed"])
-    assert processes[1].wait(timeout=120) == -signal.SIGKILL
-    since = time.monotonic()
-    for process in processes:
-        process.communicate(timeout=120)
-    assert time.monotonic() - since < SECONDS
+def test_a_rank_that_is_killed_ends_the_other_within_seconds(tmp_path, rows, run_ranks):
+    codes = run_ranks(one_rank, tmp_path, rows, ["killed"])
+    assert codes[1] == -signal.SIGKILL
     with open(tmp_path / "killed.0", "rb") as file:
-        kind, words = pickle.load(file)["error"]
+        found = pickle.load(file)
+    kind, words = found["error"]
     assert kind == "RankError"
     assert words.startswith("lost the connection to another rank: it has ended or cannot be reached")
     assert "pytorch" not in words
+    assert found["seconds"] < SECONDS
 
 
 def test_strata_are_those_of_all_ranks(rows, ranks):
     model, X, y, a = rows
-    fair = ESVDFair(model, method="parity", targets="labels", mean_reduction=20.0, covariance_reduction=5.0)
+    fair = ESVDFair(model, method="parity", **PARITY)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ESVDFairWarning)
         fair.fit(X, y, sensitive_features=a, control_features=(X[:, 1] > 0).astype(int))

@@ -1,15 +1,16 @@
 """Commands that torchrun starts on several ranks: shared work, one voice, one exit code."""
 
+import contextlib
+import io
 import json
 import os
 import socket
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from esvdfair.cli import main
 from esvdfair.core.moments import GroupMoments
 from esvdfair.models.onnx import OnnxAdapter
 
@@ -18,19 +19,16 @@ pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
 COLUMNS = ("--sensitive", "sex", "--target", "income")
 
 
-RANK = """
-import contextlib, io, json, sys
-from esvdfair.cli import main
-said = []
-for words in json.loads(sys.argv[1]):
+def one_rank(rank, port, words, folder):
+    """What torchrun starts: a process that finds its place in the environment. Leaves exit code, stdout and stderr."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank}
+    os.environ.update({name: str(value) for name, value in place.items()})
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main(words, prog_name="esvdfair")
         except SystemExit as end:
-            said.append([end.code, out.getvalue(), err.getvalue()])
-print(json.dumps(said))
-"""
+            (folder / f"said-{rank}").write_text(json.dumps([end.code, out.getvalue(), err.getvalue()]))
 
 
 @pytest.fixture(scope="module")
@@ -54,27 +52,19 @@ def commands(files, folder):
 
 
 @pytest.fixture(scope="module")
-def ranks(commands):
-    """Two ranks, started as torchrun does, that run all commands: name -> exit codes, stdouts, stderrs of both."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    words = json.dumps([list(map(str, line)) for line in commands.values()])
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, words],
-            env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    ends = [rank.communicate(timeout=240) for rank in started]
-    assert [rank.returncode for rank in started] == [0, 0], ends
-    said = [json.loads(out.splitlines()[-1]) for out, _ in ends]
-    return {name: tuple(zip(*both, strict=True)) for name, both in zip(commands, zip(*said, strict=True), strict=True)}
+def ranks(commands, folder, run_ranks):
+    """name of a command -> exit codes, stdouts, stderrs of its two ranks."""
+    found = {}
+    for name, line in commands.items():
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        assert run_ranks(one_rank, port, [str(word) for word in line], folder) == [0, 0]
+        said = [folder / f"said-{rank}" for rank in (0, 1)]
+        found[name] = tuple(zip(*(json.loads(path.read_text()) for path in said), strict=True))
+        for path in said:
+            path.unlink()
+    return found
 
 
 def test_two_ranks_repair_as_one_process_does(commands, ranks, invoke, folder):

@@ -1,8 +1,5 @@
 """Moments of several sites add up to those of all rows; what must not be added is refused."""
 
-import subprocess
-import sys
-import textwrap
 from dataclasses import replace
 
 import numpy as np
@@ -169,39 +166,28 @@ def test_rows_are_not_counted_twice(make_network, people, tmp_path):
 
 # --- several processes -------------------------------------------------------------------------------------------
 
-RANK = textwrap.dedent(
-    """
-    import sys
-    import numpy as np
-    import torch
-    import torch.distributed as dist
-    from esvdfair.federated import collect_moments
 
-    rank, folder = int(sys.argv[1]), sys.argv[2]
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1)).double()
-    data = np.load(f"{folder}/data.npz")
-    for cut in (200, 600):  # of 600 rows: the second shard is empty once
-        own = slice(0, cut) if rank == 0 else slice(cut, None)
-        rows = [data[name][own] for name in ("X", "y", "a")]
-        collect_moments(model, lambda: iter([rows] if len(rows[1]) else [])).save(f"{folder}/{rank}-{cut}.moments")
-    dist.destroy_process_group()
-    """
-)
-
-
-def test_ranks_add_up_their_rows(people, tmp_path):
-    data = people()
-    np.savez(tmp_path / "data.npz", X=data.X, y=data.y, a=data.a)
-    ranks = [subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(tmp_path)]) for rank in (0, 1)]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+def small_network():
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1)).double()
-    whole = collect_moments(model, data.X, data.y, sensitive_features=data.a)
+        return torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1)).double()
+
+
+def one_rank(rank, folder, data):
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    for cut in (200, 600):  # of 600 rows: the second shard is empty once
+        own = slice(0, cut) if rank == 0 else slice(cut, None)
+        rows = [column[own] for column in (data.X, data.y, data.a)]
+        batches = [rows] if len(rows[1]) else []
+        collect_moments(small_network(), lambda batches=batches: iter(batches)).save(folder / f"{rank}-{cut}.moments")
+    dist.destroy_process_group()
+
+
+def test_ranks_add_up_their_rows(people, tmp_path, run_ranks):
+    data = people()
+    assert run_ranks(one_rank, tmp_path, data) == [0, 0]
+    whole = collect_moments(small_network(), data.X, data.y, sensitive_features=data.a)
     for name in ("0-200", "1-200", "0-600", "1-600"):
         found = SiteMoments.load(tmp_path / f"{name}.moments")
         assert_same_moments(found.moments, whole.moments)
