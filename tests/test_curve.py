@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from esvdfair import Effort, ESVDFairWarning, curve, ks_bound, ks_distance
+from esvdfair import Effort, ESVDFairWarning, curve, ks_bound, ks_distance, ks_distance_ci
 from esvdfair.core import ks
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.quadratic import Fit, Head
@@ -251,6 +251,14 @@ def test_what_parity_itself_would_show_is_found_once_for_all_points(monkeypatch)
 
 
 # --- the certificate -----------------------------------------------------------------------------------------------
+
+
+def test_points_that_share_their_draws_have_the_intervals_of_the_public_metric():
+    rows = make_rows()
+    groups = curve.Groups.of(rows, 2, seed=3)
+    for column in predictions(rows, [0.2, 0.9]).T:
+        alone = ks_distance_ci(column, sensitive_features=rows.codes, floor=groups.null, n_resamples=50, random_state=3)
+        assert groups.interval(column, 50) == alone
 
 
 def test_a_certified_point_is_within_its_bound_and_so_is_all_before_it():

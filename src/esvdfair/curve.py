@@ -8,7 +8,7 @@ place that says so; the choice, the warning, the summary and the exit code of a 
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,16 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from esvdfair.core.checks import by_group
-from esvdfair.core.ks import Null, effective_sizes, ks_from_codes, ks_null, population_along_curve, upper_bound
-from esvdfair.core.metrics import group_mse, ks_distance_ci, mean_gap, rows_to_certify, variance_gap
+from esvdfair.core.ks import (
+    Null,
+    effective_sizes,
+    ks_from_codes,
+    ks_null,
+    lower_end,
+    population_along_curve,
+    upper_bound,
+)
+from esvdfair.core.metrics import group_mse, mean_gap, rows_to_certify, variance_gap
 from esvdfair.core.refit.quadratic import Fit
 from esvdfair.core.strata import outside_support
 from esvdfair.distributed import broadcast
@@ -235,7 +243,7 @@ def judge(
         points = []
         for position, i in enumerate(order):
             seen = Seen(rows, judging[:, i], groups)
-            low, high = seen.interval(effort.resamples, seed)
+            low, high = groups.interval(seen.prediction, effort.resamples)
             points.append(
                 CurvePoint(
                     mse=float(mse[i]),
@@ -295,7 +303,10 @@ def _rounded(values: Array, unit: float) -> Array:
     step = DIGITS * float(unit)
     if not np.abs(values).max(initial=0.0) < 2.0**53 * step:  # nothing to round there, and the ratio may overflow
         return np.asarray(values, dtype=np.float64)
-    return np.asarray(np.round(values / step) * step, dtype=np.float64)
+    rounded: Array = np.asarray(values, dtype=np.float64) / step
+    np.rint(rounded, out=rounded)  # in place: the table may be large
+    rounded *= step
+    return rounded
 
 
 def training_distances(sample: Sample, fits: Sequence[Fit], training: Array) -> Array | None:
@@ -404,6 +415,23 @@ class Groups:
         """(k,) KS distance of each column. One by one: all at once would be several copies of a large table."""
         return np.array([ks_from_codes(column, self.codes, self.count, self.weight) for column in prediction.T])
 
+    def interval(self, prediction: Array, resamples: int) -> tuple[float, float]:
+        """As `ks_distance_ci`, of rows that are checked."""
+        rows = prediction, self.codes, self.count, self.weight
+        low = lower_end(
+            *rows, 0.95, floor=self.null, n_resamples=resamples, random_state=self.seed, normals=self._normals
+        )
+        return low, upper_bound(*rows, 0.975)
+
+    @cached_property
+    def _normals(self) -> Callable[[tuple[int, int, int]], Array]:
+        """Draws that the intervals of all points share."""
+
+        def drawn(shape: tuple[int, int, int]) -> Array:
+            return np.asarray(np.random.default_rng(self.seed).standard_normal(shape))
+
+        return cache(drawn)
+
     def upper(self, prediction: Array, confidence: float, method: str) -> float:
         return upper_bound(prediction, self.codes, self.count, self.weight, confidence, method)
 
@@ -448,11 +476,6 @@ class Seen:
 
     def upper(self, confidence: float | None, method: str) -> float:
         return self.groups.upper(self.prediction, 0.95 if confidence is None else confidence, method)
-
-    def interval(self, resamples: int, seed: int) -> tuple[float, float]:
-        return ks_distance_ci(
-            self.prediction, **self._by_group, floor=self.groups.null, n_resamples=resamples, random_state=seed
-        )
 
 
 def mean_squared_errors(rows: Rows, prediction: Array) -> Array:

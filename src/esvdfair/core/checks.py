@@ -438,6 +438,8 @@ def _or_none(missing: NDArray[np.bool_], values: NDArray[Any]) -> NDArray[Any]:
 
 def _split_rows(rows: Sequence[Any]) -> list[Any]:
     """Columns of Python values: of labels one, of sequences of labels one for each of their places."""
+    if set(map(type, rows)) <= {str}:  # as most are, and looking at each takes as long as the model
+        return [_object_column(rows)]
     rows = [row.tolist() if hasattr(row, "tolist") and not isinstance(row, np.generic) else row for row in rows]
     several = [row for row in rows if isinstance(row, tuple | list)]
     if not several:
@@ -511,7 +513,7 @@ def _readable(column: Any) -> Any:
     if kind in "US" and isinstance(column, np.ndarray):
         text = column.astype(str)
         return _or_none(text == "nan", text)  # no missing text in NumPy: np.array(["a", np.nan]) holds three letters
-    if kind == "O" and column.dtype == object:
+    if kind == "O" and column.dtype == object and not set(map(type, column)) <= {str}:
         numbers = (value for value in column if isinstance(value, int | float | np.number | np.bool_))
         if len({isinstance(value, bool | np.bool_) for value in numbers if value == value}) == 2:
             raise InputError(

@@ -5,6 +5,7 @@ Everything here takes rows that are checked already: ``scores`` (rows,) finite, 
 :mod:`esvdfair.core.metrics`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any, NamedTuple, TypeAlias
@@ -293,7 +294,8 @@ def _limit(sizes: Floats, masses: Floats, tied: NDArray[np.bool_], draws: int, r
     at_once = max(1, _NOISE_CELLS // (len(sizes) * len(masses)))
     for start in range(0, draws, at_once):
         size = min(at_once, draws - start)
-        noise = _bridges(masses / sizes[:, None], np.broadcast_to(cdf, (len(sizes), len(cdf))), size, rng)
+        normals = rng.standard_normal((len(sizes), size, len(masses)))
+        noise = _bridges(masses / sizes[:, None], np.broadcast_to(cdf, (len(sizes), len(cdf))), normals)
         # of two, several times faster than finding the larger
         gaps = np.abs(noise[0] - noise[1]) if len(sizes) == 2 else np.ptp(noise, axis=0)
         at = gaps.argmax(axis=1)  # (size,)
@@ -304,12 +306,10 @@ def _limit(sizes: Floats, masses: Floats, tied: NDArray[np.bool_], draws: int, r
     return np.asarray(np.clip(np.concatenate(found), 0.0, 1.0), dtype=np.float64)
 
 
-def _bridges(variances: Floats, cdfs: Floats, size: int, rng: np.random.Generator) -> Floats:
+def _bridges(variances: Floats, cdfs: Floats, normals: Floats) -> Floats:
     """(G, size, K) draws of the sampling noise of every F: Σ_{i≤k} e_i − F_k Σ_i e_i with e_i ~ N(0, variance_i)."""
-    noise = np.empty((len(cdfs), size, cdfs.shape[1]))
-    for walk, variance, cdf in zip(noise, variances, cdfs, strict=True):  # in place: the room is half of the time
-        rng.standard_normal(out=walk)
-        walk *= np.sqrt(variance)
+    noise: Floats = normals * np.sqrt(variances)[:, None]
+    for walk, cdf in zip(noise, cdfs, strict=True):  # in place: the room is half of the time
         np.cumsum(walk, axis=1, out=walk)
         for part in np.array_split(walk, max(1, walk.size // 100_000)):
             part -= part[:, -1:] * cdf
@@ -455,8 +455,12 @@ def lower_end(
     floor: float | Null | None,
     n_resamples: int,
     random_state: Seed,
+    normals: Callable[[tuple[int, int, int]], Floats] | None = None,
 ) -> float:
-    """Lower end of the interval of `ks_distance_ci`."""
+    """Lower end of the interval of `ks_distance_ci`.
+
+    ``normals`` gives standard normal draws of a shape: intervals may share them, and drawing is most of their cost.
+    """
     distance = ks_from_codes(scores, codes, n_groups, weights)
     rng = np.random.default_rng(random_state)
     if not isinstance(floor, Null) and (floor is None or n_groups > _FEW_GROUPS or distance < _FLOORS_APART * floor):
@@ -468,8 +472,11 @@ def lower_end(
     margin = near * floor.quantile(level) if isinstance(floor, Null) and near else 0.0
     if near < 1:
         table = _table(scores, codes, n_groups, weights, max(64, 512 // n_groups))  # all pairs: the more, the coarser
-        noise = float(np.quantile(_noise_near_peak(table, n_resamples, rng), level))
-        margin += (1 - near) * max(0.0, noise)
+        at_once = n_resamples if normals else max(50, _NOISE_CELLS // table.cdfs.size)
+        sizes = [min(at_once, n_resamples - start) for start in range(0, n_resamples, at_once)]
+        draw = normals or rng.standard_normal
+        noise = [_noise_near_peak(table, draw((n_groups, size, table.cdfs.shape[1]))) for size in sizes]
+        margin += (1 - near) * max(0.0, float(np.quantile(np.concatenate(noise), level)))
     return max(0.0, distance - margin)
 
 
@@ -478,11 +485,11 @@ def _near_parity(distance: float, floor: float) -> float:
     return float(np.clip(_FLOORS_APART - distance / floor, 0.0, 1.0)) if floor else 0.0
 
 
-def _noise_near_peak(table: _Table, n_resamples: int, rng: np.random.Generator) -> Floats:
-    """Draws of sup over pairs and thresholds of ε* − (T − D − c·sd)₊: the noise wherever the true peak may be.
+def _noise_near_peak(table: _Table, normals: Floats) -> Floats:
+    """(size,) draws of sup over pairs and thresholds of ε* − (T − D − c·sd)₊: the noise wherever the true peak may be.
 
-    ε* is the noise of a multiplier bootstrap, so that weights need no special case and, after one sort, the cost does
-    not grow with the rows; sd is the standard error of T − D(t).
+    ε* is the noise of a multiplier bootstrap, made of ``normals`` (G, size, K), so that weights need no special case
+    and, after one sort, the cost does not grow with the rows; sd is the standard error of T − D(t).
     """
     cdfs, sizes = table.cdfs, table.sizes
     pooled = sizes @ cdfs / sizes.sum()
@@ -492,17 +499,12 @@ def _noise_near_peak(table: _Table, n_resamples: int, rng: np.random.Generator) 
     gaps = np.ptp(cdfs, axis=0)
     peak = int(np.argmax(gaps))
     high, low = np.argmax(cdfs[:, peak]), np.argmin(cdfs[:, peak])
-    at_once = max(50, _NOISE_CELLS // cdfs.size)
-    found = []
-    for start in range(0, n_resamples, at_once):
-        size = min(at_once, n_resamples - start)
-        noise = _bridges(variance, centre, size, rng)
-        at_peak = noise[high, :, peak] - noise[low, :, peak]
-        supremum = np.full(size, -np.inf)
-        for g, h in permutations(range(len(cdfs)), 2):
-            epsilon = noise[g] - noise[h]  # (size, K)
-            doubt = _NEAR_PEAK * (epsilon - at_peak[:, None]).std(axis=0)
-            shortfall = np.maximum(0.0, gaps[peak] - (cdfs[g] - cdfs[h]) - doubt)
-            supremum = np.maximum(supremum, (epsilon - shortfall).max(axis=1))
-        found.append(supremum)
-    return np.concatenate(found)
+    noise = _bridges(variance, centre, normals)
+    at_peak = noise[high, :, peak] - noise[low, :, peak]
+    supremum = np.full(normals.shape[1], -np.inf)
+    for g, h in permutations(range(len(cdfs)), 2):
+        epsilon = noise[g] - noise[h]  # (size, K)
+        doubt = _NEAR_PEAK * (epsilon - at_peak[:, None]).std(axis=0)
+        shortfall = np.maximum(0.0, gaps[peak] - (cdfs[g] - cdfs[h]) - doubt)
+        supremum = np.maximum(supremum, (epsilon - shortfall).max(axis=1))
+    return supremum
