@@ -1,6 +1,7 @@
 """benchmarks/scale.py runs and writes its document; the plain transcription it compares with gives the same weights."""
 
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -133,3 +134,43 @@ def test_predictions_do_not_depend_on_how_the_rows_came(monkeypatch):
     assert {way for _, way, _ in rows} >= {"batches of 317", "stream", "another order", "two threads"}
     assert max(value for *_, value in rows) <= one_answer.GOAL
     assert one_answer.table(rows).count("\n") == 1 + len(rows)
+
+
+def test_promises_are_checked_and_their_tables_written(monkeypatch, tmp_path):
+    """A tiny run of all parts: bounds that fail as rarely as they may, and the tables in their places."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import promise
+
+    monkeypatch.setattr(promise, "SETTINGS", [promise.Setting((60, 60)), promise.Setting((60, 40), 1.0)])
+    monkeypatch.setattr(promise, "PEOPLE", ((0.4, 300, 200),))
+    monkeypatch.setattr(promise, "LEARNT", 300)
+    monkeypatch.setattr(promise, "FRESH", 2000)
+    monkeypatch.setattr(promise, "DISTANCES", (0.0, 0.2))
+    monkeypatch.setattr(promise, "JUDGE_A_FIT", 2)
+    monkeypatch.setattr(promise, "CANDIDATES", 6)
+    monkeypatch.setattr(promise, "EFFORT", Effort.quick())
+    document = tmp_path / "document.md"
+    document.write_text("".join(f"<!-- promise.py {part} -->\n\n| old |\n\n" for part in promise.PARTS))
+    monkeypatch.setattr(
+        sys, "argv", ["promise.py", "--draws", "5", "--out", str(tmp_path), "--document", str(document)]
+    )
+    with warnings.catch_warnings():
+        promise.main()
+    rows = promise.read(tmp_path / "interval.csv")
+    assert len(rows) == 2 * 5
+    assert all(row["covers"] + row["below"] + row["above"] == pytest.approx(1) for row in rows)
+    assert np.mean([row["covers"] for row in rows]) > 0.9
+    assert all(0 <= row["ratio 0.2"] <= 1.5 for row in promise.read(tmp_path / "choice.csv"))
+    text = document.read_text()
+    assert "old" not in text
+    assert text.count("| --- |") >= len(promise.PARTS)
+    assert "| 60 / 40, weights σ = 1 | one |" in text
+
+
+def test_a_row_that_looks_bad_is_measured_anew_with_other_draws(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import promise
+
+    monkeypatch.setattr(promise, "SETTINGS", [promise.Setting((50, 50))])
+    monkeypatch.setattr(promise, "_interval_row", lambda *given: {"covers": 0.95, "draws": given[3]})
+    assert {row["draws"] for row in promise.interval(5, 0)} == {40}
