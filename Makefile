@@ -94,7 +94,7 @@ $(VENV)-lowest/.dev: pyproject.toml constraints.txt .ci/lowest.py
 	@echo "Installing the lowest versions into $(VENV)-lowest; the first time takes a few minutes"
 	@$(VENV)-lowest/bin/python .ci/lowest.py --except torch >$(VENV)-lowest/lowest.txt
 	@$(VENV)-lowest/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt \
-		-c $(VENV)-lowest/lowest.txt -e '.[all]' 'pytest<9' pytest-xdist hypothesis onnxscript skl2onnx
+		-c $(VENV)-lowest/lowest.txt -e '.[all]' 'pytest<9' pytest-xdist pyyaml hypothesis onnxscript skl2onnx
 	@touch $@
 
 $(BIN)/python:
