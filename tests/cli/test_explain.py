@@ -63,3 +63,12 @@ def test_movers_are_rows_of_the_file(files, invoke, repaired, tmp_path):
 
 def test_a_layer_that_is_not_there(files, refused):
     assert "'lost'" in refused("explain", files.model, files.data, *ROLES, "--layer", "lost")
+
+
+def test_gaps_of_layers_and_directions_are_adjusted_for_controls(files, invoke, tmp_path):
+    data = pd.read_csv(files.data)
+    data.assign(job=data["age"] > 0.4).to_csv(tmp_path / "jobs.csv", index=False)
+    words = ["explain", files.model, tmp_path / "jobs.csv", *ROLES, "--features", "age,hours,school", "--json"]
+    raw, adjusted = (json.loads(invoke(*words, *more).stdout) for more in ([], ["--control", "job"]))
+    for gap in (lambda found: found["layers"]["ks_before"], lambda found: found["directions"]["mean_gap_before"]):
+        assert gap(adjusted) < 0.9 * gap(raw)

@@ -66,9 +66,10 @@ def explain(
         work.step("scanning layers")
         beside: dict[str, Any] = {"sensitive_features": rows.groups, "sample_weight": rows.weight}
         apart = None if judges is None else judges.parts
-        scan = scan_layers(str(model), rows.X, rows.y, validation=apart, output=output, random_state=seed, **beside)
+        compared = beside | {"control_features": rows.control, "output": output}
+        scan = scan_layers(str(model), rows.X, rows.y, validation=apart, random_state=seed, **compared)
         work.step("finding directions")
-        directions = explain_directions(str(model), rows.X, layer=which, output=output, top=top, **beside)
+        directions = explain_directions(str(model), rows.X, layer=which, top=top, **compared)
         people = None
         if repaired is not None:
             before, after = (m.predict(rows.X) for m in models)

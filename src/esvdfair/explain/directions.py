@@ -117,6 +117,7 @@ def explain_directions(
     *,
     sensitive_features: Any,
     sample_weight: Any = None,
+    control_features: Any = None,
     layer: int | str = -2,
     top: int = 10,
     feature_names: Sequence[str] | None = None,
@@ -139,6 +140,7 @@ def explain_directions(
         Of an ESVDFair, "after" is its repaired model; of a model, the exact edit of this layer.
     X : (rows, features) array, DataFrame, tensor or sparse matrix, in memory
     sensitive_features, sample_weight : (rows,)
+    control_features : (rows,) or columns that the gaps are adjusted for
     layer : index among the linear layers, or name
     top : how many directions of each kind to describe, at most
     feature_names : of the columns of X; default those of a DataFrame, else x0, x1, …
@@ -158,14 +160,15 @@ def explain_directions(
         raise ValueError(f"top={top!r}; it says how many directions to describe, so give 1 or more.")
     X = as_rows(X)
     names = name_features(X, feature_names)
-    batches = make_batches(X, None, sensitive_features, sample_weight, missing=missing, batch_size=batch_size)
+    columns = (sensitive_features, sample_weight, control_features)
+    batches = make_batches(X, None, *columns, missing=missing, batch_size=batch_size)
     adapter, repaired = _adapters(model, output)
     before, halves = _see(adapter, batches, layer)
     after = before.edited() if repaired is None else _see(repaired, batches, before.layer.index)[0]
     found = [axis for kind in KINDS for axis in before.axes(kind)[:top]]
     again = {kind: [half.axes(kind) for half in halves] for kind in KINDS}
     u = np.column_stack([np.zeros((len(before.layer.weight), 0)), *(axis.u for axis in found)])
-    columns, correlations = correlate(*_project(adapter, batches, before.layer, u), X, names)
+    followed, correlations = correlate(*_project(adapter, batches, before.layer, u), X, names)
     described = []
     for axis, along in zip(found, correlations, strict=True):
         strongest = np.argsort(-np.abs(along), kind="stable")[:FEATURES]
@@ -180,7 +183,7 @@ def explain_directions(
                 share=axis.share,
                 group_means=before.means_along(sign * axis.u),
                 group_sds=before.sds_along(axis.u),
-                features=tuple((columns[i], float(sign * along[i])) for i in strongest),
+                features=tuple((followed[i], float(sign * along[i])) for i in strongest),
                 share_of="gap" if axis.kind == "mean" or before.two_groups else "bound",
                 difference=before.difference_along(axis.kind, sign * axis.u),
                 stability=_stability(axis.rank, again[axis.kind]),

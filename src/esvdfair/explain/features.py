@@ -20,12 +20,11 @@ def name_features(X: Any, given: Sequence[str] | None) -> list[str]:
 
     Of several inputs the columns are called name[0], name[1], …
     """
-    table = _table(X)
-    width = table.shape[1]
+    columns = _table(X).columns
     if given is None:
-        return [str(name) for name in table.columns] if hasattr(table, "columns") else [f"x{i}" for i in range(width)]
-    if len(given) != width:
-        raise ValueError(f"feature_names holds {len(given)} names, X has {width} columns; give one name for each.")
+        return [str(name) for name in columns]
+    if len(given) != len(columns):
+        raise ValueError(f"feature_names holds {len(given)} names, X has {len(columns)} columns; give one for each.")
     return [str(name) for name in given]
 
 
@@ -54,9 +53,9 @@ def correlate(values: Array, weight: Array, X: Any, names: Sequence[str]) -> tup
     return found, np.array(rows).reshape(len(rows), values.shape[1]).T
 
 
-def _numeric_columns(table: Any, names: Sequence[str]) -> Iterator[tuple[str, Array]]:
-    for i, name in enumerate(names):
-        column = _column(table, i)
+def _numeric_columns(table: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[str, Array]]:
+    for name, (_, column) in zip(names, table.items(), strict=True):
+        column = column.infer_objects()
         if pd.api.types.is_numeric_dtype(column.dtype):
             yield name, column.to_numpy(dtype=np.float64, na_value=np.nan)
             continue
@@ -65,32 +64,20 @@ def _numeric_columns(table: Any, names: Sequence[str]) -> Iterator[tuple[str, Ar
             yield f"{name}={value}", np.where(column.isna(), np.nan, indicator)
 
 
-def _table(X: Any) -> Any:
-    """X as a DataFrame, a sparse matrix of columns, or an array (rows, p); several inputs side by side."""
-    several = several_inputs(X)
-    if several is not None:
-        return pd.DataFrame(
-            {f"{name}[{i}]": x for name, value in several.items() for i, x in enumerate(_flat(value).T)}
-        )
-    if hasattr(X, "iloc"):
+def _table(X: Any) -> pd.DataFrame:
+    """X as a DataFrame; several inputs side by side."""
+    if (several := several_inputs(X)) is not None:
+        parts = {name: _table(value) for name, value in several.items()}
+        numbered = [
+            part.set_axis([f"{name}[{i}]" for i in range(part.shape[1])], axis=1) for name, part in parts.items()
+        ]
+        return pd.concat(numbered, axis=1)
+    if isinstance(X, pd.DataFrame):
         return X
-    if hasattr(X, "tocsc"):
-        return X.tocsc()
-    return _flat(X)
-
-
-def _flat(X: Any) -> NDArray[Any]:
-    values = to_numpy(X)
-    return values.reshape(len(values), int(np.prod(values.shape[1:])))
-
-
-def _column(table: Any, i: int) -> "pd.Series[Any]":
-    column: pd.Series[Any]
-    if hasattr(table, "iloc"):
-        column = table.iloc[:, i]
-    else:
-        column = pd.Series(table[:, [i]].toarray().ravel() if hasattr(table, "toarray") else table[:, i])
-    return column.infer_objects() if column.dtype == object else column
+    sparse = getattr(X, "tocsc", None)
+    values = to_numpy(X) if sparse is None else pd.DataFrame.sparse.from_spmatrix(sparse())  # type: ignore[attr-defined]
+    flat = values if sparse is not None else values.reshape(len(values), int(np.prod(values.shape[1:])))
+    return pd.DataFrame(flat).add_prefix("x")
 
 
 def _correlation(values: Array, column: Array, weight: Array) -> Array | None:

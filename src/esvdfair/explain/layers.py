@@ -17,7 +17,7 @@ from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.methods import exact_refit, parity
 from esvdfair.models import adapt
 from esvdfair.models.base import LinearLayer, Weights
-from esvdfair.sample import Effort, Setting, draw, prepare
+from esvdfair.sample import Setting, draw, prepare
 from esvdfair.threads import few_threads
 
 Array = NDArray[np.float64]
@@ -98,16 +98,11 @@ def scan_layers(
     X: Any,
     y: Any = None,
     *,
-    sensitive_features: Any = None,
-    sample_weight: Any = None,
-    validation: tuple[Any, ...] | None = None,
     mean_reduction: float = PAPER_REDUCTIONS[0],
     covariance_reduction: float = PAPER_REDUCTIONS[1],
     output: Any = None,
-    missing: str = "error",
-    batch_size: int = 8192,
     random_state: int = 0,
-    effort: Effort | None = None,
+    **options: Any,
 ) -> LayerScan:
     """Which layer carries the gap, and which is the one to edit.
 
@@ -117,9 +112,11 @@ def scan_layers(
     Parameters
     ----------
     model : torch.nn.Module, fitted MLPRegressor (also in a Pipeline), or path or bytes of an ONNX file
-    X, y, sensitive_features, sample_weight, validation : as in :meth:`esvdfair.ESVDFair.fit`
+    X, y : as in :meth:`esvdfair.ESVDFair.fit`
     mean_reduction, covariance_reduction : how many times smaller an edit makes the squared gaps
-    output, missing, batch_size, random_state, effort : as in :class:`esvdfair.ESVDFair`
+    output, random_state : as in :class:`esvdfair.ESVDFair`
+    **options : ``sensitive_features``, ``sample_weight``, ``control_features``, ``validation`` as ``fit`` takes them;
+        ``missing``, ``batch_size``, ``validation_fraction`` and ``effort`` as :class:`esvdfair.ESVDFair` does
 
     Raises
     ------
@@ -128,18 +125,7 @@ def scan_layers(
     """
     if not isinstance(random_state, int | np.integer):
         raise TypeError(f"random_state={random_state!r}; every layer must be judged on the same rows, so give an int.")
-    setting = prepare(
-        adapt(model, output=output),
-        X,
-        y,
-        sensitive_features=sensitive_features,
-        sample_weight=sample_weight,
-        validation=validation,
-        missing=missing,
-        batch_size=batch_size,
-        seed=int(random_state),
-        effort=effort,
-    )
+    setting = prepare(adapt(model, output=output), X, y, seed=int(random_state), **options)
     with few_threads(setting.width):
         return _scan(setting, {"mean_reduction": mean_reduction, "covariance_reduction": covariance_reduction})
 
@@ -183,8 +169,8 @@ def measure_gap(layer: LinearLayer, moments: GroupMoments) -> LayerGap:
         mean_gap=mean_gap,
         covariance_gap=covariance_gap,
         bound=float(np.sum(scipy.linalg.svdvals(w @ covariance_factor(moments)) ** 4)),
-        relative_mean_gap=_ratio(mean_gap, float(np.trace(spread))),
-        relative_covariance_gap=_ratio(covariance_gap, float(np.sum(spread**2))),
+        relative_mean_gap=mean_gap / (float(np.trace(spread)) or 1.0),
+        relative_covariance_gap=covariance_gap / (float(np.sum(spread**2)) or 1.0),
     )
 
 
@@ -192,10 +178,6 @@ def covariance_factor(moments: GroupMoments) -> Array:
     """(n, q) S_v, with one column of zeros when the groups' covariances are equal."""
     axes, magnitude = gaps.covariance_axes(moments)
     return axes * np.sqrt(magnitude) if len(magnitude) else np.zeros((moments.width, 1))
-
-
-def _ratio(value: float, scale: float) -> float:
-    return value / scale if scale > 0 else 0.0
 
 
 def _reached(setting: Setting, name: str, weights: Weights, reductions: dict[str, Any]) -> CurvePoint | None:

@@ -129,69 +129,49 @@ def explain_people(
         raise ValueError("before and after hold no predictions; pass those of at least one person.")
     if not top >= 0:
         raise ValueError(f"top={top!r}; it says how many people to list, so give 0 or more.")
+    if threshold is not None and not threshold >= 0:
+        raise ValueError(f"threshold={threshold!r}; it is compared with how far a prediction moved; give 0 or more.")
     labels, codes = check_groups(sensitive_features, len(old), missing)
     weight = np.ones(len(old)) if sample_weight is None else check_weight(sample_weight, len(old))
     live = np.flatnonzero(weight > 0)
-    moves = _Moves(old[live], new[live], weight[live])
-    threshold = _checked_threshold(threshold, moves)
-    share = moves.weight / moves.weight.sum()
-    return People(
-        rows=len(live),
-        threshold=threshold,
-        mean_absolute_change=float(share @ np.abs(moves.change)),
-        share_moved=float(share @ (np.abs(moves.change) > threshold)),
-        rank_correlation=rank_correlation(moves.old, moves.new, share),
-        mean_absolute_rank_change=float(share @ np.abs(moves.ranks[1] - moves.ranks[0])),
-        groups=tuple(
-            moves.of_group(label, codes[live] == code, threshold)
-            for code, label in enumerate(labels)
-            if (codes[live] == code).any()
-        ),
-        movers=tuple(moves.of_person(i, int(live[i]), labels[codes[live[i]]]) for i in moves.farthest(top)),
-    )
+    old, new, codes, share = old[live], new[live], codes[live], weight[live] / weight.sum()
+    change, ranks = new - old, (mid_ranks(old, share), mid_ranks(new, share))
+    still = STILL * float(np.ptp(np.concatenate([old, new])))
+    if threshold is None:
+        threshold = 0.25 * float(np.sqrt(share @ (old - share @ old) ** 2))
 
-
-class _Moves:
-    """Predictions of n people before and after: changes and ranks."""
-
-    def __init__(self, old: Array, new: Array, weight: Array) -> None:
-        self.old, self.new, self.weight = old, new, weight
-        self.change = new - old
-        self.ranks = mid_ranks(old, weight), mid_ranks(new, weight)
-        self._still = STILL * float(np.ptp(np.concatenate([old, new])))
-
-    def of_group(self, label: Label, mine: NDArray[np.bool_], threshold: float) -> GroupChange:
-        old, new, change = self.old[mine], self.new[mine], self.change[mine]
-        share = self.weight[mine] / self.weight[mine].sum()
+    def of_group(code: int, label: Label) -> GroupChange:
+        mine = codes == code
+        part, moved = share[mine] / share[mine].sum(), change[mine]
         return GroupChange(
             group=label,
-            rows=len(old),
-            mean_before=float(share @ old),
-            mean_after=float(share @ new),
-            mean_change=float(share @ change),
-            mean_absolute_change=float(share @ np.abs(change)),
-            share_up=float(share @ (change > self._still)),
-            share_down=float(share @ (change < -self._still)),
-            share_moved=float(share @ (np.abs(change) > threshold)),
-            rank_correlation=rank_correlation(old, new, share),
-            mean_rank_change=float(share @ (self.ranks[1] - self.ranks[0])[mine]),
+            rows=int(mine.sum()),
+            mean_before=float(part @ old[mine]),
+            mean_after=float(part @ new[mine]),
+            mean_change=float(part @ moved),
+            mean_absolute_change=float(part @ np.abs(moved)),
+            share_up=float(part @ (moved > still)),
+            share_down=float(part @ (moved < -still)),
+            share_moved=float(part @ (np.abs(moved) > threshold)),
+            rank_correlation=rank_correlation(old[mine], new[mine], part),
+            mean_rank_change=float(part @ (ranks[1] - ranks[0])[mine]),
         )
 
-    def farthest(self, top: int) -> list[int]:
-        """Positions of those who move most, of equals the first; those who do not move are left out."""
-        order = np.argsort(-np.abs(self.change), kind="stable")[:top]
-        return [int(i) for i in order if abs(self.change[i]) > self._still]
+    def of_person(i: int) -> Mover:
+        values = (old[i], new[i], change[i], ranks[0][i], ranks[1][i])
+        return Mover(int(live[i]), labels[codes[i]], *map(float, values))
 
-    def of_person(self, i: int, row: int, group: Label) -> Mover:
-        return Mover(
-            row=row,
-            group=group,
-            before=float(self.old[i]),
-            after=float(self.new[i]),
-            change=float(self.change[i]),
-            rank_before=float(self.ranks[0][i]),
-            rank_after=float(self.ranks[1][i]),
-        )
+    farthest = np.argsort(-np.abs(change), kind="stable")[:top]
+    return People(
+        rows=len(live),
+        threshold=float(threshold),
+        mean_absolute_change=float(share @ np.abs(change)),
+        share_moved=float(share @ (np.abs(change) > threshold)),
+        rank_correlation=rank_correlation(old, new, share),
+        mean_absolute_rank_change=float(share @ np.abs(ranks[1] - ranks[0])),
+        groups=tuple(of_group(code, label) for code, label in enumerate(labels) if (codes == code).any()),
+        movers=tuple(of_person(i) for i in farthest if abs(change[i]) > still),
+    )
 
 
 def mid_ranks(values: Array, weight: Array) -> Array:
@@ -208,12 +188,3 @@ def rank_correlation(x: Array, y: Array, weight: Array) -> float | None:
         return None
     a, b = (ranks - np.average(ranks, weights=weight) for ranks in (mid_ranks(x, weight), mid_ranks(y, weight)))
     return float(np.clip((weight * a) @ b / np.sqrt(((weight * a) @ a) * ((weight * b) @ b)), -1.0, 1.0))
-
-
-def _checked_threshold(threshold: float | None, moves: _Moves) -> float:
-    if threshold is None:
-        centred = moves.old - np.average(moves.old, weights=moves.weight)
-        return 0.25 * float(np.sqrt(np.average(centred**2, weights=moves.weight)))
-    if not threshold >= 0:
-        raise ValueError(f"threshold={threshold!r}; it is compared with how far a prediction moved, so give 0 or more.")
-    return float(threshold)

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from esvdfair.core.checks import MAX_INTEGER_GROUPS, MISSING, Label, encode_groups, sort_key
 from esvdfair.distributed import all_gather, rank, reading, together, world_size
 from esvdfair.exceptions import Given, InputError
-from esvdfair.tables.files import SEPARATORS, SHOWN, Chunk, TableFile, listing
+from esvdfair.files import sha256_of
+from esvdfair.tables.files import SEPARATORS, SHOWN, TableFile, listing
 from esvdfair.text import quoted, some_names
 
 Codes = NDArray[np.intp]
@@ -159,14 +160,9 @@ Types = set[tuple[str, Any]]
 """
 
 
-def _is_mixed(types: Types) -> bool:
-    """Whether chunks disagree, so that all of them have to be read as text."""
-    return len({kind for kind, _ in types} - {EMPTY}) > 1
-
-
 def _is_float(types: Types) -> bool:
     """Whether whole numbers in one chunk are fractions, or missing, in another."""
-    kinds, dtypes = ({pair[i] for pair in types} for i in (0, 1))
+    kinds, dtypes = map(set, zip(*types, strict=True))
     return len(dtypes) > 1 and NUMBER in kinds and kinds <= {EMPTY, NUMBER}
 
 
@@ -199,31 +195,12 @@ def numbers(column: "pd.Series[Any]", role: str, path: Path) -> "pd.Series[float
         return pd.Series(column.to_numpy(np.float64, na_value=np.nan), index=column.index, name=column.name)
     if not column.notna().any():
         return pd.Series(np.nan, index=column.index, name=column.name)
-    raise ValueError(_not_numeric(str(column.name), role, path, _text_in(column)))
-
-
-def _text_in(column: "pd.Series[Any]") -> str | None:
-    """A value of a column that is no number, if there is one."""
-    if pd.api.types.is_numeric_dtype(column):
-        return None
     text = column.notna() & pd.to_numeric(column.astype(str), errors="coerce").isna()
-    return str(column[text].iloc[0]) if text.any() else None
-
-
-def _not_numeric(name: str, role: str, path: Path, example: str | None) -> str:
-    """That a column is not numeric, with a value that shows it."""
-    shown = "" if example is None else f", for example {quoted(example)}"
-    return (
-        f"column {quoted(name)} of {str(path)!r}, the {role}, is not numeric{shown}; esvdfair repairs regression, "
-        "which predicts numbers."
+    example = f", for example {quoted(str(column[text].iloc[0]))}" if text.any() else ""
+    raise ValueError(
+        f"column {quoted(str(column.name))} of {str(path)!r}, the {role}, is not numeric{example}; esvdfair repairs "
+        "regression, which predicts numbers."
     )
-
-
-def _count_infinite(column: "pd.Series[Any]") -> int:
-    """How many values are infinite; 0 where there can be none."""
-    if not pd.api.types.is_float_dtype(column.dtype):
-        return 0
-    return int(np.isinf(column.to_numpy(np.float64, na_value=np.nan)).sum())
 
 
 # --- the scan ------------------------------------------------------------------------------------------------------
@@ -243,7 +220,6 @@ class Scan:
     sizes : rows of each of them
     small : groups that had too few rows -> how many
     joined : the group that they became; None where they were left out
-    chunks : of the file
     firsts : for each chunk, the position in the file of its first row
     texts : columns that are text, though some chunks alone look like numbers
     floats : columns of whole numbers that are fractions, or missing, elsewhere
@@ -258,7 +234,6 @@ class Scan:
     sizes: tuple[int, ...]
     small: dict[Label, int]
     joined: Label | None
-    chunks: tuple[Chunk, ...]
     firsts: tuple[int, ...]
     texts: tuple[str, ...]
     floats: tuple[str, ...]
@@ -277,25 +252,25 @@ class _Seen:
     groups: Counter[tuple[Any, ...]] = field(default_factory=Counter)
     heads: dict[int, pd.DataFrame] = field(default_factory=dict)
 
-    def add(self, chunk: Chunk, frame: pd.DataFrame, usage: Usage) -> None:
+    def add(self, chunk: int, frame: pd.DataFrame, usage: Usage) -> None:
         absent = usage.absent(frame)
         incomplete = absent.any(axis=1)
-        self.rows[chunk.index] = len(frame)
+        self.rows[chunk] = len(frame)
         self.incomplete += int(incomplete.sum())
         self.missing.update({str(name): int(count) for name, count in absent.sum().items()})
         for name, column in frame.items():
             self.types[str(name)].add((_kind(column), column.dtype))
         for name, role in usage.roles.numeric.items():
-            if _text_in(frame[name]) is not None:
-                numbers(frame[name], role, usage.path)  # fails at once: other chunks cannot make numbers of text
-            if role == "weight" and (numbers(frame[name], role, usage.path) < 0).any():
+            found = numbers(frame[name], role, usage.path)  # fails at once: other chunks cannot make numbers of text
+            if role == "weight" and (found < 0).any():
                 raise ValueError(f"column {quoted(name)} of {str(usage.path)!r}, the weight, holds negative values.")
         kept = frame if not incomplete.any() else frame[~incomplete]
         if len(kept):
-            self.infinite.update({str(name): _count_infinite(column) for name, column in kept.items()})
+            infinite = np.isinf(kept.select_dtypes("number").astype(np.float64)).sum()
+            self.infinite.update({str(name): int(count) for name, count in infinite.items()})
             self._add_groups(usage.groups(kept).astype(object))
             if not self.heads:
-                self.heads[chunk.index] = kept[list(usage.inputs)].iloc[:1]
+                self.heads[chunk] = kept[list(usage.inputs)].iloc[:1]
 
     def _add_groups(self, groups: pd.DataFrame) -> None:
         if len(self.groups) <= MAX_GROUPS:
@@ -316,7 +291,7 @@ class _Seen:
 
 def scan_table(
     table: TableFile, usage: Usage, *, progress: Progress | None = None, keep: bool = False
-) -> tuple[Scan, list[tuple[Chunk, pd.DataFrame]]]:
+) -> tuple[Scan, dict[int, pd.DataFrame]]:
     """Read a table once, in bounded memory, and see whether it can be used.
 
     The ranks of a process group share the chunks and then tell each other what they have seen.
@@ -332,58 +307,49 @@ def scan_table(
         dropped, infinite values, too few groups.
     """
     with together():
-        chunks, sha256 = table.plan(world_size())
-        sha256 = table.sha256 or sha256
+        table.cut(world_size())
+        sha256 = sha256_of(table.path if table.path.is_file() else table.place)
         if len(set(all_gather(sha256))) > 1:
             raise ValueError(f"the ranks read different files under the name {str(table.path)!r}.")
         texts: tuple[str, ...] = ()
         while True:
-            seen, kept = _observe(table, usage, own(chunks), texts, progress, keep)
-            mixed = tuple(name for name, types in seen.types.items() if _is_mixed(types) and name not in texts)
+            seen, kept = _observe(table, usage, texts, progress, keep)
+            kinds = {name: {kind for kind, _ in types} - {EMPTY} for name, types in seen.types.items()}
+            mixed = tuple(name for name in kinds if len(kinds[name]) > 1 and name not in texts)
             if not mixed:
                 break
             texts += mixed  # a chunk alone looked like numbers: read all of them again, as what they are
-        return _settle(table, usage, seen, chunks, sha256, texts), kept
+        return _settle(table, usage, seen, sha256, texts), kept
 
 
-def own(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """The chunks of this rank: every so many-th."""
-    return [chunk for chunk in chunks if chunk.index % world_size() == rank()]
+def is_own(chunk: int) -> bool:
+    """Whether a chunk is this rank's: every so many-th."""
+    return chunk % world_size() == rank()
 
 
 def read_chunks(
-    table: TableFile,
-    chunks: Sequence[Chunk],
-    columns: Sequence[str],
-    texts: Sequence[str],
-    progress: Progress | None,
-    *,
-    strict: bool = False,
-) -> Iterator[tuple[Chunk, pd.DataFrame]]:
-    """Chunks and their rows, saying how far it is."""
+    table: TableFile, columns: Sequence[str], texts: Sequence[str], progress: Progress | None, *, strict: bool = False
+) -> Iterator[tuple[int, pd.DataFrame]]:
+    """Number and rows of every chunk, saying how far it is."""
     if progress is not None:
         progress(0, table.size)
-    for chunk, frame in table.frames(chunks, columns, dict.fromkeys(texts, str), strict=strict):
+    for chunk, (frame, end) in enumerate(table.frames(columns, texts, strict=strict)):
         yield chunk, frame
         if progress is not None:
-            progress(chunk.end_byte, table.size)
+            progress(end, table.size)
 
 
 def _observe(
-    table: TableFile,
-    usage: Usage,
-    chunks: Sequence[Chunk],
-    texts: Sequence[str],
-    progress: Progress | None,
-    keep: bool,
-) -> tuple[_Seen, list[tuple[Chunk, pd.DataFrame]]]:
+    table: TableFile, usage: Usage, texts: Sequence[str], progress: Progress | None, keep: bool
+) -> tuple[_Seen, dict[int, pd.DataFrame]]:
     seen = _Seen({name: set() for name in usage.columns})
-    kept: list[tuple[Chunk, pd.DataFrame]] = []
+    kept: dict[int, pd.DataFrame] = {}
     with reading() as listen:
-        for chunk, frame in read_chunks(table, chunks, usage.columns, texts, progress, strict=True):
-            seen.add(chunk, frame, usage)
-            if keep or not kept:
-                kept.append((chunk, frame))
+        for chunk, frame in read_chunks(table, usage.columns, texts, progress, strict=True):
+            if is_own(chunk):
+                seen.add(chunk, frame, usage)
+                if keep or not kept:
+                    kept[chunk] = frame
             listen()
     first, *others = all_gather(seen)
     for other in others:
@@ -391,17 +357,12 @@ def _observe(
     return first, kept
 
 
-def _settle(
-    table: TableFile, usage: Usage, seen: _Seen, chunks: Sequence[Chunk], sha256: str, texts: tuple[str, ...]
-) -> Scan:
+def _settle(table: TableFile, usage: Usage, seen: _Seen, sha256: str, texts: tuple[str, ...]) -> Scan:
     """What all chunks say together, or why the table cannot be used."""
-    sizes = [seen.rows[chunk.index] for chunk in chunks]
+    sizes = [rows for _, rows in sorted(seen.rows.items())]
     total = sum(sizes)
     if not total:
         raise ValueError(f"{str(table.path)!r} has {len(table.columns)} columns and no rows.")
-    for name, role in usage.roles.numeric.items():
-        if OTHER in {kind for kind, _ in seen.types[name]}:
-            raise ValueError(_not_numeric(name, role, usage.path, None))
     _check_complete(usage, seen, total)
     _check_finite(usage, seen)
     groups = _groups(usage, seen)
@@ -425,7 +386,6 @@ def _settle(
         sizes=tuple(labels[label] for label in sorted(labels, key=sort_key)),
         small=small,
         joined=joined,
-        chunks=tuple(chunks),
         firsts=tuple(accumulate([0, *sizes[:-1]])),
         texts=texts,
         floats=floats,

@@ -24,8 +24,8 @@ from esvdfair.tables.scan import (
     as_float,
     check_roles,
     encode,
+    is_own,
     numbers,
-    own,
     read_chunks,
     scan_table,
 )
@@ -160,7 +160,7 @@ class TableBatches:
         self.scan, frames = scan_table(self._file, self._usage, progress=progress, keep=keep)
         if self.scan.small:
             _warn_of_small(self.scan, self.path, min_group_rows)
-        self._held = {chunk: self._complete(frame, self.scan.firsts[chunk.index]) for chunk, frame in frames}
+        self._held = {chunk: self._complete(frame, self.scan.firsts[chunk]) for chunk, frame in frames.items()}
 
     def __iter__(self) -> Iterator[Batch]:
         for part in self._parts():
@@ -196,18 +196,17 @@ class TableBatches:
 
     def _parts(self, *, all_ranks: bool = False) -> Iterator[TableRows]:
         """Chunk by chunk, the complete rows; those of this rank, or all. The chunks that are held come first."""
-        scan = self.scan
-        chunks = list(scan.chunks) if all_ranks else own(scan.chunks)
-        yield from (self._held[chunk] for chunk in chunks if chunk in self._held and len(self._held[chunk]))
-        others = [chunk for chunk in chunks if chunk not in self._held]
-        if not others:
+        starts = (*self.scan.firsts, self.scan.total)
+        left = {chunk for chunk in range(len(starts) - 1) if all_ranks or is_own(chunk)}
+        yield from (self._held[chunk] for chunk in sorted(left & set(self._held)) if len(self._held[chunk]))
+        left -= set(self._held)
+        if not left:
             return
-        for chunk, frame in read_chunks(self._file, others, self._usage.columns, scan.texts, self._progress):
-            first, end = (*scan.firsts, scan.total)[chunk.index : chunk.index + 2]
-            if len(frame) != end - first:
+        for chunk, frame in read_chunks(self._file, self._usage.columns, self.scan.texts, self._progress):
+            if chunk + 1 >= len(starts) or len(frame) != starts[chunk + 1] - starts[chunk]:
                 raise ValueError(f"{str(self.path)!r} has changed since it was first read; start again.")
-            part = self._complete(frame, first)
-            if len(part):
+            part = self._complete(frame, starts[chunk]) if chunk in left else None
+            if part is not None and len(part):
                 yield part
 
     def _complete(self, frame: pd.DataFrame, first: int) -> TableRows:
