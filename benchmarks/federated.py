@@ -5,24 +5,24 @@
 
 A network is trained as the paper does; its training rows are dealt out to the sites. Each way of collecting (unsafe,
 the default, under masks, with noise) gives one repair by parity without any row ("blind") and one that validation rows
-choose for KS 0.1; both are judged on the test split. The attack (esvdfair.federated.attack) goes for every site's file,
+choose for KS 0.1; both are judged on the test split. The attack (benchmarks/attack.py) goes for every site's file,
 under masks for the sum, which is all that anybody sees; people read are counted by comparing with the true rows.
 """
 
 import argparse
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from attack import Found, attack, attack_together
 from esvdfair import ESVDFairWarning, ks_distance
 from esvdfair.experiments.config import Training
 from esvdfair.experiments.network import Trained, load, predict, train
 from esvdfair.experiments.rows import parse_seeds
 from esvdfair.federated import SiteMoments, collect_moments, make_key, mask_moments, merge_moments, repair_from_moments
-from esvdfair.federated.attack import Found, attack
 from esvdfair.models import adapt
 
 EPSILONS = (1.0, 3.0, 10.0)
@@ -71,11 +71,20 @@ def people_read(trained: Trained, parts: list[SiteMoments], sites: int) -> int:
     for part, index in zip(parts, dealt(trained, sites), strict=True):
         told = [unit for unit in range(h.shape[1]) if unit not in part.left_out]
         true = np.column_stack([h[index][:, told], rows.y[index]])
+        labels, columns = part.moments.labels, [*told, h.shape[1]]
+        with_groups = np.column_stack([*(groups[index] == label for label in labels), true])
+        read = set(_columns(attack_together(part.moments), labels, columns).among(with_groups))
         for label, found in attack(part.moments).items():
-            columns = [*told, h.shape[1]]
-            seen = Found(found.certain[:, columns], found.guesses[:, columns])
-            count += len(seen.among(true[groups[index] == label]))
+            mine = np.flatnonzero(groups[index] == label)
+            read.update(mine[_columns(found, (), columns).among(true[mine])])
+        count += len(read)
     return count
+
+
+def _columns(found: Found, labels: Sequence[object], columns: list[int]) -> Found:
+    """What was read of the columns that are told of, those of the groups before them."""
+    chosen = [*range(len(labels)), *(len(labels) + column for column in columns)]
+    return Found(found.certain[:, chosen], found.guesses[:, chosen])
 
 
 def lines(trained: Trained, sites: int) -> Iterator[str]:

@@ -182,6 +182,21 @@ def test_noise_is_accounted_for_in_file_and_record(files, invoke, refused, tmp_p
     assert (site["noise"]["epsilon"], site["noise"]["delta"]) == (8.0, 1e-6)
 
 
+def test_strata_travel_with_the_moments(files, invoke, tmp_path, out):
+    people = pd.read_csv(files.data)
+    people["region"] = np.where(people.age > people.age.median(), "north", "south")
+    people.to_csv(tmp_path / "regions.csv", index=False)
+    words = ["moments", "collect", files.model, tmp_path / "regions.csv", *ROLES, "--control", "region"]
+    words += ["--features", ",".join(FEATURES)]
+    done = invoke(*words, "-o", tmp_path / "a.moments")
+    assert "adjusted for          region, 4 cells" in done.stdout
+    repair = ["repair", files.model, "--moments", tmp_path / "a.moments", "--method", "parity", "--quick"]
+    done = invoke(*repair, "--validation", tmp_path / "regions.csv", "--target", "income", "-o", out)
+    assert done.exit_code == 0
+    assert json.loads((tmp_path / "fair.onnx.json").read_text())["reached"]["outside_support"] == 0
+    assert invoke(*repair, "-o", tmp_path / "blind.onnx").exit_code == 0
+
+
 # --- repair --moments --------------------------------------------------------------------------------------------
 
 

@@ -383,3 +383,20 @@ def test_all_reduce_without_a_process_group_changes_nothing():
     moments = GroupMoments().update(np.eye(3), ["a", "a", "b"])
     assert moments.all_reduce() is moments
     assert moments.counts.tolist() == [2, 1]
+
+
+def test_adjusted_moments_are_neither_mapped_nor_merged_nor_saved(tmp_path):
+    """They are of groups with weights of their own and no longer add up: those of the cells do."""
+    rng = np.random.default_rng(0)
+    cells = [(group, stratum) for group in "ab" for stratum in (0, 1)]
+    moments = GroupMoments().update(rng.normal(size=(40, 3)), cells * 10)
+    moments.mapped(np.eye(3)[:2])
+    adjusted = moments.adjusted(1)
+    for use in (
+        lambda: adjusted.mapped(np.eye(3)[:2]),
+        lambda: adjusted.merge(moments),
+        lambda: moments.merge(adjusted),
+        lambda: adjusted.save(tmp_path / "a"),
+    ):
+        with pytest.raises(ValueError, match="adjusted for strata, and no longer add up; keep those of the cells"):
+            use()

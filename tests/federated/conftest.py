@@ -1,11 +1,15 @@
 """Small models of every kind, and people whose groups differ in what the models see."""
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from sklearn.neural_network import MLPRegressor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))  # where the attack is
 
 FEATURES = ["age", "hours", "school"]
 

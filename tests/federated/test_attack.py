@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from attack import attack, attack_together, pooled_with_groups
 from esvdfair.core.moments import GroupMoments
-from esvdfair.federated import MAX_LEVERAGE, MIN_ROWS, collect_moments, merge_moments, repair_from_moments
-from esvdfair.federated.attack import attack
-from esvdfair.federated.guard import leverages
+from esvdfair.federated import MAX_LEVERAGE, MIN_ROWS, collect_moments, guard, merge_moments, repair_from_moments
+from esvdfair.federated.guard import leverages, read_alone
 from esvdfair.models import adapt
 
 
@@ -56,8 +56,10 @@ def told(model, X, y, site):
 def recovered(model, X, y, a, site):
     """People whose rows the attack reads from a site's moments, and how many rows show themselves."""
     rows, found = told(model, X, y, site), attack(site.moments)
-    read = [i for label, hits in found.items() for i in hits.among(rows[a == label])]
-    return len(read), sum(len(hits.certain) for hits in found.values())
+    read = {i for label, hits in found.items() for i in np.flatnonzero(a == label)[hits.among(rows[a == label])]}
+    together = attack_together(site.moments)
+    read |= set(together.among(np.column_stack([*(a == label for label in site.moments.labels), rows])))
+    return len(read), sum(len(hits.certain) for hits in (*found.values(), together))
 
 
 @pytest.mark.parametrize(("rows", "reach"), [(60, 2.6), (200, 2.6), (1000, 3.0), (5000, 3.8)])
@@ -72,8 +74,8 @@ def test_nobody_is_read_from_moments_as_they_are_collected(rows, reach, labelled
         assert min(people_read, show) >= 2  # a sanity check: there is something to protect
         assert recovered(model, X, y, a, safe) == (0, 0)
     else:
-        assert sum(len(hits.certain) for hits in attack(bare.moments).values()) >= 2
-        assert sum(len(hits.certain) for hits in attack(safe.moments).values()) == 0
+        assert sum(map(len, read_alone(bare.moments).values())) >= 2
+        assert sum(map(len, read_alone(safe.moments).values())) == 0
     assert safe.left_out
     assert bare.left_out == ()
 
@@ -114,40 +116,74 @@ def test_the_rules_hold_for_what_is_told(monkeypatch, weighted):
     model, (X, y, a) = Rare(), people(400)
     X[5] *= 8  # somebody stands out in all units
     weight = np.random.default_rng(1).uniform(0.2, 3, 400) if weighted else np.ones(400)
-    released = {}
-    update = GroupMoments.update_codes
-
-    def listen(self, rows, labels, codes, weight):
-        released[labels[0]] = rows, weight
-        return update(self, rows, labels, codes, weight)
-
-    monkeypatch.setattr(GroupMoments, "update_codes", listen)
+    judged = []
+    judge = guard.Guard._judge
+    monkeypatch.setattr(
+        guard.Guard, "_judge", lambda self, *given: judged.append((self, given, judge(self, *given))) or judged[-1][2]
+    )
     site = collect_moments(model, X, y, sensitive_features=a, sample_weight=weight)
-    along = np.zeros(40)
-    along[list(site.left_out)] = site.layer.weight[0][list(site.left_out)]
-    for label, (rows, w) in released.items():
-        everyone = (a == label).sum()
-        h = np.delete(rows[:, :40], list(site.left_out), axis=1)
-        told = np.column_stack([np.ones(len(rows)), h, rows[:, :40] @ along, rows[:, 40]])
-        assert leverages(told, w).max() <= MAX_LEVERAGE
-        active = np.count_nonzero(np.column_stack([h, rows[:, :40] @ along]), axis=0)
-        assert ((active == 0) | (active >= MIN_ROWS)).all()
-        assert (active[:-1] > 0).sum() <= everyone // MIN_ROWS
-        assert len(rows) >= 0.9 * everyone
-        everything = np.column_stack([np.ones(everyone), told_by(model, X, y)[a == label]])
+    ((keeper, (labels, rows, codes, w), (kept, apart, stays)),) = judged
+    assert tuple(np.flatnonzero(~kept)) == site.left_out
+    assert set(np.flatnonzero(apart)) < set(np.flatnonzero(kept))
+    groups = codes[:, None] == np.arange(2)
+    everybody = np.column_stack([groups, keeper._told(rows, kept)])[stays]
+    assert leverages(everybody, w[stays]).max() <= MAX_LEVERAGE
+    assert (np.count_nonzero(rows[:, :40][:, kept], axis=0) > 0).sum() <= 400 // MIN_ROWS
+    for mine, label in zip(groups.T, labels, strict=True):
+        own, here = keeper._told(rows, apart)[stays & mine], w[stays & mine]
+        assert leverages(np.column_stack([np.ones(len(own)), own]), here).max() <= MAX_LEVERAGE
+        for units in (kept, apart):
+            active = np.count_nonzero(keeper._told(rows, units)[stays & mine][:, :-1], axis=0)
+            assert ((active == 0) | (active >= MIN_ROWS)).all()
+        assert (np.count_nonzero(own[:, :-2], axis=0) > 0).sum() <= groups.sum(axis=0).min() // MIN_ROWS
+        assert len(own) >= 0.9 * mine.sum()
+        everything = np.column_stack([np.ones(mine.sum()), told_by(model, X, y)[a == label]])
         assert leverages(everything, weight[a == label]).max() > 0.99  # there was something to do
     assert site.sites[0].withheld == 400 - site.rows > 0
 
 
+def test_beyond_what_a_small_group_bears_the_groups_are_told_of_together():
+    """Sums over all groups, means, and what is told of each by itself are those of the rows; the rest is shared."""
+    rng = np.random.default_rng(0)
+    a = np.repeat(["a", "b"], [60, 400])
+    rows = rng.normal(size=(460, 6)) @ rng.normal(size=(6, 6)) * np.where(a == "a", 2.0, 1.0)[:, None]
+    moments = GroupMoments().update(rows, a)
+    told = rng.normal(size=(2, 6))
+    shared = guard._alike_beyond(moments, told)
+    np.testing.assert_array_equal(shared.means, moments.means)
+    np.testing.assert_allclose(shared.pooled_scatter(), moments.pooled_scatter(), rtol=1e-9)
+    np.testing.assert_allclose(told @ shared.scatters @ told.T, told @ moments.scatters @ told.T, rtol=1e-9)
+    shared.check_possible()
+    off = np.linalg.svd(told)[2][2:]  # in these directions the groups are alike, up to what the others explain
+    ratio = [off @ m.covariances()[0] @ off.T / (off @ m.covariances()[1] @ off.T) for m in (moments, shared)]
+    assert np.diag(ratio[0]).min() > 2
+    assert np.diag(ratio[1]).max() < 2.5
+    # Another share of the unseen part between the groups gives the same file: it tells nothing of either.
+    moved = moments.scatters + np.array([1, -1])[:, None, None] * 5 * off.T @ off
+    other = GroupMoments.from_arrays(
+        moments.labels, moments.rows, moments.counts, moments.weight_squares, moments.means, moved
+    )
+    np.testing.assert_allclose(guard._alike_beyond(other, told).scatters, shared.scatters, rtol=1e-9, atol=1e-9)
+
+
+def test_everybody_together_can_be_attacked_too():
+    rng = np.random.default_rng(0)
+    a = np.repeat(["a", "b"], [30, 50])
+    rows = np.abs(rng.normal(size=(80, 4)))
+    rows[:, 0] = np.arange(80) == 17
+    moments = GroupMoments().update(rows, a)
+    whole = np.column_stack([a == "a", a == "b", rows])
+    np.testing.assert_allclose(pooled_with_groups(moments).scatters[0] / 79, np.cov(whole.T), atol=1e-9)
+    assert 17 in attack_together(moments).among(whole)
+
+
 def test_pieces_of_a_stream_keep_the_rules(monkeypatch):
     """Rows are judged in pieces, so that memory is bounded; a sum of pieces keeps what each of them keeps."""
-    from esvdfair.federated import guard
-
     model, (X, y, a) = Rare(), people(4000)
     whole = collect_moments(model, X, y, sensitive_features=a)
     init = guard.Guard.__init__
     monkeypatch.setattr(
-        guard.Guard, "__init__", lambda self, *given: (init(self, *given), setattr(self, "_piece", 500))[0]
+        guard.Guard, "__init__", lambda self, *given: (init(self, *given), setattr(self, "_piece", 1000))[0]
     )
     pieces = collect_moments(model, X, y, sensitive_features=a)
     assert set(whole.left_out) <= set(pieces.left_out)

@@ -7,7 +7,9 @@ import pandas as pd
 import pytest
 
 from esvdfair import Effort, ESVDFair, ESVDFairWarning, ks_distance, mean_gap, variance_gap
-from esvdfair.federated import RIDGE, collect_moments, merge_moments, repair_from_moments
+from esvdfair.core.refit.quadratic import Head
+from esvdfair.core.strata import adjusted_weights
+from esvdfair.federated import RIDGE, SiteMoments, collect_moments, merge_moments, repair_from_moments
 from esvdfair.models import adapt
 
 
@@ -242,3 +244,71 @@ def test_another_layer_than_the_model_has_is_refused(make_network, mlp, people, 
         layer = replace(whole.layer, bias=whole.layer.bias + 0.001)
     with pytest.raises(ValueError, match="has other weights than it has in this model"):
         repair_from_moments(model, replace(whole, layer=layer))
+
+
+@pytest.mark.parametrize("kind", ["affine", "sigmoid"])
+def test_another_head_than_the_model_has_is_refused(make_network, people, kind):
+    model, data = make_network(kind), people()
+    whole = sites(model, data)
+    other = Head("identity") if kind == "sigmoid" else replace(whole.head, scale=1.01 * whole.head.scale)
+    with pytest.raises(ValueError, match=rf"the model ends in {other.kind}, and it ends in {kind}"):
+        repair_from_moments(model, replace(whole, head=other))
+    with pytest.raises(ValueError, match=rf"the model ends in {other.kind}, and it ends in {kind}"):
+        repair_from_moments(model, replace(whole, head=other), validation=(data.X, data.y, data.a))
+
+
+# --- adjusted for strata -------------------------------------------------------------------------------------------
+
+
+def with_strata(people, rows=1200, seed=0):
+    """People whose groups differ in their mix of strata."""
+    data = people(rows, seed)
+    data.s = np.where(np.random.default_rng(seed).random(rows) < np.where(data.a == "a", 0.3, 0.7), "town", "land")
+    data.X[data.s == "town"] += 1.0
+    return data
+
+
+def controlled(model, data):
+    parts = [
+        collect_moments(
+            model, data.X[i::2], data.y[i::2], sensitive_features=data.a[i::2], control_features=data.s[i::2]
+        )
+        for i in (0, 1)
+    ]
+    return merge_moments(parts)
+
+
+def test_moments_by_group_and_stratum_give_the_adjusted_repair(make_network, people, tmp_path):
+    model, data = make_network("affine"), with_strata(people)
+    site = controlled(model, data)
+    site.save(tmp_path / "a.moments")
+    site = SiteMoments.load(tmp_path / "a.moments")
+    assert site.moments.labels == (("a", "land"), ("a", "town"), ("b", "land"), ("b", "town"))
+    fair = repair_from_moments(model, site)
+    weight = adjusted_weights((data.a == "b").astype(int), 2, (data.s == "town").astype(int))
+    gaps = [
+        mean_gap(p, sensitive_features=data.a, sample_weight=w)
+        for p in (adapt(model).predict(data.X), fair.predict(data.X))
+        for w in (weight, None)
+    ]
+    assert fair.summary_["mean_gap_before"] == pytest.approx(gaps[0], rel=1e-6)
+    assert abs(gaps[0] - gaps[1]) > 0.05
+    assert gaps[2] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_validation_rows_of_adjusted_moments_have_strata_too(make_network, people):
+    model, data, new = make_network(), with_strata(people), with_strata(people, 600, 5)
+    site = controlled(model, data)
+    fair = repair_from_moments(model, site, validation=(new.X, new.y, new.a, None, new.s))
+    assert fair.summary_["outside_support"] == 0.0
+    with pytest.raises(ValueError, match="the moments are adjusted for control_features, and validation must be"):
+        repair_from_moments(model, site, validation=(new.X, new.y, new.a))
+    with pytest.raises(ValueError, match="the moments are not adjusted for control_features"):
+        repair_from_moments(model, sites(model, data), validation=(new.X, new.y, new.a, None, new.s))
+
+
+def test_strata_at_one_site_alone_are_refused(make_network, people):
+    model, data = make_network(), with_strata(people)
+    plain = collect_moments(model, data.X[::3], data.y[::3], sensitive_features=data.a[::3])
+    with pytest.raises(ValueError, match="differ in the strata: not told apart in part 2, told apart in part 1"):
+        merge_moments([controlled(model, data), plain])

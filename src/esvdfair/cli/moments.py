@@ -41,7 +41,7 @@ def moments(ctx: click.Context) -> None:
 
 @moments.command()
 @cli.model_and_data
-@cli.table_options(target="Column with the true value; all sites name it, or none does.", controlled=False)
+@cli.table_options(target="Column with the true value; all sites name it, or none does.")
 @click.option(
     "--min-rows",
     default=MIN_ROWS,
@@ -129,7 +129,9 @@ def collect(
             public=None if public is None else (reading.table(public, adapter, min_groups=1), None, None),
         )
         cli.only_first_rank()
-        site = replace(site, sensitive=rows.roles.sensitive, features=tuple(rows.inputs), target=rows.roles.target)
+        roles = rows.roles
+        site = replace(site, sensitive=roles.sensitive, features=tuple(rows.inputs), target=roles.target)
+        site = replace(site, control=roles.control or None)
         masked = None
         if mask_with is not None:
             agreed = [_group(text, site) for text in groups] or None
@@ -247,11 +249,12 @@ def described(site: "SiteMoments", path: Path) -> dict[str, Any]:
 def _figures_of(site: "SiteMoments") -> dict[str, Any]:
     """What the moments tell about the model's predictions, for JSON."""
     found = site.figures()
-    several = len(site.moments.labels) > 1
+    labels = site.compared.labels
+    several = len(labels) > 1
     columns = {"mean": found.means, "std": found.variances**0.5, "mse": found.group_mse, "r2": found.group_r2}
     by_group = {
         label: {name: None if values is None else float(values[g]) for name, values in columns.items()}
-        for g, label in enumerate(site.moments.labels)
+        for g, label in enumerate(labels)
     }
     return {
         "before_head": None if site.head.is_affine else site.head.kind,
@@ -265,10 +268,10 @@ def _figures_of(site: "SiteMoments") -> dict[str, Any]:
 
 def _exposed(site: "SiteMoments") -> str | None:
     """A warning about people who can be read from the moments; None when the attack finds none."""
-    from esvdfair.federated.attack import attack
+    from esvdfair.federated.guard import read_alone
 
     few = [label_text(k) for k, rows in zip(site.moments.labels, site.moments.rows, strict=True) if rows < MIN_ROWS]
-    read = sum(len(found.certain) for found in attack(site.moments).values())
+    read = sum(map(len, read_alone(site.moments).values()))
     if not few and not read:
         return None
     found = [f"the rows of {read} people can be read from it"] * bool(read)
@@ -282,8 +285,8 @@ def _show_moments(site: "SiteMoments") -> None:
     what = "mean prediction" if found["before_head"] is None else f"mean before the {found['before_head']}"
     errors = ["MSE", "R²"] if found["mse"] is not None else []
     lines = []
-    names = distinct_names(site.moments.labels)
-    for name, rows, mine in zip(names, site.moments.rows.tolist(), found["groups"].values(), strict=True):
+    names = distinct_names(site.compared.labels)
+    for name, rows, mine in zip(names, site.compared.rows.tolist(), found["groups"].values(), strict=True):
         line = [name, f"{rows:,}", number(mine["mean"]), number(mine["std"])]
         lines.append(line + [number(mine[key]) for key in ("mse", "r2") if errors])
     attribute = ", ".join(site.sensitive) if site.sensitive else "group"
@@ -293,6 +296,8 @@ def _show_moments(site: "SiteMoments") -> None:
         ["SHA-256 of the model", site.model],
         ["inputs of the model", "not named" if site.features is None else some_names(site.features, 8)],
     ]
+    if site.group_parts:
+        facts.append(["adjusted for", ", ".join(site.control or ["strata"]) + f", {len(site.moments.labels)} cells"])
     withheld = sum(part.withheld for part in site.sites)
     if site.left_out or withheld:
         facts.append(
@@ -300,7 +305,7 @@ def _show_moments(site: "SiteMoments") -> None:
         )
     for noise in dict.fromkeys(part.noise for part in site.sites if part.noise):
         facts.append(["noise", f"epsilon {noise.epsilon:g}, delta {noise.delta:g}, along {noise.axes} directions"])
-    if len(site.moments.labels) > 1:
+    if len(names) > 1:
         facts.append(["gap of means", number(found["mean_gap"])])
         facts.append(["gap of variances", number(found["variance_gap"])])
     facts += [

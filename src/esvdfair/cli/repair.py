@@ -167,7 +167,8 @@ def _columns_of(site: "SiteMoments", reading: cli.Reading) -> cli.Reading:
     """How validation rows are read: columns that were not named are those of the moments."""
     roles = reading.roles
     sensitive, features = roles.sensitive or site.sensitive or (), roles.features or site.features
-    return replace(reading, roles=replace(roles, sensitive=sensitive, features=features))
+    control = roles.control or site.control or ()
+    return replace(reading, roles=replace(roles, sensitive=sensitive, features=features, control=control))
 
 
 def _repair(

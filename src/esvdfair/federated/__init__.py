@@ -7,9 +7,9 @@ Every site runs :func:`collect_moments`, somebody :func:`merge_moments`, and who
 from esvdfair.federated.collect import collect_moments, merge_moments
 from esvdfair.federated.guard import MAX_LEVERAGE, MIN_ROWS
 from esvdfair.federated.masks import MaskedMoments, make_key, mask_moments
-from esvdfair.federated.noise import gaussian_sigma
+from esvdfair.federated.noise import Noise, gaussian_sigma
 from esvdfair.federated.repair import RIDGE, repair_from_moments
-from esvdfair.federated.sites import Noise, OutputFigures, Site, SiteMoments
+from esvdfair.federated.sites import OutputFigures, Site, SiteMoments
 
 __all__ = [
     "MAX_LEVERAGE",

@@ -2,29 +2,27 @@
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from esvdfair.batches import Batch
 from esvdfair.core.checks import to_numpy
 from esvdfair.core.moments import GroupMoments
-from esvdfair.distributed import broadcast, reading, together
+from esvdfair.distributed import all_gather, broadcast, reading, together
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.federated.guard import MIN_ROWS, Array, Guard
 from esvdfair.federated.masks import MaskedMoments, is_masked, unmask
-from esvdfair.federated.noise import Frame, add_noise, make_noise
-from esvdfair.federated.sites import MomentsFile, Noise, Site, SiteMoments, loaded
+from esvdfair.federated.noise import Frame, Noise, add_noise, make_noise
+from esvdfair.federated.sites import MomentsFile, Site, SiteMoments, loaded
 from esvdfair.files import version_of
 from esvdfair.models import adapt, fingerprint
 from esvdfair.sample import Setting, check_features, check_prediction, prepare, validation_batches
 from esvdfair.threads import few_threads
-
-T = TypeVar("T")
 
 
 def collect_moments(
@@ -34,6 +32,7 @@ def collect_moments(
     *,
     sensitive_features: Any = None,
     sample_weight: Any = None,
+    control_features: Any = None,
     output: Any = None,
     missing: str = "error",
     batch_size: int = 8192,
@@ -49,9 +48,10 @@ def collect_moments(
 
     Parameters
     ----------
-    model, X, y, sensitive_features, sample_weight, output, missing, batch_size
+    model, X, y, sensitive_features, sample_weight, control_features, output, missing, batch_size
         As in :class:`esvdfair.ESVDFair` and its ``fit``. Without ``y`` the moments are of h alone, and a repair can
-        aim at the model's own predictions only. One group is enough here; the others may be at other sites.
+        aim at the model's own predictions only. One group is enough here; the others may be at other sites. With
+        ``control_features`` the moments are those of every group in every stratum, and a repair adjusts for these.
     min_rows : int
         Fewest rows of a group, of a unit in which it is active, and for each active unit (:mod:`.guard`): units that
         fewer people have are left out, and rows that would stand alone are withheld.
@@ -94,17 +94,20 @@ def collect_moments(
             y,
             sensitive_features=sensitive_features,
             sample_weight=sample_weight,
+            control_features=control_features,
             missing=missing,
             batch_size=batch_size,
             validation_fraction=0.0,
         )
-        layer = setting.last
+        layer, group_parts, noise = setting.last, 0, None
         with few_threads(setting.width):
             if epsilon is None:
                 guard = Guard(layer.weight[0], 0 if unsafe else min_rows)
                 for rows, batch, weight in _rows(setting):
                     guard.update(rows, batch.labels, batch.codes, weight)
-                (moments, left_out, withheld), noise = guard.finish(), None
+                    group_parts = batch.group_parts
+                moments, left_out, withheld = guard.finish()
+                group_parts = max(all_gather(group_parts))  # a rank without rows does not know
             else:
                 moments, noise = _with_noise(setting, epsilon, delta, public, missing, batch_size)
                 left_out, withheld = (), 0
@@ -119,6 +122,9 @@ def collect_moments(
         sensitive=_names(sensitive_features),
         features=_names(setting.probe),
         target=(_names(y) or (None,))[0],
+        control=_names(control_features),
+        group_parts=group_parts,
+        inputs=setting.probe.shape[1] if len(getattr(setting.probe, "shape", ())) == 2 else None,
     )
     return site.without(left_out)
 
@@ -139,11 +145,13 @@ def _with_noise(
     noise = make_noise(epsilon, delta, axes=len(frame.axes))
     moments = GroupMoments()
     for rows, batch, weight in _rows(setting):
-        if (weight != 1).any():
+        if (weight != 1).any() or batch.group_parts:
             raise InputError(
-                "{sample_weight} and {epsilon} do not go together: a person of large weight would need more noise.",
-                sample_weight=Given(),
+                "{epsilon} goes with neither {sample_weight}, since a person of large weight would need more noise, "
+                "nor {control_features}, whose cells have too few people for it.",
                 epsilon=Given(epsilon),
+                sample_weight=Given(),
+                control_features=Given(),
             )
         moments.update_codes(frame.seen(rows), batch.labels, batch.codes)
     moments.all_reduce()
@@ -199,19 +207,16 @@ def merge_moments(parts: Sequence[SiteMoments | MaskedMoments | MomentsFile]) ->
     moments = GroupMoments()
     for _, part in named:
         moments.merge(part.without(left_out).moments)
-    return replace(
-        first,
-        moments=moments,
-        left_out=left_out,
-        sites=tuple(
-            replace(site, name=site.name or (None if isinstance(source, SiteMoments) else Path(source).name))
-            for source, (_, part) in zip(plain, named, strict=True)
-            for site in part.sites
-        ),
-        sensitive=_first(part.sensitive for _, part in named),
-        features=_first(part.features for _, part in named),
-        target=_first(part.target for _, part in named),
+    sites = tuple(
+        replace(site, name=site.name or (None if isinstance(source, SiteMoments) else Path(source).name))
+        for source, (_, part) in zip(plain, named, strict=True)
+        for site in part.sites
     )
+    known: dict[str, Any] = {
+        name: next((found for _, part in named if (found := getattr(part, name)) is not None), None)
+        for name in ("sensitive", "features", "target", "control")
+    }
+    return replace(first, moments=moments, left_out=left_out, sites=sites, **known)
 
 
 def _merge_masked(parts: Sequence[Any]) -> SiteMoments:
@@ -229,10 +234,12 @@ def _check_alike(name: str, one: SiteMoments, other_name: str, other: SiteMoment
         "layer": (one.layer.name, other.layer.name),
         "number of the layer's inputs": (one.layer.weight.shape[1], other.layer.weight.shape[1]),
         "head": (one.head.kind, other.head.kind),
-        "label": ("labelled" if one.labelled else "no label", "labelled" if other.labelled else "no label"),
+        "strata": _both(one.group_parts, other.group_parts, "told apart", "not told apart"),
+        "label": _both(one.labelled, other.labelled, "labelled", "no label"),
         "sensitive columns": _first_difference(one.sensitive, other.sensitive),
         "target column": (one.target, other.target),
         "features": _first_difference(one.features, other.features),
+        "control columns": _first_difference(one.control, other.control),
     }
     differing = [
         f"{what}: {_safe(theirs)} in {other_name}, {_safe(mine)} in {name}"
@@ -244,6 +251,10 @@ def _check_alike(name: str, one: SiteMoments, other_name: str, other: SiteMoment
             f"{other_name} and {name} cannot be merged; they differ in the {'; the '.join(differing)}. All sites must "
             "run one model on the same columns, all with labels or all without."
         )
+
+
+def _both(one: object, other: object, yes: str, no: str) -> tuple[str, str]:
+    return yes if one else no, yes if other else no
 
 
 def _first_difference(one: tuple[str, ...] | None, other: tuple[str, ...] | None) -> tuple[str | None, str | None]:
@@ -290,11 +301,6 @@ def _note_lone_groups(named: list[tuple[str, SiteMoments]]) -> None:
 
 
 # --- names ---------------------------------------------------------------------------------------------------------
-
-
-def _first(values: Iterable[T | None]) -> T | None:
-    """The first that is known."""
-    return next((value for value in values if value is not None), None)
 
 
 def _name_of(source: SiteMoments | MomentsFile, place: int) -> str:

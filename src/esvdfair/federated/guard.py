@@ -6,19 +6,26 @@ who has nearly all of ``Σ(v·x)²``. The largest part that row i has of it, ove
 ``xᵢᵀ(Σxxᵀ)⁺xᵢ``. A ReLU unit that is active for one person is the plainest case: the leverage is 1, and the
 unit's row of the moments is the person's row.
 
-So three rules hold in every group, before anything is written:
+What is told is: of everybody together, Σxxᵀ over the units that stay; of every group, its mean in these; and of every
+group by itself, Σxxᵀ over fewer units, as many as the smallest group can bear. Beyond those, the groups' covariances
+are told as if they were alike (:func:`_alike_beyond`), which says nothing of a group that the first two do not say.
+Whoever wants the row of one person needs weights that single the person out, ``Σ cᵢxᵢ``: of everybody c can be any
+combination of x and of the groups, in a group by itself any of its fewer columns, and there it gives no others. So:
 
-- a unit is active in ``min_rows`` rows, or in none;
-- there are ``min_rows`` rows for each unit that is active; those that vary most stay;
-- no row has a leverage above `MAX_LEVERAGE`: rows that do are withheld, again and again until none is left, and if
-  these would be more than `MAX_WITHHELD` of a group, fewer units stay.
+- a unit is active in ``min_rows`` rows of a group, or in none;
+- there are ``min_rows`` rows for each active unit: of everybody for those that stay, of the smallest group for those
+  that are told of in every group by itself; the units that vary most come first;
+- no row has a leverage above `MAX_LEVERAGE`, among everybody (with the groups as columns) or in its own group: rows
+  that do are withheld, again and again until none is left, and if these would be more than `MAX_WITHHELD` of a group,
+  fewer units stay.
 
 Of units that do not stay only their common part of the output is told, ``Σ wⱼhⱼ``, one column for all of them, to which
 the rules apply as well. Leaving out columns, and adding rows, only lowers a leverage; so rows may be judged in pieces,
-as they stream, and what holds at each site holds for the sum of all.
+as they stream, and what holds at each site holds for the sum of all. The reverse is not true: what the sum alone could
+bear (under masks) no site can know from its own rows, and whoever could has seen the sum.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +36,7 @@ from esvdfair.distributed import all_gather, first_rank_rows
 from esvdfair.exceptions import Given, InputError
 
 Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 MIN_ROWS = 10
 """Fewest rows of a group, of a unit in which it is active, and for each active unit, unless asked otherwise."""
@@ -59,10 +67,6 @@ class Guard:
     ----------
     weight : (p,) of the last layer
     min_rows : see the rules above; 0 is for no rule, and all rows are released as they come
-
-    Attributes
-    ----------
-    moments : of the rows that were released, all units still in them; :meth:`finish` says which must go
     """
 
     def __init__(self, weight: Array, min_rows: int) -> None:
@@ -71,109 +75,189 @@ class Guard:
         self._kept = np.ones(len(weight), dtype=bool)
         self._waiting: dict[Label, list[Array]] = {}
         self._withheld = 0
-        # so many rows of a group are judged at once: enough for all units to stay, of a size that memory can hold
-        self._piece = max(2**24 // len(weight), 16 * len(weight))
-        self.moments = GroupMoments()
+        self._piece = max(2**24 // len(weight), 32 * len(weight))  # rows judged at once, of a size that memory can hold
+        self._moments = GroupMoments()
 
     def update(self, rows: Array, labels: Sequence[Label], codes: NDArray[np.intp], weight: Array) -> None:
         """Add rows ``[h, y]``, or h alone without labels."""
         if not self._min_rows:
-            self.moments.update_codes(rows, labels, codes, weight)
+            self._moments.update_codes(rows, labels, codes, weight)
             return
         for code, label in enumerate(labels):
             mine = (codes == code) & (weight > 0)
             if mine.any():
-                waiting = self._waiting.setdefault(label, [])
-                waiting.append(np.column_stack([weight[mine], rows[mine]]))
-                while sum(map(len, waiting)) >= 2 * self._piece:  # what is left is never a small piece
-                    all_of_it = np.concatenate(waiting)
-                    self._release(label, all_of_it[: self._piece])
-                    waiting[:] = [all_of_it[self._piece :]]
+                self._waiting.setdefault(label, []).append(np.column_stack([weight[mine], rows[mine]]))
+        if sum(len(part) for parts in self._waiting.values() for part in parts) >= 2 * self._piece:
+            whole = {label: np.concatenate(parts) for label, parts in self._waiting.items()}
+            # Half of each group that is large: what is left is never a small piece.
+            cuts = {label: len(part) // 2 for label, part in whole.items() if len(part) >= self._piece // 2}
+            self._release({label: whole[label][:cut] for label, cut in cuts.items()})
+            self._waiting = {label: [part[cuts.get(label, 0) :]] for label, part in whole.items()}
 
     def finish(self) -> tuple[GroupMoments, tuple[int, ...], int]:
         """Moments of all ranks, the units that must not stay in them, and how many rows were withheld."""
         widths = {label: parts[0].shape[1] for label, parts in self._waiting.items()}
         widths = {label: width for own in all_gather(widths) for label, width in own.items()}
-        for label in sorted(widths, key=sort_key):
-            rows = first_rank_rows(np.concatenate([np.zeros((0, widths[label])), *self._waiting.get(label, [])]))
-            if len(rows):
-                self._release(label, rows)
+        waiting = {
+            label: first_rank_rows(np.concatenate([np.zeros((0, widths[label])), *self._waiting.get(label, [])]))
+            for label in sorted(widths, key=sort_key)
+        }
+        self._release({label: rows for label, rows in waiting.items() if len(rows)})
         found = all_gather((self._kept, self._withheld))
         kept = np.logical_and.reduce([kept for kept, _ in found])
-        return self.moments.all_reduce(), tuple(np.flatnonzero(~kept).tolist()), sum(count for _, count in found)
+        return self._moments.all_reduce(), tuple(np.flatnonzero(~kept).tolist()), sum(count for _, count in found)
 
-    def _release(self, label: Label, rows: Array) -> None:
-        weight, rows = rows[:, 0], rows[:, 1:]
-        if len(rows) < self._min_rows:
+    def _release(self, groups: Mapping[Label, Array]) -> None:
+        """Add rows (weight, h, y) of groups to the moments, as far as the rules let them be told of."""
+        if not groups:
+            return
+        labels, sizes = tuple(groups), [len(rows) for rows in groups.values()]
+        if min(sizes) < self._min_rows:
             raise InputError(
                 "a group has fewer rows than {min_rows}: {label!r} has {rows}. Moments of so few people tell much "
                 "about each of them, and those of a single person are that person's row. Leave these people out or "
                 "join groups, here and at the other sites.",
                 min_rows=Given(self._min_rows),
-                label=label,
-                rows=len(rows),
+                label=labels[int(np.argmin(sizes))],
+                rows=min(sizes),
             )
-        self._kept, stays = self._judge(label, rows, weight)
+        whole, codes = np.concatenate(list(groups.values())), np.repeat(np.arange(len(labels)), sizes)
+        weight, rows = whole[:, 0], whole[:, 1:]
+        self._kept, apart, stays = self._judge(labels, rows, codes, weight)
         self._withheld += int((~stays).sum())
-        codes = np.zeros(int(stays.sum()), dtype=np.intp)
-        self.moments.update_codes(rows[stays], (label,), codes, weight[stays])
+        moments = GroupMoments().update_codes(rows[stays], labels, codes[stays], weight[stays])
+        if (apart != self._kept).any():
+            moments = _alike_beyond(moments, self._told(np.eye(moments.width), apart).T)
+        self._moments.merge(moments)
 
-    def _judge(self, label: Label, rows: Array, weight: Array) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which units and which rows may stay."""
-        h = rows[:, : len(self._weight)]
+    def _judge(
+        self, labels: Sequence[Label], rows: Array, codes: NDArray[np.intp], weight: Array
+    ) -> tuple[Flags, Flags, Flags]:
+        """Which units may stay, which of them in every group apart, and which rows."""
+        h, sizes = rows[:, : len(self._weight)], np.bincount(codes)
         if self._order is None:
             self._order = np.argsort(-h.std(axis=0), kind="stable")
-        kept, room = self._kept.copy(), len(rows) // self._min_rows
+        room = [len(rows) // self._min_rows, int(sizes.min()) // self._min_rows]  # for units of everybody, of a group
         while True:
-            kept = self._known_to_many(h, kept, room)
-            stays = self._not_alone(rows, weight, kept)
-            if stays.sum() >= max(_fewest_left(len(rows)), self._min_rows):
-                return self._known_to_many(h[stays], kept, room), stays
-            if not room:
+            kept = self._known_to_many(h, codes, self._kept, room[0])
+            apart = self._known_to_many(h, codes, kept, min(room))
+            stays, alone = self._not_alone(rows, codes, weight, kept, apart)
+            left = np.bincount(codes[stays], minlength=len(labels))
+            few = left < np.maximum(np.minimum(sizes * (1 - MAX_WITHHELD), sizes - 2), self._min_rows)
+            if not few.any():
+                kept = self._known_to_many(h[stays], codes[stays], kept, room[0])
+                return kept, self._known_to_many(h[stays], codes[stays], kept, min(room)), stays
+            if not any(room):
                 raise InputError(
                     "in the group {label!r} {alone} of {rows} rows stand alone: each has more than {bound:.0%} of some "
                     "sum of squares, even of the outputs and labels alone, so their moments would tell who they are. "
                     "Bring more rows, join groups, or leave out extreme rows.",
-                    label=label,
-                    alone=int((~stays).sum()),
-                    rows=len(rows),
+                    label=labels[int(np.argmax(few))],
+                    alone=int((sizes - left)[np.argmax(few)]),
+                    rows=int(sizes[np.argmax(few)]),
                     bound=MAX_LEVERAGE,
                 )
-            room = room * 3 // 4
+            narrow = alone if room[alone] else 1 - alone
+            room[narrow] = room[narrow] * 3 // 4
 
-    def _known_to_many(self, h: Array, kept: NDArray[np.bool_], room: int) -> NDArray[np.bool_]:
-        """Of the units that are kept those that are active in enough rows or in none; at most ``room`` active ones."""
-        active = (h != 0).sum(axis=0)
-        kept = kept & ((active == 0) | (active >= self._min_rows))
+    def _known_to_many(self, h: Array, codes: NDArray[np.intp], kept: Flags, room: int) -> Flags:
+        """Of the units that are kept at most ``room``, active in enough rows of every group or in none."""
+        groups = [codes == code for code in range(int(codes.max()) + 1)]
+
+        def few(values: Array) -> Flags:
+            active = np.array([np.count_nonzero(values[mine], axis=0) for mine in groups])
+            return np.asarray(((active > 0) & (active < self._min_rows)).any(axis=0))
+
+        kept = kept & ~few(h)
         assert self._order is not None
-        there = [j for j in self._order if kept[j] and active[j]]
+        there = [j for j in self._order if kept[j] and h[:, j].any()]
         kept[there[room:]] = False
         there = there[:room]
-        while there and 0 < np.count_nonzero(h[:, ~kept] @ self._weight[~kept]) < self._min_rows:
+        while few((h[:, ~kept] @ self._weight[~kept])[:, None]).any():
+            if not there:
+                raise ValueError(
+                    "the last layer's inputs are zero for all rows of a group but a few, so its moments would be "
+                    "theirs; check the model on these rows."
+                )
             kept[there.pop()] = False  # what is told of the others together must not be of few rows either
-        if not there and 0 < np.count_nonzero(h @ self._weight) < self._min_rows:
-            raise ValueError(
-                "the last layer's inputs are zero for all rows of a group but a few, so its moments would be theirs; "
-                "check the model on these rows."
-            )
         return kept
 
-    def _not_alone(self, rows: Array, weight: Array, kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Rows that are left when those of too large a leverage are withheld, until there are none."""
-        p = len(kept)
-        rest = rows[:, :p][:, ~kept] @ self._weight[~kept]
-        told = np.column_stack([np.ones(len(rows)), rows[:, :p][:, kept], rest, rows[:, p:]])
-        stays = np.ones(len(rows), dtype=bool)
-        while stays.any():
-            alone = leverages(told[stays], weight[stays]) > MAX_LEVERAGE
+    def _not_alone(
+        self, rows: Array, codes: NDArray[np.intp], weight: Array, kept: Flags, apart: Flags
+    ) -> tuple[Flags, int]:
+        """Rows that are left when those of too large a leverage are withheld until there are none, or far too many.
+
+        And which leverage withheld more: 0 that among everybody, 1 that in the own group.
+        """
+        groups = np.arange(int(codes.max()) + 1) == codes[:, None]
+        everybody, own = (np.column_stack([groups, self._told(rows, units)]) for units in (kept, apart))
+        stays, withheld = np.ones(len(rows), dtype=bool), np.zeros(2, dtype=int)
+        while stays.sum() >= (1 - 2 * MAX_WITHHELD) * len(rows):
+            alone = np.zeros((2, len(rows)), dtype=bool)
+            alone[0, stays] = leverages(everybody[stays], weight[stays]) > MAX_LEVERAGE
+            for mine in groups.T:
+                alone[1, stays & mine] = leverages(own[stays & mine], weight[stays & mine]) > MAX_LEVERAGE
             if not alone.any():
                 break
-            stays[np.flatnonzero(stays)[alone]] = False
-            if stays.sum() < _fewest_left(len(rows)):
-                break  # too many already
-        return stays
+            withheld += alone.sum(axis=1)
+            stays &= ~alone.any(axis=0)
+        return stays, int(np.argmax(withheld))
+
+    def _told(self, rows: Array, units: Flags) -> Array:
+        """What is told of rows ``[h, y]``: the units, the common part of the others, and y."""
+        h, y = rows[:, : len(units)], rows[:, len(units) :]
+        return np.column_stack([h[:, units], h[:, ~units] @ self._weight[~units], y])
 
 
-def _fewest_left(rows: int) -> float:
-    """How many of so many rows must be left when some are withheld."""
-    return rows - max(MAX_WITHHELD * rows, 2)
+def _alike_beyond(moments: GroupMoments, told: Array) -> GroupMoments:
+    """The moments, every group being told of by itself in ``told · x`` alone, told (k, n).
+
+    With W the scatter within all groups, ``T = W toldᵀ(told W toldᵀ)⁺told`` regresses all columns on these. A group's
+    scatter S becomes ``T S Tᵀ + share · (W − T W)``: its own along them, and beyond as if what they leave open were
+    alike in all groups. The sum over the groups stays W.
+    """
+    within = moments.scatters.sum(axis=0)
+    inner = told @ within @ told.T
+    scale = np.sqrt(np.maximum(np.diag(inner), np.finfo(np.float64).tiny))
+    inverse = np.linalg.pinv(inner / np.outer(scale, scale), rcond=1e-12, hermitian=True) / np.outer(scale, scale)
+    onto = within @ told.T @ inverse @ told
+    share = moments.counts / moments.counts.sum()
+    scatters = onto @ moments.scatters @ onto.T + share[:, None, None] * (within - onto @ within)
+    scatters = (scatters + scatters.transpose(0, 2, 1)) / 2
+    return GroupMoments.from_arrays(
+        moments.labels, moments.rows, moments.counts, moments.weight_squares, moments.means, scatters
+    )
+
+
+def read_alone(moments: GroupMoments) -> dict[Label, Array]:
+    """Rows (k, n) that anybody can read from the moments of a group: what the rules are there to stop.
+
+    A column c that is non-zero for one person shows itself, ``Σc² = (Σc)²/w``, and ``Σcx / Σc`` is then the person's
+    row. Taken off the moments, the next one may show.
+    """
+    found = {}
+    for g, label in enumerate(moments.labels):
+        weight = moments.counts[g] / moments.rows[g]  # of one row, as far as one can tell
+        found[label] = _peel(second_moments(moments, g), weight)
+    return found
+
+
+def second_moments(moments: GroupMoments, g: int) -> Array:
+    """``Σ w x xᵀ`` of the rows x = [1, h, y] of group number g."""
+    x = np.append(1.0, moments.means[g])
+    second: Array = moments.counts[g] * np.outer(x, x)
+    second[1:, 1:] += moments.scatters[g]
+    return second
+
+
+def _peel(second: Array, weight: float) -> Array:
+    rows: list[Array] = []
+    second, floor = second.copy(), 1e-9 * np.diag(second)
+    while True:
+        total, squares = second[0, 1:], np.diag(second)[1:]
+        alone = (squares > floor[1:]) & (np.abs(total**2 - squares * weight) < 1e-6 * squares * weight)
+        if not alone.any() or len(rows) > len(second):
+            return np.array([row[1:] for row in rows]).reshape(-1, len(second) - 1)
+        column = 1 + int(np.flatnonzero(alone)[0])
+        rows.append(second[column] / second[0, column])
+        second -= weight * np.outer(rows[-1], rows[-1])

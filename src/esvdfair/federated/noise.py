@@ -13,7 +13,7 @@ of up to √2, not 1.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from scipy.special import log_ndtr
 
 from esvdfair.core.moments import GroupMoments
 from esvdfair.exceptions import Given, InputError
-from esvdfair.federated.sites import Noise, SiteMoments
+from esvdfair.federated.guard import second_moments
 
 Array = NDArray[np.float64]
 
@@ -34,6 +34,23 @@ FEWEST = 10.0
 """Rows that a group must seem to have after noise."""
 
 _WITHIN = 0.95  # part of the public rows that are not clipped
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The Gaussian mechanism that a collection went through.
+
+    Attributes
+    ----------
+    epsilon, delta : what it guarantees, for one person more or less
+    sigma : standard deviation of the noise, for a sum that one person changes by 1 at most
+    axes : directions of the layer's inputs that the moments tell of
+    """
+
+    epsilon: float
+    delta: float
+    sigma: float
+    axes: int
 
 
 def gaussian_sigma(epsilon: float, delta: float) -> float:
@@ -140,10 +157,8 @@ def add_noise(moments: GroupMoments, noise: Noise, *, labelled: bool, random: np
     """
     parts, found = 2 + labelled, []
     for g, label in enumerate(moments.labels):
-        x = np.append(1.0, moments.means[g])
-        second = moments.counts[g] * np.outer(x, x)
-        second[1:, 1:] += moments.scatters[g]
-        second += parts * _symmetric(len(x), noise.sigma, random)  # on Σxxᵀ of rows x = (1, z/R, y')/√parts
+        second = second_moments(moments, g)
+        second += parts * _symmetric(len(second), noise.sigma, random)  # on Σxxᵀ of rows x = (1, z/R, y')/√parts
         count, mean = float(second[0, 0]), second[0, 1:] / second[0, 0]
         if count < FEWEST:
             raise InputError(
@@ -161,14 +176,3 @@ def _symmetric(n: int, sigma: float, random: np.random.Generator) -> Array:
     """Noise of standard deviation σ on the diagonal and σ/√2 beside it: N(0, σ²) in the Frobenius norm."""
     noise = random.normal(scale=sigma, size=(n, n))
     return (noise + noise.T) / 2
-
-
-def quieted(site: SiteMoments) -> SiteMoments:
-    """The moments as a repair can use them: variances that noise made negative are zero. Uses nothing but the file."""
-    if not any(part.noise for part in site.sites):
-        return site
-    moments = site.moments
-    values, axes = np.linalg.eigh((moments.scatters + moments.scatters.transpose(0, 2, 1)) / 2)
-    scatters = axes * np.maximum(values, 0.0)[:, None, :] @ axes.transpose(0, 2, 1)
-    arrays = moments.rows, moments.counts, moments.weight_squares, moments.means, scatters
-    return replace(site, moments=GroupMoments.from_arrays(moments.labels, *arrays))

@@ -5,22 +5,30 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from esvdfair.core.checks import Label, by_group
-from esvdfair.core.refit.quadratic import Fit
+from esvdfair.core.moments import GroupMoments
+from esvdfair.core.refit.quadratic import Fit, Head
 from esvdfair.curve import FLAT, choose, judge, with_untouched
 from esvdfair.distributed import together
 from esvdfair.estimator import ESVDFair, check_options, take_model, take_point
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
-from esvdfair.federated.noise import quieted
 from esvdfair.federated.sites import MomentsFile, SiteMoments, loaded
 from esvdfair.methods import account_for, parity, predict, weights_of
 from esvdfair.models import ModelAdapter, adapt, fingerprint
+from esvdfair.models.base import PROBE_ROWS
 from esvdfair.sample import Effort, Rows, Sample, draw_judging, meet, validation_batches
 from esvdfair.threads import few_threads
 
 RIDGE = 1e-4
 """Ridge of a repair that no rows judge; with validation rows, those choose among those of ``Effort``."""
+
+GUARDED_RIDGES = (1e-2, 1e-1)
+"""Ridges where people or units are not in the moments: along what only those have, a weaker one lets weights run away.
+
+The first serves a repair that no rows judge (docs/federated.md, "What it costs"; chosen on seeds 1-3).
+"""
 
 
 def repair_from_moments(
@@ -87,17 +95,16 @@ def repair_from_moments(
         )
     adapter = adapt(model, output=output)
     _check_model(adapter, site)
-    site.moments.require_groups(rows=2)
-    site = quieted(site)
+    site = _quieted(site)
+    site.compared.require_groups(rows=2)
     fair.model_ = adapter.model
     with together(), few_threads(site.layer.weight.shape[1]):
         if validation is None:
             _repair_blindly(fair, adapter, site)
         else:
             _repair_judged(fair, adapter, site, validation)
-    width = adapter.n_features or (None if site.features is None else len(site.features))
-    if width is not None:
-        fair.n_features_in_ = width
+    if site.inputs is not None:
+        fair.n_features_in_ = site.inputs
     return fair
 
 
@@ -108,9 +115,20 @@ def _repair_judged(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments, val
     """All parity candidates of the moments, judged on validation rows."""
     batches = validation_batches(validation, missing=fair.missing, batch_size=fair.batch_size, classes=adapter.classes)
     setting = meet(adapter, batches, seed=fair.seed(), effort=fair.effort)
+    _check_head(setting.head, site)
+    effort = replace(setting.effort, ridges=GUARDED_RIDGES) if _guarded(site) else setting.effort
+    judging = draw_judging(setting, site.compared.labels)
+    if (judging.adjusted is not None) != bool(site.group_parts):
+        raise InputError(
+            "the moments are {not_}adjusted for {control_features}, and {validation} must be as well; give both, or "
+            "neither.",
+            not_="" if site.group_parts else "not ",
+            control_features=Given(),
+            validation=Given(),
+        )
     sample = replace(
         _without_rows(site),
-        judging=draw_judging(setting, site.moments.labels),
+        judging=judging,
         judged_on="validation",
         error_against="labels" if setting.has_labels else "predictions",
     )
@@ -120,7 +138,7 @@ def _repair_judged(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments, val
         targets=_targets(site),
         mean_reduction=reduction,
         covariance_reduction=reduction,
-        effort=setting.effort,
+        effort=effort,
     )
     predicted = predict(sample, fits)
     fits, predicted = with_untouched(sample, fits, predicted)
@@ -129,7 +147,7 @@ def _repair_judged(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments, val
         fits,
         adapter,
         predicted=predicted,
-        effort=setting.effort,
+        effort=effort,
         seed=setting.seed,
         confidence=fair.confidence,
         certificate=fair.certificate,
@@ -141,7 +159,7 @@ def _repair_judged(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments, val
 def _repair_blindly(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments) -> None:
     """Equal means and variances over the rows of the moments, and what these tell about it."""
     sample = _without_rows(site)
-    effort = replace(fair.effort or Effort(), ridges=(RIDGE,))
+    effort = replace(fair.effort or Effort(), ridges=(GUARDED_RIDGES[0] if _guarded(site) else RIDGE,))
     *_, fit = parity(
         sample, targets=_targets(site)[:1], mean_reduction=np.inf, covariance_reduction=np.inf, effort=effort
     )
@@ -149,6 +167,11 @@ def _repair_blindly(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments) ->
     take_model(fair, adapter.replace(weights_of(site.layer, fit)).model)
     fair.edits_ = account_for(sample, fit)
     fair.summary_ = _known(site, fit)
+
+
+def _guarded(site: SiteMoments) -> bool:
+    """Whether something is not in the moments that is in the rows."""
+    return bool(site.left_out) or any(part.withheld for part in site.sites)
 
 
 def _targets(site: SiteMoments) -> tuple[str, ...]:
@@ -160,12 +183,12 @@ def _without_rows(site: SiteMoments) -> Sample:
     """The moments as what a pass leaves, with no rows."""
     none = Rows.none(site.layer.weight.shape[1])
     against = "labels" if site.labelled else "predictions"
-    return Sample(site.moments.labels, site.moments, site.layer, site.head, none, none, "moments", against)
+    return Sample(site.compared.labels, site.compared, site.layer, site.head, none, none, "moments", against)
 
 
 def _known(site: SiteMoments, fit: Fit) -> dict[str, Any]:
     """A summary with the keys of ESVDFair's; None for what moments do not tell."""
-    labels = site.moments.labels
+    labels = site.compared.labels
     before, after = site.figures(), site.figures(fit.weight, fit.bias)
     _note_flat(before.variances, after.variances, labels)
 
@@ -194,7 +217,7 @@ def _known(site: SiteMoments, fit: Fit) -> dict[str, Any]:
         "ks_upper": None,
         "ks_interval": None,
         "ks_floor": None,
-        "group_sizes": by_group(labels, site.moments.rows.tolist()),
+        "group_sizes": by_group(labels, site.compared.rows.tolist()),
         "group_mse_before": known(group_mse[0]),
         "group_mse_after": known(group_mse[1]),
         "r2_before": before.r2,
@@ -245,3 +268,31 @@ def _check_model(adapter: ModelAdapter, site: SiteMoments) -> None:
             f"the moments say that layer {site.layer.name!r} has other weights than it has in this model, though they "
             "name this model; the file was changed. Collect it again."
         )
+    rows = np.zeros((PROBE_ROWS, site.inputs or 0))
+    try:  # a head is looked at by chosen outputs of the layer, so that any rows serve which the model takes
+        head = adapter.head(rows if site.features is None else pd.DataFrame(rows, columns=list(site.features)))
+    except (ValueError, TypeError, RuntimeError):  # none of zeros, such as words: the file's checksum must do
+        return
+    _check_head(head, site)
+
+
+def _check_head(head: Head, site: SiteMoments) -> None:
+    """Raise unless the model's head is the one that the moments speak of."""
+    z = np.linspace(-8.0, 8.0, 65)
+    mine, told = head.apply(z), site.head.apply(z)
+    if not np.allclose(mine, told, rtol=1e-4, atol=1e-4 * float(np.ptp(mine))):
+        raise ValueError(
+            f"the moments say that the model ends in {site.head.kind}, and it ends in {head.kind}, or in another scale "
+            "of it; the file was changed. Collect it again."
+        )
+
+
+def _quieted(site: SiteMoments) -> SiteMoments:
+    """The moments as a repair can use them: variances that noise made negative are zero. Uses nothing but the file."""
+    if not any(part.noise for part in site.sites):
+        return site
+    moments = site.moments
+    values, axes = np.linalg.eigh((moments.scatters + moments.scatters.transpose(0, 2, 1)) / 2)
+    scatters = axes * np.maximum(values, 0.0)[:, None, :] @ axes.transpose(0, 2, 1)
+    arrays = moments.rows, moments.counts, moments.weight_squares, moments.means, scatters
+    return replace(site, moments=GroupMoments.from_arrays(moments.labels, *arrays))

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,26 +12,12 @@ from numpy.typing import NDArray
 from esvdfair.core.checks import Label
 from esvdfair.core.moments import GroupMoments, label_from_json
 from esvdfair.core.refit.quadratic import Head
+from esvdfair.federated.noise import Noise
 from esvdfair.models.base import LinearLayer
 
 Array = NDArray[np.float64]
 
-
-@dataclass(frozen=True)
-class Noise:
-    """The Gaussian mechanism that a collection went through (:mod:`.noise`).
-
-    Attributes
-    ----------
-    epsilon, delta : what it guarantees, for one person more or less
-    sigma : standard deviation of the noise, for a sum that one person changes by 1 at most
-    axes : directions of the layer's inputs that the moments tell of
-    """
-
-    epsilon: float
-    delta: float
-    sigma: float
-    axes: int
+_NAMES = ("sensitive", "features", "control")
 
 
 @dataclass(frozen=True)
@@ -85,10 +72,13 @@ class SiteMoments:
     Attributes
     ----------
     moments : of ``[h, y]`` in every group, h the inputs of the model's last linear layer; of h alone without labels
+    group_parts : where gaps are to be adjusted, the moments are of cells of a group and a stratum, and so many parts of
+        their labels name the group (:mod:`esvdfair.core.strata`); 0 says that they are of groups
     model : SHA-256 of the model (:func:`esvdfair.models.base.fingerprint`)
     layer, head : the last linear layer and what maps its output to the prediction, as they are in that model
     labelled : whether the last column is a label y
-    sensitive, features, target : names of the columns; None where the data had no names
+    sensitive, features, target, control : names of the columns; None where the data had no names
+    inputs : number of columns that the model takes, where it takes one table
     sites : what the moments were merged from, one entry for each collection
     left_out : units (inputs of the layer) that few people had; of them the moments tell only their common part of the
         output, so that a repair can change their weights by one common factor
@@ -104,6 +94,9 @@ class SiteMoments:
     features: tuple[str, ...] | None = None
     target: str | None = None
     left_out: tuple[int, ...] = ()
+    control: tuple[str, ...] | None = None
+    group_parts: int = 0
+    inputs: int | None = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to one file: a zip of plain arrays with a header in JSON, no pickle; it appears whole or not at all."""
@@ -136,42 +129,46 @@ class SiteMoments:
             "model": self.model,
             "layer": layer | {"bias": None if self.layer.bias is None else bias, "head": asdict(self.head)},
             "width": len(weight),
-            "labelled": self.labelled,
-            "sensitive": self.sensitive,
-            "features": self.features,
-            "target": self.target,
-            "left_out": self.left_out,
             "sites": [asdict(site) for site in self.sites],
+            **{
+                name: getattr(self, name)
+                for name in ("labelled", "left_out", "group_parts", "inputs", *_NAMES, "target")
+            },
         }
 
     @classmethod
     def from_about(cls, moments: GroupMoments, about: Mapping[str, Any]) -> "SiteMoments":
         """From moments and what :meth:`about` said of them; KeyError, TypeError or ValueError where that cannot be."""
-        layer = about["layer"]
-        weight = np.array(layer["weight"], dtype=np.float64)
-        labelled, bias = bool(about["labelled"]), layer["bias"]
-        if weight.ndim != 1 or not np.isfinite(weight).all() or len(weight) + labelled != moments.width:
+        layer, labelled = about["layer"], bool(about["labelled"])
+        weight, bias = np.array([layer["weight"]], dtype=np.float64), layer["bias"]
+        left_out, parts = tuple(map(int, about["left_out"])), int(about.get("group_parts", 0))
+        if weight.ndim != 2 or not np.isfinite(weight).all() or weight.shape[1] + labelled != moments.width:
             raise ValueError(f"its moments have {moments.width} columns, and its layer does not fit them")
-        sensitive, features = (
-            None if about[k] is None else tuple(map(str, about[k])) for k in ("sensitive", "features")
-        )
+        if left_out != tuple(sorted(set(left_out))) or not {*left_out} <= {*range(weight.shape[1])}:
+            raise ValueError("the units that it leaves out are not units of its layer")
+        if parts and not all(isinstance(cell, tuple) and 0 < parts < len(cell) for cell in moments.labels):
+            raise ValueError("its groups are not those of strata")
+        names = {name: about.get(name) for name in _NAMES}
         return cls(
             moments=moments,
             model=str(about["model"]),
             layer=LinearLayer(
-                str(layer["name"]),
-                int(layer["index"]),
-                weight[None, :],
-                None if bias is None else np.array([float(bias)]),
+                str(layer["name"]), int(layer["index"]), weight, None if bias is None else np.array([float(bias)])
             ),
             head=Head(**layer["head"]),
             labelled=labelled,
-            sites=tuple(_site(item) for item in about["sites"]),
-            sensitive=sensitive,
-            features=features,
+            sites=tuple(map(_site, about["sites"])),
             target=None if about["target"] is None else str(about["target"]),
-            left_out=_units(about["left_out"], len(weight)),
+            left_out=left_out,
+            group_parts=parts,
+            inputs=None if about.get("inputs") is None else int(about["inputs"]),
+            **{name: None if found is None else tuple(map(str, found)) for name, found in names.items()},
         )
+
+    @cached_property
+    def compared(self) -> GroupMoments:
+        """Moments of the groups: the same, or of cells those of groups with the same mix of strata."""
+        return self.moments.adjusted(self.group_parts) if self.group_parts else self.moments
 
     def without(self, units: tuple[int, ...]) -> "SiteMoments":
         """The same, all of these units and those that are left out already being told of in common only.
@@ -206,20 +203,19 @@ class SiteMoments:
         is no error either; see :meth:`change`.
         """
         a, c = self._outputs(weight, bias)
-        p = len(a)
-        means = self.moments.means[:, :p] @ a + c
-        within = np.einsum("gij,i,j->g", self.moments.scatters[:, :p, :p], a, a)
+        moments, p = self.compared, len(a)
+        means = moments.means[:, :p] @ a + c
+        within = np.einsum("gij,i,j->g", moments.scatters[:, :p, :p], a, a)
         with np.errstate(divide="ignore", invalid="ignore"):  # one row has no variance
-            variances = within / self.moments.divisors
+            variances = within / moments.divisors
         if not self.labelled or not self.head.is_affine:
             return OutputFigures(means, variances)
         mse, group_mse = self._squares(np.append(a, -1.0), c)
-        label = np.append(np.zeros(p), 1.0)
-        spread, _ = self._squares(label, -float(self.moments.pooled_mean()[-1]))
-        group_spread = self.moments.scatters[:, -1, -1] / self.moments.counts
+        spread = float(moments.pooled_scatter()[-1, -1]) / moments.pooled_weight
         r2 = 1 - mse / spread if spread > 0 else None
         with np.errstate(divide="ignore", invalid="ignore"):
-            return OutputFigures(means, variances, mse, r2, group_mse, 1 - group_mse / group_spread)
+            group_r2 = 1 - group_mse / (moments.scatters[:, -1, -1] / moments.counts)
+        return OutputFigures(means, variances, mse, r2, group_mse, group_r2)
 
     def change(self, weight: Array, bias: float) -> tuple[float, Array] | None:
         """Mean squared change of the predictions when the last layer becomes another: overall, and (G,) by group.
@@ -241,10 +237,11 @@ class SiteMoments:
 
     def _squares(self, a: Array, c: float) -> tuple[float, Array]:
         """``E(a·x + c)²`` over all rows, and (G,) in every group: ``aᵀ scatter_g a / Σw + (a·mean_g + c)²``."""
-        moments = self.moments
+        moments = self.compared
         within = np.einsum("gij,i,j->g", moments.scatters, a, a) / moments.counts
         squares = np.maximum(within, 0.0) + (moments.means @ a + c) ** 2
-        return float(moments.counts @ squares / moments.counts.sum()), squares
+        overall = max(float(a @ moments.pooled_scatter() @ a), 0.0) / moments.pooled_weight
+        return overall + float(moments.pooled_mean() @ a + c) ** 2, squares
 
 
 MomentsFile = str | os.PathLike[str]
@@ -256,22 +253,13 @@ def loaded(source: SiteMoments | MomentsFile) -> SiteMoments:
 
 
 def _site(item: Mapping[str, Any]) -> Site:
-    labels = tuple(label_from_json(label) for label in item["labels"])
-    name = item["name"]
+    name, noise = item["name"], item["noise"]
     return Site(
         str(item["fingerprint"]),
-        labels,
-        tuple(int(rows) for rows in item["rows"]),
+        tuple(map(label_from_json, item["labels"])),
+        tuple(map(int, item["rows"])),
         str(item["version"]),
         None if name is None else str(name),
         int(item["withheld"]),
-        None if item["noise"] is None else Noise(**item["noise"]),
+        None if noise is None else Noise(**noise),
     )
-
-
-def _units(items: Any, width: int) -> tuple[int, ...]:
-    """Places of units among ``width``, ascending; ValueError when they are not."""
-    units = tuple(int(unit) for unit in items)
-    if units != tuple(sorted(set(units))) or not all(0 <= unit < width for unit in units):
-        raise ValueError("the units that it leaves out are not units of its layer")
-    return units
