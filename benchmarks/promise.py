@@ -28,17 +28,17 @@ from sklearn.neural_network import MLPRegressor
 
 from esvdfair import methods
 from esvdfair.core.ks import (
+    Groups,
     Null,
-    effective_sizes,
-    ks_from_codes,
+    ks_between,
     ks_null,
     ks_peak,
     lower_end,
     population_along_curve,
+    rows_to_certify,
     upper_bound,
 )
-from esvdfair.core.metrics import rows_to_certify
-from esvdfair.curve import judge, with_untouched
+from esvdfair.curve import judge
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.models import adapt
 from esvdfair.sample import Effort, draw, draw_judging, prepare
@@ -135,9 +135,9 @@ def _interval_row(setting: Setting, shape: Floats, distance: float, draws: int, 
     for i in range(draws):
         if i % 50 == 0 and (not i or setting.sigma):  # weights stay for a while: their null is not cheap to simulate
             weights = setting.weights(rng)
-            null = ks_null(codes, count, None, weights, rng)
+            null = ks_null(Groups(codes, count, weights), None, rng)
         y = scores(levels(codes, rng), codes, distance, shape)
-        found.append(_misses(y, (codes, count, weights), distance, null, rng))
+        found.append(_misses(y, Groups(codes, count, weights), distance, null, rng))
     low, high, *false, floor, sample = np.array(found).T
     estimate = np.sqrt(np.maximum(0.0, sample**2 - floor**2))
     names = [f"{method}_{c:g}" for method in ("normal", "hoeffding") for c in CONFIDENCES]
@@ -153,22 +153,20 @@ def _interval_row(setting: Setting, shape: Floats, distance: float, draws: int, 
     }
 
 
-def _misses(
-    y: Floats, groups: tuple[Codes, int, Floats | None], distance: float, null: Null, rng: np.random.Generator
-) -> list[float]:
+def _misses(y: Floats, groups: Groups, distance: float, null: Null, rng: np.random.Generator) -> list[float]:
     """Whether the interval lies above the truth or below it, and bounds below it; the floor, and the distance."""
-    peak = ks_peak(y, *groups)
-    sizes = effective_sizes(*groups)[[peak.high_group, peak.low_group]]
+    peak = ks_peak(y, groups)
+    sizes = groups.sizes[[peak.high_group, peak.low_group]]
     shares = np.array([peak.high_share, peak.low_share])
     # the lower end is at least 1.96 of these errors below the distance: no need of its bootstrap within 1.4
     error = np.sqrt((shares * (1 - shares) / sizes).sum())
-    options = {"floor": null, "n_resamples": 300, "random_state": rng}
-    low = peak.distance > distance + 1.4 * error and lower_end(y, *groups, 0.95, **options) > distance
+    options = {"floor": null, "draws": 300, "random_state": rng}
+    low = peak.distance > distance + 1.4 * error and lower_end(y, groups, 0.95, **options) > distance
     missed = {}
     for method, confidences in (("normal", (0.9, 0.95, 0.975)), ("hoeffding", (0.9, 0.95))):
         miss = peak.distance < distance
         for confidence in confidences:  # bounds rise with their confidence: where one holds, the next ones do
-            miss = miss and upper_bound(y, *groups, confidence, method) < distance
+            miss = miss and upper_bound(y, groups, confidence, method) < distance
             missed[method, confidence] = miss
     false = [missed[method, c] for method in ("normal", "hoeffding") for c in CONFIDENCES]
     return [low, missed["normal", 0.975], *false, null.floor, peak.distance]
@@ -224,21 +222,22 @@ class Candidates:
         angles = rng.uniform(0, 2 * np.pi, CANDIDATES if shapes == "own" else 1)
         waves = [np.cos(a) * np.sin(np.pi * GRID) + np.sin(a) * np.sin(2 * np.pi * GRID) for a in angles]
         drawn = [wave / np.abs(wave).max() for wave in waves] * (CANDIDATES // len(waves))
-        groups = wide, len(setting.sizes), None if weights is None else np.repeat(weights, 3)
+        groups = Groups(wide, len(setting.sizes), None if weights is None else np.repeat(weights, 3))
         fitted = [
-            ks_from_codes(scores(people, wide, distance, shape), *groups)
+            ks_between(scores(people, wide, distance, shape), groups)
             for distance, shape in zip(true, drawn, strict=True)
         ]
-        null = ks_null(setting.codes, len(setting.sizes), None, weights, rng, draws=1000)
+        null = ks_null(Groups(setting.codes, len(setting.sizes), weights), None, rng, draws=1000)
         return cls(setting, true, drawn, np.array(fitted), weights, null)
 
 
 def _decisions(curve: Candidates, rng: np.random.Generator) -> Row:
     """What fresh rows choose: population distance over the target, and whether a certificate was false, or none."""
-    codes, count = curve.setting.codes, len(curve.setting.sizes)
+    codes = curve.setting.codes
+    groups = Groups(codes, len(curve.setting.sizes), curve.weights)
     people = levels(codes, rng)
     judged = [scores(people, codes, d, shape) for d, shape in zip(curve.true, curve.shapes, strict=True)]
-    distances = np.array([ks_from_codes(y, codes, count, curve.weights) for y in judged])
+    distances = np.array([ks_between(y, groups) for y in judged])
     estimates = population_along_curve(distances, curve.fitted, curve.null.floor)
     resolved = np.sqrt(max(0.0, curve.null.quantile(0.9) ** 2 - curve.null.floor**2))
     order, found = np.argsort(curve.fitted, kind="stable"), {"floor": curve.null.floor, "resolved": float(resolved)}
@@ -252,7 +251,7 @@ def _decisions(curve: Candidates, rng: np.random.Generator) -> Row:
         for confidence in CONFIDENCES:
 
             def within(at: int, target: float = target, confidence: float = confidence) -> bool:
-                return upper_bound(judged[order[at]], codes, count, curve.weights, confidence) <= target
+                return upper_bound(judged[order[at]], groups, confidence) <= target
 
             first = within(0)
             found[f"false {target:g} {confidence:g}"] = first and within(beyond) and all(map(within, range(1, beyond)))
@@ -303,22 +302,20 @@ def _fitted(network: MLPRegressor, share: float, fitting: int, judging: int, see
         return {"X": x, "y": y, "sensitive_features": a}
 
     sample = draw(prepare(adapter, **rows(fitting), validation=_people(rng, judging, share), effort=EFFORT))
-    fits, known = with_untouched(
-        sample, found := methods.transport(sample, effort=EFFORT), methods.predict(sample, found)
-    )
+    known = methods.Candidates.of(sample, methods.transport(sample, effort=EFFORT)).with_untouched()
     fresh = draw_judging(prepare(adapter, **rows(FRESH)), sample.labels)
-    everyone = methods.predict(replace(sample, judging=fresh), fits)[0]
-    true = np.array([ks_from_codes(column, fresh.codes, 2) for column in everyone.T])
+    everyone = methods.outputs(sample.head, fresh, known.fits)
+    true = np.array([ks_between(column, Groups(fresh.codes, 2)) for column in everyone.T])
     decisions = []
     for _ in range(JUDGE_A_FIT):
         here = replace(sample, judging=draw_judging(prepare(adapter, **rows(judging)), sample.labels))
-        predicted = methods.predict(here, fits)[0], known[1]
+        judged = replace(known, sample=here, judging=methods.outputs(here.head, here.judging, known.fits))
         decision: Row = {"fairest": float(true.min())}
         for confidence in (None, 0.9):
-            curve, order = judge(here, fits, adapter, predicted=predicted, effort=EFFORT, confidence=confidence)
+            curve = judge(judged, adapter, effort=EFFORT, confidence=confidence)
             for target in TARGETS:
                 point = curve.select(target_ks=target)
-                distance, met = true[order[point.index]], curve.meets(point, target)
+                distance, met = true[curve.candidates[point.index]], curve.meets(point, target)
                 if confidence is None:
                     decision[f"ratio {target:g}"] = distance / target if met else None
                     decision[f"met {target:g}"] = met

@@ -12,7 +12,8 @@ from esvdfair import Effort, ESVDFairWarning, curve, ks_bound, ks_distance, ks_d
 from esvdfair.core import ks
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.quadratic import Fit, Head
-from esvdfair.curve import UNTOUCHED, choose, judge, ks_distances, mean_squared_errors, measurable, summarise
+from esvdfair.curve import Judging, choose, judge, measurable, summarise
+from esvdfair.methods import UNTOUCHED, Candidates
 from esvdfair.models.base import LinearLayer
 from esvdfair.sample import Rows, Sample
 
@@ -56,7 +57,7 @@ def judged(columns, *, targets=None, seed=0, rows=400, points=20, judged_on="hel
     ]
     effort = Effort(points=points, resamples=50)
     sample = sample_of(here, fitted, judged_on)
-    return judge(sample, fits, Weight(), predicted=predicted, effort=effort, **options)
+    return judge(Candidates(sample, tuple(fits), *predicted), Weight(), effort=effort, **options)
 
 
 def make(shifts, **options):
@@ -66,8 +67,9 @@ def make(shifts, **options):
 def test_every_column_is_measured():
     rows = make_rows()
     p = predictions(rows, [0.0, 1.0])
-    assert mean_squared_errors(rows, p) == pytest.approx(((p - rows.y[:, None]) ** 2).mean(0))
-    assert ks_distances(rows, p)[1] == pytest.approx(ks_distance(p[:, 1], sensitive_features=rows.codes))
+    here = Judging.of(rows, 2)
+    assert here.errors(p) == pytest.approx(((p - rows.y[:, None]) ** 2).mean(0))
+    assert here.distances(p)[1] == pytest.approx(ks_distance(p[:, 1], sensitive_features=rows.codes))
 
 
 def test_weights_enter_every_measure():
@@ -78,13 +80,14 @@ def test_weights_enter_every_measure():
     again = replace(again, weight=np.ones(len(again)))
     p = predictions(rows, [0.7])
     repeated = np.repeat(p, weight, axis=0)
-    assert mean_squared_errors(rows, p) == pytest.approx(mean_squared_errors(again, repeated))
-    assert ks_distances(rows, p) == pytest.approx(ks_distances(again, repeated))
+    here, there = Judging.of(rows, 2), Judging.of(again, 2)
+    assert here.errors(p) == pytest.approx(there.errors(repeated))
+    assert here.distances(p) == pytest.approx(there.distances(repeated))
 
 
 def test_a_summary_measures_the_judging_rows_before_and_after():
     rows = make_rows()
-    curve, _ = make([0.5])
+    curve = make([0.5])
     p = predictions(rows, [0.5])[:, 0]
     found = summarise(sample_of(rows, rows), p, curve, curve.points[0], method="parity", target_ks=None)
     groups = [p[rows.codes == c] for c in (0, 1)]
@@ -97,20 +100,20 @@ def test_a_summary_measures_the_judging_rows_before_and_after():
 
 
 def test_the_curve_runs_from_accurate_to_fair_and_builds_the_right_model():
-    curve, order = make(np.linspace(2.0, 0.0, 30))
+    curve = make(np.linspace(2.0, 0.0, 30))
     distances = [point.ks_population for point in curve.points]
     assert distances == sorted(distances, reverse=True)
-    assert [curve.model(i) for i in range(len(curve))] == [float(i) for i in order]
+    assert [curve.model(i) for i in range(len(curve))] == [float(i) for i in curve.candidates]
     assert curve.evaluated_on == "heldout"
     assert len(repr(curve)) < 200
 
 
 def test_only_the_unbeaten_are_kept_unless_they_are_few():
-    curve, _ = make(np.linspace(2.0, 0.0, 30), points=1)
+    curve = make(np.linspace(2.0, 0.0, 30), points=1)
     by_error = sorted(curve.points, key=lambda point: point.mse)
     assert all(a.ks_population > b.ks_population for a, b in pairwise(by_error))
-    assert len(make(np.zeros(45))[0]) == 20  # no more of the beaten than are missing
-    assert len(make([0.0, 0.5])[0]) == 2
+    assert len(make(np.zeros(45))) == 20  # no more of the beaten than are missing
+    assert len(make([0.0, 0.5])) == 2
 
 
 # --- the rule ------------------------------------------------------------------------------------------------------
@@ -135,7 +138,7 @@ FALLING = np.linspace(1.0, 0.0, 21)
 
 
 def test_the_most_accurate_that_meets_the_target_is_taken():
-    curve, _ = judged(trade_off(FALLING), rows=3000)
+    curve = judged(trade_off(FALLING), rows=3000)
     point = curve.select(target_ks=0.2)
     assert curve.meets(point, 0.2)
     assert point.mse == min(p.mse for p in curve.points if p.ks_population <= 0.2)
@@ -145,27 +148,27 @@ def test_the_most_accurate_that_meets_the_target_is_taken():
 def test_a_target_that_the_model_meets_already_returns_it_or_better_in_both():
     shifts, costs = np.append(FALLING, 0.2), np.append(np.zeros(21), 0.05)
     targets = ["labels"] * 21 + [UNTOUCHED]
-    curve, _ = judged(trade_off(shifts, costs), targets=targets, rows=3000)
+    curve = judged(trade_off(shifts, costs), targets=targets, rows=3000)
     untouched = curve.untouched
     assert curve.meets(untouched, 0.2)
     point = curve.select(target_ks=0.2)
     assert point.mse <= untouched.mse
     assert point.ks_population <= untouched.ks_population
     assert curve.select(target_ks=0.02) is not untouched
-    alone, _ = judged(trade_off([0.1, 0.2]), targets=targets[-2:], rows=3000)
+    alone = judged(trade_off([0.1, 0.2]), targets=targets[-2:], rows=3000)
     assert alone.select(target_ks=0.2).target == UNTOUCHED
 
 
 def test_accuracy_is_never_traded_for_noise():
     """Candidates that are equally fair and ever less accurate, under a target that these rows cannot tell."""
     costs = np.linspace(0.0, 2.0, 12)
-    curve, _ = judged(trade_off(np.zeros(12), costs), rows=60)
+    curve = judged(trade_off(np.zeros(12), costs), rows=60)
     assert curve.ks_resolved > 0.1
     assert curve.select(target_ks=0.0).mse == min(p.mse for p in curve.points)
 
 
 def test_a_target_below_what_rows_can_tell_stops_there_and_says_what_more_would_cost():
-    curve, _ = judged(trade_off(FALLING), rows=150)
+    curve = judged(trade_off(FALLING), rows=150)
     with pytest.warns(ESVDFairWarning, match="The fairest has error"):
         point = choose(curve, target_ks=0.001)
     assert not curve.meets(point, 0.001)
@@ -182,29 +185,29 @@ def test_a_stricter_target_is_never_less_fair_than_none():
 
 def test_nothing_dominated_is_taken():
     for seed in range(5):
-        curve, _ = judged(trade_off(FALLING, seed=seed), seed=seed)
+        curve = judged(trade_off(FALLING, seed=seed), seed=seed)
         for target in (0.0, 0.05, 0.1, 0.2, 0.4):
             point = curve.select(target_ks=target)
             assert not any(p.mse < point.mse and p.ks_population < point.ks_population for p in curve.points)
 
 
 def test_a_target_that_none_meets_warns():
-    curve, _ = judged(trade_off([1.0, 0.9]), rows=3000)
+    curve = judged(trade_off([1.0, 0.9]), rows=3000)
     with pytest.warns(ESVDFairWarning, match="no candidate meets target_ks=0.2"):
         choose(curve, target_ks=0.2)
 
 
 def test_the_fairest_within_an_error_is_the_model_as_given_at_worst():
-    curve, _ = judged(trade_off(FALLING), targets=[*["labels"] * 8, UNTOUCHED, *["labels"] * 12], rows=3000)
+    curve = judged(trade_off(FALLING), targets=[*["labels"] * 8, UNTOUCHED, *["labels"] * 12], rows=3000)
     point = choose(curve, max_mse_increase=0.5)
     within = [p for p in curve.points if p.mse <= 1.5 * curve.untouched.mse]
     assert point.ks_population == min(p.ks_population for p in within)
     with pytest.warns(ESVDFairWarning, match="nothing is fairer than the model as given"):
-        choose(judged(trade_off([0.5, 0.1]), targets=[UNTOUCHED, "labels"])[0], max_mse_increase=0.0)
+        choose(judged(trade_off([0.5, 0.1]), targets=[UNTOUCHED, "labels"]), max_mse_increase=0.0)
 
 
 def test_worse_in_both_is_said_where_no_target_was_given():
-    curve, _ = judged(trade_off([0.2, 0.6], [0.0, 1.0]), targets=[UNTOUCHED, "labels"], rows=2000)
+    curve = judged(trade_off([0.2, 0.6], [0.0, 1.0]), targets=[UNTOUCHED, "labels"], rows=2000)
     with pytest.warns(ESVDFairWarning, match="worse than the one given in both"):
         assert choose(curve).target == "labels"
 
@@ -215,7 +218,7 @@ def test_a_constant_is_called_one_and_has_no_distance():
     def columns(rows):
         return np.column_stack([rows.y + rows.codes, 0.3 + 1e-13 * rows.codes])
 
-    curve, _ = judged(columns)
+    curve = judged(columns)
     flat = next(p for p in curve.points if p.strength == 1.0)
     assert (flat.ks, flat.ks_low, flat.constant) == (0.0, 0.0, True)
     with pytest.warns(ESVDFairWarning, match="one number for everybody"):
@@ -231,13 +234,13 @@ def test_the_estimate_keeps_its_promise_in_the_population():
     """Many candidates, few rows: the mean population distance of what is taken is within 80 to 100 % of the target."""
     shifts, taken = np.linspace(0.7, 0.1, 31), []
     for seed in range(24):
-        curve, order = judged(trade_off(shifts, seed=seed), seed=1000 + seed, rows=1000, points=1)
-        taken.append(population(shifts[order[curve.select(target_ks=0.15)]]))
+        curve = judged(trade_off(shifts, seed=seed), seed=1000 + seed, rows=1000, points=1)
+        taken.append(population(shifts[curve.candidates[curve.select(target_ks=0.15)]]))
     assert 0.8 * 0.15 <= np.mean(taken) <= 0.15
 
 
 def test_rows_that_fitted_are_not_corrected_for_sampling():
-    curve, _ = make(np.linspace(1.0, 0.0, 10), judged_on="train")
+    curve = make(np.linspace(1.0, 0.0, 10), judged_on="train")
     assert [p.ks_population for p in curve.points] == [p.ks for p in curve.points]
 
 
@@ -245,7 +248,7 @@ def test_what_parity_itself_would_show_is_found_once_for_all_points(monkeypatch)
     asked, real = [], ks.ks_null
     for home in (ks, curve):
         monkeypatch.setattr(home, "ks_null", lambda *given, **more: asked.append(given) or real(*given, **more))
-    found, _ = judged(lambda rows: np.round(predictions(rows, [0.1, 0.2, 0.3])))  # ties need a simulation
+    found = judged(lambda rows: np.round(predictions(rows, [0.1, 0.2, 0.3])))  # ties need a simulation
     assert len(found.points) == 3
     assert len(asked) == 1
 
@@ -262,12 +265,12 @@ def test_points_that_share_their_draws_have_the_intervals_of_the_public_metric()
 
 
 def test_a_certified_point_is_within_its_bound_and_so_is_all_before_it():
-    curve, order = judged(trade_off(FALLING), rows=3000, confidence=0.9)
+    curve = judged(trade_off(FALLING), rows=3000, confidence=0.9)
     rows, fitted = (replace(part, y=part.y + part.codes) for part in (make_rows(3000), make_rows(15_000, seed=100)))
     here, there = (trade_off(FALLING)(part) for part in (rows, fitted))
     bounds = [ks_bound(column, sensitive_features=rows.codes, confidence=0.9) for column in here.T]
-    sequence = np.argsort(ks_distances(fitted, there), kind="stable").tolist()
-    for point, i in zip(curve.points, order, strict=True):
+    sequence = np.argsort(Judging.of(fitted, 2).distances(there), kind="stable").tolist()
+    for point, i in zip(curve.points, curve.candidates, strict=True):
         before = sequence[: sequence.index(i) + 1]
         assert point.ks_certified == pytest.approx(max(bounds[j] for j in before), abs=1e-6)
     point = curve.select(target_ks=0.2)
@@ -276,20 +279,20 @@ def test_a_certified_point_is_within_its_bound_and_so_is_all_before_it():
 
 
 def test_what_cannot_be_certified_says_how_many_rows_it_needs():
-    curve, _ = judged(trade_off(FALLING), rows=200, confidence=0.9)
+    curve = judged(trade_off(FALLING), rows=200, confidence=0.9)
     with pytest.warns(
         ESVDFairWarning, match=r"no candidate can be certified .* about [\d.]+ times as many heldout rows"
     ):
         point = choose(curve, target_ks=0.1)
     assert not curve.meets(point, 0.1)
-    hopeless, _ = judged(trade_off([1.0, 0.9]), confidence=0.9)
+    hopeless = judged(trade_off([1.0, 0.9]), confidence=0.9)
     with pytest.warns(ESVDFairWarning, match="no number of rows would do"):
         choose(hopeless, target_ks=0.1)
 
 
 def test_hoeffding_is_the_wider_of_the_two():
     normal, hoeffding = (
-        judged(trade_off(FALLING), rows=1000, confidence=0.9, certificate=kind)[0] for kind in ("normal", "hoeffding")
+        judged(trade_off(FALLING), rows=1000, confidence=0.9, certificate=kind) for kind in ("normal", "hoeffding")
     )
     assert min(p.ks_certified for p in hoeffding.points) > min(p.ks_certified for p in normal.points)
 
@@ -301,7 +304,7 @@ def test_rows_that_fitted_certify_nothing():
 
 def test_a_summary_is_json():
     rows = make_rows()
-    curve, _ = make([0.5], confidence=0.9)
+    curve = make([0.5], confidence=0.9)
     p = predictions(rows, [0.5])[:, 0]
     found = summarise(sample_of(rows, rows), p, curve, curve.points[0], method="parity", target_ks=0.1)
     assert json.loads(json.dumps(found))["certified"] is False

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from esvdfair.core.checks import check_column, check_groups, check_strata, check_weight
-from esvdfair.core.ks import Peak, ks_null, ks_peak, ks_to_rest
-from esvdfair.core.metrics import ks_distance, ks_distance_ci, mean_gap, variance_gap, wasserstein_distance
+from esvdfair.core.ks import Groups, Peak, ks_between, ks_interval, ks_null, ks_peak, ks_to_rest
+from esvdfair.core.metrics import wasserstein_distance
 from esvdfair.core.strata import adjusted_weights, outside_support
 from esvdfair.exceptions import Given, InputError
 from esvdfair.text import label_text, number, share
@@ -185,46 +185,43 @@ def audit_predictions(
             "out: {min_group_rows}.",
             name=names[int(sizes.argmin())], rows=int(sizes.min()), min_group_rows=Given(),
         )  # fmt: skip
-    null = ks_null(codes, len(names), scores, weight, seed)
-    both: dict[str, Any] = {"sensitive_features": codes, "sample_weight": weight}
+    found = Groups.of(codes, len(names), weight)
     return Audit(
         rows=len(scores),
-        ks=ks_distance(scores, **both),
-        ks_interval=ks_distance_ci(scores, **both, floor=null, random_state=seed),
-        ks_floor=null.floor,
-        ks_chance=null.quantile(0.95),
-        mean_gap=mean_gap(scores, **both),
-        variance_gap=variance_gap(scores, **both),
-        wasserstein=wasserstein_distance(scores, **both),
+        **_distances(scores, found, seed),
+        variance_gap=float(np.ptp(found.variances(scores))),
+        wasserstein=wasserstein_distance(scores, sensitive_features=codes, sample_weight=weight),
         mse=None if truth is None else float(np.average((scores - truth) ** 2, weights=weight)),
-        widest=ks_peak(scores, codes, len(names), weight),
-        groups=_groups(names, codes, scores, truth, weight),
+        widest=ks_peak(scores, found),
+        groups=_groups(names, Groups(codes, len(names), weight), scores, truth),
         adjusted=None if strata is None else _adjusted(scores, codes, len(names), strata, weight, seed),
     )
 
 
-def _adjusted(scores: Array, codes: Codes, n_groups: int, strata: Codes, weight: Array | None, seed: int) -> Adjusted:
+def _distances(scores: Array, groups: Groups, seed: int) -> dict[str, Any]:
+    """What is said of the raw gaps and of adjusted ones."""
+    null = ks_null(groups, scores, seed)
+    return {
+        "ks": ks_between(scores, groups),
+        "ks_interval": ks_interval(scores, groups, 0.95, floor=null, draws=1000, random_state=seed),
+        "ks_floor": null.floor,
+        "ks_chance": null.quantile(0.95),
+        "mean_gap": float(np.ptp(groups.means(scores))),
+    }
+
+
+def _adjusted(scores: Array, codes: Codes, count: int, strata: Codes, weight: Array | None, seed: int) -> Adjusted:
     plain = np.ones(len(scores)) if weight is None else weight
-    adjusted = adjusted_weights(codes, n_groups, strata, plain)
-    null = ks_null(codes, n_groups, scores, adjusted, seed, strata)
-    both: dict[str, Any] = {"sensitive_features": codes, "sample_weight": adjusted}
-    return Adjusted(
-        ks=ks_distance(scores, **both),
-        ks_interval=ks_distance_ci(scores, **both, floor=null, random_state=seed),
-        ks_floor=null.floor,
-        ks_chance=null.quantile(0.95),
-        mean_gap=mean_gap(scores, **both),
-        outside_support=outside_support(plain, adjusted),
-    )
+    adjusted = adjusted_weights(codes, count, strata, plain)
+    found = _distances(scores, Groups.of(codes, count, adjusted, strata), seed)
+    return Adjusted(**found, outside_support=outside_support(plain, adjusted))
 
 
-def _groups(
-    names: Sequence[str], codes: Codes, scores: Array, truth: Array | None, weight: Array | None
-) -> tuple[GroupFigures, ...]:
+def _groups(names: Sequence[str], groups: Groups, scores: Array, truth: Array | None) -> tuple[GroupFigures, ...]:
     """The figures of every group; the rows are put in order of their groups once, however many there are."""
-    to_rest = ks_to_rest(scores, codes, len(names), weight)
-    order = np.argsort(codes, kind="stable")
-    ends = np.cumsum(np.bincount(codes, minlength=len(names)))[:-1]
+    to_rest, weight = ks_to_rest(scores, groups), groups.weight
+    order = np.argsort(groups.codes, kind="stable")
+    ends = np.cumsum(np.bincount(groups.codes, minlength=len(names)))[:-1]
     own = [None] * len(names) if weight is None else np.split(weight[order], ends)
     errors = [None] * len(names) if truth is None else np.split((scores - truth)[order], ends)
     found = []

@@ -6,8 +6,8 @@ place that says so; the choice, the warning, the summary and the exit code of a 
 """
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -18,27 +18,25 @@ from scipy.special import ndtr
 
 from esvdfair.core.checks import by_group
 from esvdfair.core.ks import (
+    Groups,
     Null,
-    effective_sizes,
-    ks_from_codes,
+    ks_between,
+    ks_interval,
     ks_null,
-    lower_end,
     population_along_curve,
+    rows_to_certify,
     upper_bound,
 )
-from esvdfair.core.metrics import group_mse, mean_gap, rows_to_certify, variance_gap
 from esvdfair.core.refit.quadratic import Fit
 from esvdfair.core.strata import outside_support
 from esvdfair.distributed import broadcast
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
-from esvdfair.methods import Predicted, predict, weights_of
+from esvdfair.methods import UNTOUCHED, Candidates, outputs, weights_of
 from esvdfair.models.base import ModelAdapter, Weights
 from esvdfair.sample import Effort, Rows, Sample
 
 Array = NDArray[np.float64]
 
-UNTOUCHED = "untouched"
-"""``target`` of the model as it was given, which is a candidate like the others."""
 DIGITS = 1e-9
 """Part of its scale to which a prediction, an error or a distance is rounded before it is compared."""
 FLAT = 0.01
@@ -103,6 +101,7 @@ class Curve:
     ks_floor : what two samples of one distribution would show at these group sizes
     evaluated_on : "validation", "heldout" or "train"
     weights : of every point, what it puts in place of the layers of the model
+    candidates : of every point, which of the fits that were judged it is
     ks_resolved : the smallest population distance that these rows can tell from parity
     confidence, certificate : of the certificates; no confidence, no certificates
     rows : effective rows of the two smallest groups, ``1/(1/n₁ + 1/n₂)``
@@ -115,6 +114,7 @@ class Curve:
     evaluated_on: str
     weights: tuple[Weights, ...]
     build: Callable[[Weights], Any]
+    candidates: tuple[int, ...] = ()
     ks_resolved: float = 0.0
     confidence: float | None = None
     certificate: str = "normal"
@@ -174,37 +174,23 @@ class Curve:
         return frame if self.confidence is not None else frame.drop(columns="ks_certified")
 
 
-def _most_accurate(points: Any) -> CurvePoint:
-    found: CurvePoint = min(points, key=lambda point: (point.mse, point.ks_population))
-    return found
+def _most_accurate(points: Iterable[CurvePoint]) -> CurvePoint:
+    return min(points, key=lambda point: (point.mse, point.ks_population))
 
 
 # --- judging -------------------------------------------------------------------------------------------------------
 
 
-def with_untouched(sample: Sample, fits: Sequence[Fit], predicted: Predicted) -> tuple[list[Fit], Predicted]:
-    """The candidates and, last, the model as it was given: the layer that it has, and what it predicts."""
-    layer = sample.layer
-    same = Fit(layer.weight[0], 0.0 if layer.bias is None else float(layer.bias[0]), target=UNTOUCHED)
-    judging, training = (
-        np.column_stack([known, rows.prediction])
-        for known, rows in zip(predicted, (sample.judging, sample.training), strict=True)
-    )
-    return [*fits, same], (judging, training)
-
-
 def judge(
-    sample: Sample,
-    fits: Sequence[Fit],
+    candidates: Candidates,
     adapter: ModelAdapter,
     *,
-    predicted: Predicted | None = None,
-    effort: Effort | None = None,
+    effort: Effort,
     seed: int = 0,
     confidence: float | None = None,
     certificate: str = "normal",
-) -> tuple[Curve, list[int]]:
-    """The fits that are not beaten in both error and parity, as a curve; and which fits they are.
+) -> Curve:
+    """The fits that are not beaten in both error and parity, as a curve.
 
     When fewer than ``effort.points`` are unbeaten, those that are beaten only by them follow, and so on. The untouched
     model, where it is among the fits, is on every curve.
@@ -212,10 +198,9 @@ def judge(
     Parameters
     ----------
     adapter : of the untouched model, which the models of the curve are copies of
-    predicted : what the fits predict, where it is known already
     confidence, certificate : of the bounds by which points are certified; none without a confidence
     """
-    effort = effort or Effort()
+    sample, fits = candidates.sample, candidates.fits
     if confidence is not None and sample.judged_on == "train":
         raise InputError(
             "{confidence} needs rows that neither fitted nor chose, and here all rows fitted: a certificate cannot "
@@ -224,63 +209,65 @@ def judge(
             validation=Given(),
         )
 
-    def look() -> tuple[list[CurvePoint], dict[str, Any], list[int]]:
-        rows, known = sample.judging, predict(sample, fits) if predicted is None else predicted
+    def look() -> dict[str, Any]:
+        rows = sample.judging
         # Neither the order of two rows nor that of two candidates may hang on the last bits of a sum.
-        judging, training = (measurable(part, rows.prediction) for part in known)
-        groups = Groups.of(rows, len(sample.labels), seed)
-        mse, ks = mean_squared_errors(rows, judging), groups.distances(judging)
-        fitted = training_distances(sample, fits, training)
-        # Rows that fitted show no excess that sampling would explain; but the untouched model was not fitted to parity.
-        excess = [groups.null.floor * (fit.target == UNTOUCHED) for fit in fits]
-        population, certified = np.sqrt(np.maximum(0.0, ks**2 - np.square(excess))), None
-        if fitted is not None:
+        judging, training = (measurable(part, rows.prediction) for part in (candidates.judging, candidates.training))
+        here = Judging.of(rows, len(sample.labels), seed)
+        errors, distances = here.errors(judging), here.distances(judging)
+        fitted = _training_distances(sample, fits, training)
+        if fitted is None:
+            # Rows that fitted show no excess by sampling; but the untouched model was not fitted to parity.
+            excess = [here.null.floor * (fit.target == UNTOUCHED) for fit in fits]
+            population = np.sqrt(np.maximum(0.0, distances**2 - np.square(excess)))
+        else:
             order_only = not len(sample.training)
-            population = population_along_curve(ks, fitted, groups.null.floor, order_only=order_only)
+            population = population_along_curve(distances, fitted, here.null.floor, order_only=order_only)
+        certified = None
         if fitted is not None and confidence is not None:
-            certified = _certified(groups, judging, fitted, confidence, certificate)
-        order = _kept(fits, mse, population, certified, effort.points)
+            certified = _certified(here, judging, fitted, confidence, certificate)
+        kept = _kept(fits, errors, population, certified, effort.points)
         points = []
-        for position, i in enumerate(order):
-            seen = Seen(rows, judging[:, i], groups)
-            low, high = groups.interval(seen.prediction, effort.resamples)
+        for place, i in enumerate(kept):
+            low, high = here.interval(judging[:, i], effort.resamples)
             points.append(
                 CurvePoint(
-                    mse=float(mse[i]),
-                    ks=float(ks[i]),
+                    mse=float(errors[i]),
+                    ks=float(distances[i]),
                     ks_low=low,
                     ks_high=high,
-                    mean_gap=seen.mean_gap,
-                    variance_gap=seen.variance_gap,
+                    mean_gap=here.mean_gap(judging[:, i]),
+                    variance_gap=here.variance_gap(judging[:, i]),
                     target=fits[i].target,
                     ridge=fits[i].ridge,
                     strength=fits[i].strength,
                     ks_population=float(population[i]),
-                    ks_upper=seen.upper(confidence, certificate),
+                    ks_upper=here.upper(judging[:, i], confidence or 0.95, certificate),
                     ks_certified=None if certified is None else float(certified[i]),
-                    constant=seen.constant,
-                    index=position,
+                    constant=here.constant(judging[:, i]),
+                    index=place,
                 )
             )
-        facts: dict[str, Any] = {"ks_floor": groups.null.floor, "ks_resolved": groups.resolved, "rows": groups.fewest}
-        plain = [i for i, fit in enumerate(fits) if fit.diagnostics.get("plain")]
-        if plain:
-            best = min(plain, key=lambda i: mse[i])
-            facts |= {"mse_refit": float(mse[best]), "refit": fits[best]}
-        return points, facts, order
+        plain = here.errors(outputs(sample.head, rows, candidates.plain)) if candidates.plain else None
+        return {
+            "points": tuple(points),
+            "candidates": tuple(kept),
+            "ks_floor": here.null.floor,
+            "ks_resolved": here.resolved,
+            "rows": here.fewest,
+            "mse_refit": None if plain is None else float(plain.min()),
+            "refit": None if plain is None else candidates.plain[int(plain.argmin())],
+        }
 
-    points, facts, order = broadcast(look)
-    weights = tuple(weights_of(sample.layer, fits[i]) for i in order)
-    curve = Curve(
-        points=tuple(points),
+    found = broadcast(look)
+    return Curve(
         evaluated_on=sample.judged_on,
-        weights=weights,
+        weights=tuple(weights_of(sample.layer, fits[i]) for i in found["candidates"]),
         build=Builder(adapter),
         confidence=confidence,
         certificate=certificate,
-        **facts,
+        **found,
     )
-    return curve, order
 
 
 def measurable(prediction: Array, untouched: Array) -> Array:
@@ -309,7 +296,7 @@ def _rounded(values: Array, unit: float) -> Array:
     return rounded
 
 
-def training_distances(sample: Sample, fits: Sequence[Fit], training: Array) -> Array | None:
+def _training_distances(sample: Sample, fits: Sequence[Fit], training: Array) -> Array | None:
     """(k,) the KS distance of each fit on rows that do not judge; None where the rows that judge have fitted.
 
     Only their order counts. Where there are no training rows but their moments, it is the distance of normal
@@ -320,7 +307,8 @@ def training_distances(sample: Sample, fits: Sequence[Fit], training: Array) -> 
     if len(fits) == 1:
         return np.zeros(1)  # nothing to put in order
     if len(sample.training):
-        return Groups.of(sample.training, len(sample.labels)).distances(training)
+        # without the last bits, which would else decide the order of equal ones
+        return np.round(Judging.of(sample.training, len(sample.labels)).distances(training), 12)
     moments = sample.moments.columns(slice(0, sample.layer.weight.shape[1]))
     weight = np.array([fit.weight for fit in fits])  # (k, p)
     mean = weight @ moments.means.T  # (k, G)
@@ -331,14 +319,14 @@ def training_distances(sample: Sample, fits: Sequence[Fit], training: Array) -> 
     return np.asarray(np.ptp(below, axis=1).max(axis=1), dtype=np.float64)
 
 
-def _certified(groups: "Groups", judging: Array, fitted: Array, confidence: float, method: str) -> Array:
+def _certified(here: "Judging", judging: Array, fitted: Array, confidence: float, method: str) -> Array:
     """(k,) the smallest target for which each fit is certified: a fixed sequence, fairest on *other* rows first.
 
     A candidate is accepted while the bounds of all candidates up to it are within the target, so what counts is their
     running maximum; stopping at the first failure needs no correction for their number.
     """
     order = np.argsort(fitted, kind="stable")
-    bounds = [groups.upper(judging[:, i], confidence, method) for i in order]
+    bounds = [here.upper(judging[:, i], confidence, method) for i in order]
     found = np.empty(len(order))
     found[order] = np.maximum.accumulate(bounds)
     return found
@@ -376,30 +364,24 @@ def _fronts(mse: Array, ks: Array) -> list[list[int]]:
     return fronts
 
 
-# --- what can be said of predictions -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class Groups:
-    """The groups of some rows as parity sees them; its weights are not those of the error, which stay with the rows."""
+class Judging:
+    """Rows that judge, and what they say of predictions (n,) for them, or of the columns of (n, k)."""
 
-    codes: NDArray[np.intp]
-    count: int
-    weight: Array | None
-    scores: Array = field(repr=False)
-    strata: NDArray[np.intp] | None = None
+    rows: Rows
+    groups: Groups
     seed: int = 0
 
     @classmethod
-    def of(cls, rows: Rows, count: int, seed: int = 0) -> "Groups":
+    def of(cls, rows: Rows, count: int, seed: int = 0) -> "Judging":
         weight = rows.parity_weight
-        weight_or_none = None if rows.strata is None and np.all(weight == weight[0]) else weight
-        return cls(rows.codes, count, weight_or_none, rows.prediction, rows.strata, seed)
+        alike = rows.strata is None and bool(np.all(weight == weight[:1]))
+        return cls(rows, Groups.of(rows.codes, count, None if alike else weight, rows.strata), seed)
 
     @cached_property
     def null(self) -> Null:
         """What parity would show; models of one curve share the ties of the untouched one."""
-        return ks_null(self.codes, self.count, self.scores, self.weight, self.seed, self.strata, draws=1000)
+        return ks_null(self.groups, self.rows.prediction, self.seed, draws=1000)
 
     @property
     def resolved(self) -> float:
@@ -409,19 +391,30 @@ class Groups:
     @property
     def fewest(self) -> float:
         """Effective rows of the two smallest groups, ``1/(1/n₁ + 1/n₂)``."""
-        return float(1 / np.sum(1 / np.sort(effective_sizes(self.codes, self.count, self.weight))[:2]))
+        return float(1 / np.sum(1 / np.sort(self.groups.sizes)[:2]))
 
-    def distances(self, prediction: Array) -> Array:
-        """(k,) KS distance of each column. One by one: all at once would be several copies of a large table."""
-        return np.array([ks_from_codes(column, self.codes, self.count, self.weight) for column in prediction.T])
+    def errors(self, columns: Array) -> Array:
+        """(k,) weighted mean squared error."""
+        share = self.rows.weight / self.rows.weight.sum()
+        return np.array([share @ (column - self.rows.y) ** 2 for column in columns.T])
 
-    def interval(self, prediction: Array, resamples: int) -> tuple[float, float]:
-        """As `ks_distance_ci`, of rows that are checked."""
-        rows = prediction, self.codes, self.count, self.weight
-        low = lower_end(
-            *rows, 0.95, floor=self.null, n_resamples=resamples, random_state=self.seed, normals=self._normals
+    def distances(self, columns: Array) -> Array:
+        """(k,) KS distance. One by one: all at once would be several copies of a large table."""
+        return np.array([ks_between(column, self.groups) for column in columns.T])
+
+    def mean_gap(self, prediction: Array) -> float:
+        return float(np.ptp(self.groups.means(prediction)))
+
+    def variance_gap(self, prediction: Array) -> float:
+        return float(np.ptp(self.groups.variances(prediction)))
+
+    def upper(self, prediction: Array, confidence: float, method: str) -> float:
+        return upper_bound(prediction, self.groups, confidence, method)
+
+    def interval(self, prediction: Array, draws: int) -> tuple[float, float]:
+        return ks_interval(
+            prediction, self.groups, floor=self.null, draws=draws, random_state=self.seed, normals=self._normals
         )
-        return low, upper_bound(*rows, 0.975)
 
     @cached_property
     def _normals(self) -> Callable[[tuple[int, int, int]], Array]:
@@ -432,61 +425,21 @@ class Groups:
 
         return cache(drawn)
 
-    def upper(self, prediction: Array, confidence: float, method: str) -> float:
-        return upper_bound(prediction, self.codes, self.count, self.weight, confidence, method)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One vector of predictions (n,) for some rows, and what can be said of it."""
-
-    rows: Rows
-    prediction: Array
-    groups: Groups
-
-    @property
-    def _by_group(self) -> dict[str, Any]:
-        return {"sensitive_features": self.groups.codes, "sample_weight": self.groups.weight}
-
-    @property
-    def mse(self) -> float:
-        return float(mean_squared_errors(self.rows, self.prediction[:, None])[0])
-
-    @property
-    def ks(self) -> float:
-        return float(self.groups.distances(measurable(self.prediction, self.rows.prediction)[:, None])[0])
-
-    @property
-    def mean_gap(self) -> float:
-        return mean_gap(self.prediction, **self._by_group)
-
-    @property
-    def variance_gap(self) -> float:
-        return variance_gap(self.prediction, **self._by_group)
-
-    @property
-    def group_mse(self) -> list[float]:
-        weight = {"sensitive_features": self.rows.codes, "sample_weight": self.rows.weight}
-        return list(group_mse(self.rows.y, self.prediction, **weight).values())
-
-    @property
-    def constant(self) -> bool:
+    def constant(self, prediction: Array) -> bool:
         """Whether hardly anything is left of the spread that the untouched model's predictions have."""
-        return bool(self.prediction.std() <= FLAT * self.rows.prediction.std())
+        return bool(prediction.std() <= FLAT * self.rows.prediction.std())
 
-    def upper(self, confidence: float | None, method: str) -> float:
-        return self.groups.upper(self.prediction, 0.95 if confidence is None else confidence, method)
-
-
-def mean_squared_errors(rows: Rows, prediction: Array) -> Array:
-    """(k,) weighted mean squared error of each column of predictions (n, k)."""
-    share = rows.weight / rows.weight.sum()
-    return np.array([share @ (column - rows.y) ** 2 for column in prediction.T])
-
-
-def ks_distances(rows: Rows, prediction: Array) -> Array:
-    """(k,) Kolmogorov–Smirnov distance between the groups, for each column."""
-    return Groups.of(rows, int(rows.codes.max()) + 1).distances(prediction)
+    def figures(self, prediction: Array) -> dict[str, Any]:
+        """What a summary says both of the untouched model and of the repaired one."""
+        measured = measurable(prediction, self.rows.prediction)
+        error = (prediction - self.rows.y) ** 2
+        return {
+            "mse": float(self.errors(prediction[:, None])[0]),
+            "ks": ks_between(measured, self.groups),
+            "group_mse": replace(self.groups, weight=self.rows.weight).means(error).tolist(),
+            "mean_gap": self.mean_gap(prediction),
+            "variance_gap": self.variance_gap(prediction),
+        }
 
 
 # --- choosing ------------------------------------------------------------------------------------------------------
@@ -643,38 +596,37 @@ def summarise(
     max_mse_increase: float | None = None,
 ) -> dict[str, Any]:
     """What was reached on the judging rows, ``after`` (n,) being what the chosen point predicts for them."""
-    rows = sample.judging
-    groups = Groups.of(rows, len(sample.labels))
-    old, new = (Seen(rows, prediction, groups) for prediction in (rows.prediction, after))
-    confidence, labels = curve.confidence, sample.labels
+    rows, labels = sample.judging, sample.labels
+    here = Judging.of(rows, len(labels))
+    old, new = here.figures(rows.prediction), here.figures(after)
     return {
         "method": method,
         "target_ks": target_ks,
         "met": None if target_ks is None else curve.meets(point, target_ks),
         "certified": None if target_ks is None or point.ks_certified is None else point.ks_certified <= target_ks,
-        "confidence": confidence,
+        "confidence": curve.confidence,
         "decided_by": decided_by(curve, point, target_ks=target_ks, max_mse_increase=max_mse_increase),
-        "constant": new.constant,
-        "mse_before": old.mse,
+        "constant": here.constant(after),
+        "mse_before": old["mse"],
         "mse_refit": curve.mse_refit,
-        "mse_after": new.mse,
-        "ks_before": old.ks,
-        "ks_after": new.ks,
+        "mse_after": new["mse"],
+        "ks_before": old["ks"],
+        "ks_after": new["ks"],
         "ks_population": point.ks_population,
         "ks_upper": point.ks_upper,
         "ks_interval": (point.ks_low, point.ks_high),
         "ks_floor": curve.ks_floor,
         "group_sizes": by_group(labels, np.bincount(rows.codes, minlength=len(labels)).tolist()),
-        "group_mse_before": by_group(labels, old.group_mse),
-        "group_mse_after": by_group(labels, new.group_mse),
-        "mean_gap_before": old.mean_gap,
-        "mean_gap_after": new.mean_gap,
-        "variance_gap_before": old.variance_gap,
-        "variance_gap_after": new.variance_gap,
+        "group_mse_before": by_group(labels, old["group_mse"]),
+        "group_mse_after": by_group(labels, new["group_mse"]),
+        "mean_gap_before": old["mean_gap"],
+        "mean_gap_after": new["mean_gap"],
+        "variance_gap_before": old["variance_gap"],
+        "variance_gap_after": new["variance_gap"],
         "evaluated_on": sample.judged_on,
         "error_against": sample.error_against,
         "rows": len(rows),
-        **_unadjusted(rows, after, len(sample.labels)),
+        **_unadjusted(rows, after, len(labels)),
     }
 
 
@@ -682,12 +634,12 @@ def _unadjusted(rows: Rows, after: Array, count: int) -> dict[str, Any]:
     """Beside adjusted gaps the raw ones, and the share of people who are like nobody of some other group."""
     if rows.adjusted is None:
         return {}
-    plain = replace(rows, adjusted=None, strata=None)
-    old, new = (Seen(plain, values, Groups.of(plain, count)) for values in (rows.prediction, after))
+    here = Judging.of(replace(rows, adjusted=None, strata=None), count)
+    old, new = here.figures(rows.prediction), here.figures(after)
     return {
-        "ks_raw_before": old.ks,
-        "ks_raw_after": new.ks,
-        "mean_gap_raw_before": old.mean_gap,
-        "mean_gap_raw_after": new.mean_gap,
+        "ks_raw_before": old["ks"],
+        "ks_raw_after": new["ks"],
+        "mean_gap_raw_before": old["mean_gap"],
+        "mean_gap_raw_after": new["mean_gap"],
         "outside_support": outside_support(rows.weight, rows.adjusted),
     }

@@ -17,16 +17,16 @@ from esvdfair.core.checks import row_count, take, to_numpy
 from esvdfair.core.edits import PAPER_REDUCTIONS, check_reduction
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.quadratic import Fit
-from esvdfair.curve import UNTOUCHED, Curve, CurvePoint, choose, judge, mean_squared_errors, summarise, with_untouched
+from esvdfair.curve import Curve, CurvePoint, choose, judge, summarise
 from esvdfair.distributed import all_gather, broadcast, together, world_size
 from esvdfair.exceptions import Given, InputError
+from esvdfair.methods import Candidates
 from esvdfair.models import adapt
 from esvdfair.models.base import ModelAdapter
 from esvdfair.sample import Effort, Rows, Sample, Setting, draw, draw_judging, prepare
 from esvdfair.threads import few_threads
 
 METHODS = ("paper", "exact", "parity", "transport")
-Candidates = tuple[Sample, list[Fit], methods.Predicted]
 
 
 class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn is untyped
@@ -187,15 +187,15 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             setting = self._prepare(X, y, sensitive_features, sample_weight, control_features, validation)
             with few_threads(setting.width):
                 hidden = self._hidden(setting)
-                sample, fits, predicted = self._refit_last(setting) if hidden is None else self._refit_edited(hidden)
-                fits, predicted = with_untouched(sample, fits, predicted)
-                curve, order = self._judge(setting, sample, fits, predicted)
+                tried = self._refit_last(setting) if hidden is None else self._refit_edited(hidden)
+                tried = tried.with_untouched()
+                curve = self._judge(setting, tried)
                 point = self._choose(curve)
-                chosen = order[point]
-                if hidden is not None and sample.partial and "reductions" in fits[chosen].diagnostics:
-                    sample, fits, predicted = hidden.fits([fits[chosen].diagnostics["reductions"]])
-                    curve, point, chosen = *_replaced(curve, point, self._judge(setting, sample, fits, predicted)[0]), 0
-                take_point(self, sample, curve, point, fits[chosen], predicted[0][:, chosen])
+                chosen = tried.fits[curve.candidates[point]]
+                if hidden is not None and tried.sample.partial and "reductions" in chosen.diagnostics:
+                    tried = hidden.candidates([chosen.diagnostics["reductions"]])
+                    curve, point = _replaced(curve, point, self._judge(setting, tried))
+                take_point(self, tried, curve, point)
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -247,12 +247,9 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             against = "labels" if setting.has_labels else "predictions"
             none = Rows.none(layer.weight.shape[1])
             sample = Sample(labels, GroupMoments(), layer, setting.head, none, rows, "test", against)
-            fit = Fit(layer.weight[0], 0.0)
-            curve, _ = self._judge(setting, sample, [fit], (after[:, None], np.zeros((0, 1))))
-            refit = getattr(self, "curve_", curve).refit
-            if refit is not None:
-                output = setting.head.apply(rows.features @ refit.weight + refit.bias)
-                curve = replace(curve, mse_refit=float(mean_squared_errors(rows, output[:, None])[0]))
+            refit = self.curve_.refit if hasattr(self, "curve_") else None
+            fits, plain = (Fit(layer.weight[0], 0.0),), () if refit is None else (refit,)
+            curve = self._judge(setting, Candidates(sample, fits, after[:, None], np.zeros((0, 1)), plain))
             point = curve.points[0]
             found = broadcast(
                 lambda: summarise(sample, after, curve, point, method=self.method, target_ks=self.target_ks)
@@ -302,7 +299,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         return setting
 
     def _refit_last(self, setting: Setting) -> Candidates:
-        """One pass and a refit of the last layer: what was seen, the candidates, and what they predict."""
+        """One pass and a refit of the last layer."""
         effort, targets = setting.effort, self._targets(setting.has_labels)
         sample = draw(setting)
         # Rows that certify may not even choose a regularisation.
@@ -319,7 +316,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             fits = methods.parity(
                 fitting, targets=targets, mean_reduction=mean, covariance_reduction=covariance, effort=effort
             )
-        return sample, fits, methods.predict(sample, fits)
+        return Candidates.of(sample, fits)
 
     def _hidden(self, setting: Setting) -> methods.HiddenEdit | None:
         """The pass over the rows that an edit of a hidden layer begins with; None for methods that make none."""
@@ -334,16 +331,12 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         given = self.mean_reduction, self.covariance_reduction
         mean, covariance = (d if g is None else g for d, g in zip(PAPER_REDUCTIONS, given, strict=True))
         factors = (self.effort or Effort()).factors if self._has_target() else (1.0,)
-        return hidden.fits([(max(1.0, f * mean), max(1.0, f * covariance)) for f in factors])
+        return hidden.candidates([(max(1.0, f * mean), max(1.0, f * covariance)) for f in factors])
 
-    def _judge(
-        self, setting: Setting, sample: Sample, fits: list[Fit], predicted: methods.Predicted
-    ) -> tuple[Curve, list[int]]:
+    def _judge(self, setting: Setting, candidates: Candidates) -> Curve:
         return judge(
-            sample,
-            fits,
+            candidates,
             setting.adapter,
-            predicted=predicted,
             effort=setting.effort,
             seed=setting.seed,
             confidence=self.confidence,
@@ -429,17 +422,17 @@ def take_model(fair: ESVDFair, model: Any) -> None:
     fair._predictor = adapt(model, output=fair.output)
 
 
-def take_point(
-    fair: ESVDFair, sample: Sample, curve: Curve, point: CurvePoint, fit: Fit, after: NDArray[np.float64]
-) -> None:
-    """Let a point of the curve, the fit behind it, be what ``fair`` has come to; ``after`` is what it predicts."""
+def take_point(fair: ESVDFair, candidates: Candidates, curve: Curve, point: CurvePoint) -> None:
+    """Let a point of the curve, one of the candidates, be what ``fair`` has come to."""
+    sample, chosen = candidates.sample, curve.candidates[point]
+    fit = candidates.fits[chosen]
     fair.curve_, fair.point_ = curve, point
     take_model(fair, curve.model(point.index))
-    fair.edits_ = [] if fit.target == UNTOUCHED else broadcast(lambda: methods.account_for(sample, fit))
+    fair.edits_ = [] if fit.target == methods.UNTOUCHED else broadcast(lambda: methods.account_for(sample, fit))
     fair.summary_ = broadcast(
         lambda: summarise(
             sample,
-            after,
+            candidates.judging[:, chosen],
             curve,
             point,
             method=fair.method,
@@ -455,10 +448,18 @@ def _replaced(curve: Curve, point: CurvePoint, again: Curve) -> tuple[Curve, Cur
     if certified is not None and point.ks_certified is not None:
         certified = max(certified, point.ks_certified)  # as it was the bound of this one that let it be chosen
     point = replace(again.points[0], index=i, ks_certified=certified)
-    points, weights = (
-        (*old[:i], new, *old[i + 1 :]) for old, new in ((curve.points, point), (curve.weights, again.weights[0]))
-    )
-    return replace(curve, points=points, weights=weights), point
+
+    def put(old: tuple[Any, ...], new: Any) -> tuple[Any, ...]:
+        return (*old[:i], new, *old[i + 1 :])
+
+    return replace(
+        curve,
+        points=put(curve.points, point),
+        weights=put(curve.weights, again.weights[0]),
+        candidates=put(curve.candidates, 0),
+        mse_refit=again.mse_refit,
+        refit=again.refit,
+    ), point
 
 
 def check_options(fair: ESVDFair) -> None:

@@ -22,7 +22,7 @@ from scipy.optimize import brentq, minimize
 from sklearn.exceptions import ConvergenceWarning
 
 from esvdfair.core.edits import LayerEdit, account, edit_exact, edit_paper
-from esvdfair.core.ks import ks_from_codes
+from esvdfair.core.ks import Groups, ks_between
 from esvdfair.core.optimum import fit_optimum
 from esvdfair.core.refit.parity import ParityProblem
 from esvdfair.core.refit.quadratic import FeatureSpace, Fit, Head, Quadratic
@@ -34,8 +34,9 @@ from esvdfair.models.base import LinearLayer, Weights, find_layer
 from esvdfair.sample import Effort, Rows, Sample, Setting, draw, hold
 
 Array = NDArray[np.float64]
-Predicted = tuple[Array, Array]
-"""(rows, k) predictions of k fits for the rows that judge and for those that fit."""
+
+UNTOUCHED = "untouched"
+"""``target`` of the model as it was given, which is a candidate like the others."""
 
 TARGETS = ("labels", "predictions", "optimum")
 
@@ -48,6 +49,55 @@ FAINT = 1e-3
 REFIT_RIDGE = 1e-4
 """Of the closed-form refits of `exact` and `paper`, about the original weights; without one, features of condition 1e11
 let the error explode."""
+
+
+# --- what there is to choose from ---------------------------------------------------------------------------------
+
+
+def outputs(head: Head, rows: Rows, fits: Sequence[Fit]) -> Array:
+    """(n, k) what the fits predict, in float64, a block at a time: a float64 copy of all features would be large."""
+    weight, bias = np.array([fit.weight for fit in fits]).T, np.array([fit.bias for fit in fits])
+    output = np.empty((len(rows), len(fits)))
+    for start in range(0, len(rows), 8192):
+        block = slice(start, start + 8192)
+        output[block] = rows.features[block].astype(np.float64) @ weight + bias
+    return head.apply(output)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Fits to choose from, and what they predict.
+
+    Attributes
+    ----------
+    sample : what they were made from
+    fits : k of them
+    judging, training : (n, k) their predictions for the rows that judge, and for those that fitted them
+    plain : refits of the last layer without parity, which tell what a refit alone would bring
+    """
+
+    sample: Sample
+    fits: tuple[Fit, ...]
+    judging: Array
+    training: Array
+    plain: tuple[Fit, ...] = ()
+
+    @classmethod
+    def of(cls, sample: Sample, fits: Sequence[Fit]) -> "Candidates":
+        """Fits of the last layer alone."""
+        judging = outputs(sample.head, sample.judging, fits)
+        same = sample.training is sample.judging
+        training = judging if same else outputs(sample.head, sample.training, fits)
+        plain = tuple(fit for fit in fits if fit.diagnostics.get("plain"))
+        return cls(sample, tuple(fits), judging, training, plain)
+
+    def with_untouched(self) -> "Candidates":
+        """These and, last, the model as it was given: the layer that it has, and what it predicts."""
+        layer, sample = self.sample.layer, self.sample
+        same = Fit(layer.weight[0], 0.0 if layer.bias is None else float(layer.bias[0]), target=UNTOUCHED)
+        judging = np.column_stack([self.judging, sample.judging.prediction])
+        training = np.column_stack([self.training, sample.training.prediction])
+        return replace(self, fits=(*self.fits, same), judging=judging, training=training)
 
 
 # --- the last layer alone ------------------------------------------------------------------------------------------
@@ -168,15 +218,16 @@ class HiddenEdit:
         self._edit = edit_paper if method == "paper" else edit_exact
         self._first = draw(setting, inner=[self._inner.name], features=False)
 
-    def fits(self, reductions: Sequence[tuple[float, float]]) -> tuple[Sample, list[Fit], Predicted]:
-        """The rows without the edit, a refit for every pair (mean, covariance) of reductions, and what they predict."""
+    def candidates(self, reductions: Sequence[tuple[float, float]]) -> Candidates:
+        """A refit for every pair (mean, covariance) of reductions; the sample is that of the model as given."""
         setting = self._setting if len(reductions) == 1 else hold(self._setting, self._first)
         sample = self._first if setting is self._setting else draw(setting, features=False)
         found = [self._fit(setting, sample, *pair) for pair in reductions]
-        judging, training = (np.concatenate(part, axis=1) for part in zip(*(p for _, p in found), strict=True))
-        return sample, [fit for fit, _ in found], (judging, training)
+        judging = np.concatenate([each.judging for each in found], axis=1)
+        training = np.concatenate([each.training for each in found], axis=1)
+        return Candidates(sample, tuple(fit for each in found for fit in each.fits), judging, training)
 
-    def _fit(self, setting: Setting, sample: Sample, mean: float, covariance: float) -> tuple[Fit, Predicted]:
+    def _fit(self, setting: Setting, sample: Sample, mean: float, covariance: float) -> Candidates:
         solve = partial(
             self._edit,
             self._inner.weight,
@@ -198,7 +249,7 @@ class HiddenEdit:
         last = broadcast(lambda: account_for(edited, fit))
         known = {**fit.diagnostics, "reductions": (mean, covariance)}
         fit = replace(fit, edits=(*steps, *last), strength=float(mean), diagnostics=known)
-        return fit, predict(edited, [fit])
+        return Candidates.of(edited, [fit])
 
 
 def refit_edited(sample: Sample, refit: str, mean_reduction: float, covariance_reduction: float, *, seed: int) -> Fit:
@@ -259,24 +310,6 @@ def account_for(sample: Sample, fit: Fit) -> list[LayerEdit]:
             layer=layer.name,
         )
     ]
-
-
-def predict(sample: Sample, fits: Sequence[Fit]) -> Predicted:
-    """What the fits predict for the rows that judge and for those that fitted them."""
-    weight, bias = np.array([fit.weight for fit in fits]).T, np.array([fit.bias for fit in fits])
-    judging = _outputs(sample.head, sample.judging, weight, bias)
-    if sample.training is sample.judging:
-        return judging, judging
-    return judging, _outputs(sample.head, sample.training, weight, bias)
-
-
-def _outputs(head: Head, rows: Rows, weight: Array, bias: Array) -> Array:
-    """(n, k) predictions in float64, a block at a time: a float64 copy of all features would be large."""
-    output = np.empty((len(rows), weight.shape[1]))
-    for start in range(0, len(rows), 8192):
-        block = slice(start, start + 8192)
-        output[block] = rows.features[block].astype(np.float64) @ weight + bias
-    return head.apply(output)
 
 
 # --- what a refit aims at ------------------------------------------------------------------------------------------
@@ -411,7 +444,7 @@ class Refits:
         weight, bias = self.regression_layer
         eta = self.sample.head.apply(training.features @ weight + bias)
         probability = self.group_probability(self.rotated)
-        before = ks_from_codes(eta, training.codes, groups, training.parity_weight)
+        before = ks_between(eta, Groups(training.codes, groups, training.parity_weight))
         levels = [part * before for part in self.effort.levels]
         coarse = {"n_cells": 512, "n_grid": int(np.clip(384 // groups, 48, 64))}  # as good a target as twice as fine
         fitted = fit_optimum(eta, probability, levels=levels, sample_weight=training.parity_weight, **coarse)

@@ -14,20 +14,16 @@ from scipy.optimize import linprog
 from sklearn.metrics import mean_squared_error
 
 from esvdfair.core import ks
+from esvdfair.core.ks import Groups, ks_between, ks_null, ks_peak, ks_to_rest, rows_to_certify
 from esvdfair.core.metrics import (
     group_mse,
     ks_bound,
     ks_distance,
     ks_distance_ci,
     ks_floor,
-    ks_from_codes,
-    ks_null,
     ks_null_quantile,
-    ks_peak,
     ks_population,
-    ks_to_rest,
     mean_gap,
-    rows_to_certify,
     variance_gap,
     wasserstein_distance,
 )
@@ -55,7 +51,7 @@ def test_ks_equals_scipy_ties_included(sizes: tuple[int, int], decimals: int) ->
     scores = shifted(rng, codes, 0.7, decimals)
     expected = stats.ks_2samp(scores[codes == 0], scores[codes == 1], method="asymp").statistic
     assert ks_distance(scores, sensitive_features=codes) == pytest.approx(expected, abs=1e-12)
-    assert ks_from_codes(scores, codes, 2) == pytest.approx(expected, abs=1e-12)
+    assert ks_between(scores, Groups(codes, 2)) == pytest.approx(expected, abs=1e-12)
 
 
 def test_ks_of_more_groups_is_the_largest_pairwise() -> None:
@@ -122,14 +118,14 @@ def test_the_peak_is_where_two_groups_differ_most() -> None:
     codes = rng.permutation(codes_of(30, 50, 20))
     scores, weights = shifted(rng, codes, 0.6, 1), rng.random(100)
     for w in (None, weights):
-        peak = ks_peak(scores, codes, 3, w)
+        peak = ks_peak(scores, Groups(codes, 3, w))
         share = [np.average(scores[codes == g] <= peak.threshold, weights=None if w is None else w[codes == g])
                  for g in range(3)]  # fmt: skip
-        assert peak.distance == ks_from_codes(scores, codes, 3, w)
+        assert peak.distance == ks_between(scores, Groups(codes, 3, w))
         assert (peak.high_group, peak.low_group) == (np.argmax(share), np.argmin(share))
         assert (peak.high_share, peak.low_share) == pytest.approx((max(share), min(share)), abs=1e-12)
         assert peak.high_share - peak.low_share == pytest.approx(peak.distance, abs=1e-12)
-    assert ks_peak(np.zeros(4), codes_of(2, 2), 2).distance == 0
+    assert ks_peak(np.zeros(4), Groups(codes_of(2, 2), 2)).distance == 0
 
 
 def test_ks_of_many_groups_is_that_of_their_distribution_functions() -> None:
@@ -138,7 +134,7 @@ def test_ks_of_many_groups_is_that_of_their_distribution_functions() -> None:
     scores, weights = rng.integers(40, size=560).astype(float), rng.exponential(size=560)
     below = (scores[:, None] <= np.unique(scores)) * weights[:, None]  # (rows, thresholds)
     cdfs = np.stack([below[codes == g].sum(axis=0) / weights[codes == g].sum() for g in range(60)])
-    assert ks_from_codes(scores, codes, 60, weights) == pytest.approx(np.ptp(cdfs, axis=0).max(), abs=1e-12)
+    assert ks_between(scores, Groups(codes, 60, weights)) == pytest.approx(np.ptp(cdfs, axis=0).max(), abs=1e-12)
 
 
 @pytest.mark.parametrize("scale", [1e-160, 1e160, 1e305])
@@ -229,7 +225,7 @@ def test_floor_tells_tied_values_from_their_neighbours() -> None:
 def test_floor_of_many_small_groups_is_the_simulated_one_and_a_distance() -> None:
     codes = codes_of(*[8] * 100)
     draws = np.random.default_rng(0).random((60, len(codes)))
-    expected = np.mean([ks_from_codes(scores, codes, 100) for scores in draws])
+    expected = np.mean([ks_between(scores, Groups(codes, 100)) for scores in draws])
     floor = ks_floor(sensitive_features=codes)
     assert floor == pytest.approx(expected, rel=0.03)
     assert 0.85 < floor < 0.95
@@ -240,7 +236,7 @@ def test_floor_of_many_small_groups_is_the_simulated_one_and_a_distance() -> Non
 def test_floor_of_groups_of_very_different_sizes_is_the_simulated_one() -> None:
     codes = codes_of(20, 3000, 9000)  # of which but a part of the large ones is dealt out
     draws = np.random.default_rng(0).random((400, len(codes)))
-    expected = np.mean([ks_from_codes(scores, codes, 3) for scores in draws])
+    expected = np.mean([ks_between(scores, Groups(codes, 3)) for scores in draws])
     assert ks_floor(sensitive_features=codes) == pytest.approx(expected, rel=0.04)
 
 
@@ -249,7 +245,7 @@ def test_floor_of_heavy_tailed_weights_is_the_simulated_one() -> None:
     for codes in (codes_of(150, 350), codes_of(60, 60, 60)):
         weights = rng.lognormal(0, 1.5, len(codes))
         draws = rng.random((600, len(codes)))
-        expected = np.mean([ks_from_codes(scores, codes, codes[-1] + 1, weights) for scores in draws])
+        expected = np.mean([ks_between(scores, Groups(codes, codes[-1] + 1, weights)) for scores in draws])
         floor = ks_floor(sensitive_features=codes, sample_weight=weights)
         assert floor == pytest.approx(expected, rel=0.05)
         assert floor > 1.5 * ks_floor(sensitive_features=codes)
@@ -274,7 +270,7 @@ def test_each_group_against_the_rest_equals_one_distance_for_each(weighted: bool
     codes = np.append(np.repeat(np.arange(15), 2), rng.integers(15, size=300))
     scores = np.round(rng.standard_normal(330) + 0.1 * codes, 1)
     weights = rng.exponential(size=330) if weighted else None
-    found = ks_to_rest(scores, codes, 15, weights)
+    found = ks_to_rest(scores, Groups(codes, 15, weights))
     for g in range(15):
         mine = codes == g
         assert found.distance[g] == pytest.approx(
@@ -355,7 +351,7 @@ def test_interval_of_many_groups_subtracts_what_parity_shows() -> None:
     codes = codes_of(*[30] * 20)
     apart = rng.standard_normal(600) + 3 * (codes == 0)
     alike = rng.standard_normal(600)
-    null = ks_null(codes, 20, alike)
+    null = ks_null(Groups(codes, 20), alike)
     assert ks_distance_ci(alike, sensitive_features=codes)[0] == 0
     low, high = ks_distance_ci(apart, sensitive_features=codes, floor=null)
     distance = ks_distance(apart, sensitive_features=codes)
@@ -375,9 +371,9 @@ def test_complete_separation_is_not_certain() -> None:
 def test_thresholds_of_a_table_hold_the_peak_and_stay_few(sizes: tuple[int, int]) -> None:
     codes = codes_of(*sizes)
     scores = np.random.default_rng(7).standard_normal(len(codes)) * (1 + 99 * codes)
-    cdfs = ks._table(scores, codes, 2, None, 256).cdfs
+    cdfs = ks._table(scores, Groups(codes, 2), 256).cdfs
     assert cdfs.shape[1] <= 258
-    assert np.ptp(cdfs, axis=0).max() == pytest.approx(ks_from_codes(scores, codes, 2), abs=1e-12)
+    assert np.ptp(cdfs, axis=0).max() == pytest.approx(ks_between(scores, Groups(codes, 2)), abs=1e-12)
     assert np.diff(cdfs, axis=1).max() <= 2 / 256 + 1 / min(sizes)  # narrow in the small group as well
 
 
@@ -423,7 +419,7 @@ def test_variance_of_weighted_shares_agrees_with_resampling_the_rows() -> None:
     codes = codes_of(250, 400)
     scores = shifted(rng, codes, 1.0)
     weights = np.exp(scores)  # rows in the upper tail count most, so w² is distributed unlike w
-    table = ks._table(scores, codes, 2, weights, 10**6)
+    table = ks._table(scores, Groups(codes, 2, weights), 10**6)
     at = int(np.searchsorted(np.sort(scores), 0.0)) - 1
 
     def resampled() -> float:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from esvdfair.core.ks import ks_from_codes
+from esvdfair.core.ks import Groups, ks_between, ks_null
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.strata import (
     adjusted_weights,
@@ -11,7 +11,6 @@ from esvdfair.core.strata import (
     make_cells,
     outside_support,
     split_cell,
-    stratified_noise,
 )
 from esvdfair.exceptions import InputError
 
@@ -101,11 +100,11 @@ def test_the_noise_of_adjusted_groups_is_that_of_simulated_samples(apart):
     """People of one distribution within strata: what KS distance do their adjusted groups show?"""
     found, said = [], []
     for seed in range(60):
-        codes, strata, _, rng = people(3, rows=800)  # the same people, other scores
+        codes, strata, _, _ = people(3, rows=800)  # the same people, other scores
         scores = apart * strata + np.random.default_rng(seed).normal(size=len(codes))
-        weights = adjusted_weights(codes, 2, strata)
-        found.append(ks_from_codes(scores, codes, 2, weights))
-        said.append(stratified_noise(scores, codes, 2, strata, weights, 50, rng).mean())
+        groups = Groups(codes, 2, adjusted_weights(codes, 2, strata), strata)
+        found.append(ks_between(scores, groups))
+        said.append(ks_null(groups, scores, seed).floor)
     assert np.mean(said) == pytest.approx(np.mean(found), rel=0.12)  # the mean of 60 has an error of 4 %
 
 

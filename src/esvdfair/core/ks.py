@@ -1,12 +1,12 @@
-"""The KS distance of groups, and what sampling does to it: its peak, what parity itself shows, bounds.
+"""Groups of rows and the KS distance between them, and what sampling does to it: parity's own distance, bounds.
 
-Everything here takes rows that are checked already: ``scores`` (rows,) finite, ``codes`` (rows,) in
-``range(n_groups)``, each of which occurs with positive weight, ``weights`` (rows,) or None. The front door is
-:mod:`esvdfair.core.metrics`.
+Everything here takes rows that are checked already: :class:`Groups`, and ``scores`` (rows,), which are finite. The
+front door is :mod:`esvdfair.core.metrics`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import permutations
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,8 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 from scipy.special import kolmogi, ndtri
-
-from esvdfair.core.strata import GRID_SHIFT, stratified_noise
 
 Floats: TypeAlias = NDArray[np.float64]
 Codes: TypeAlias = NDArray[np.intp]
@@ -30,17 +28,76 @@ _NEAR_PEAK = 4.0  # standard errors within which another threshold may be the tr
 _PERMUTED_ROWS = 400  # up to here parity is simulated by permutations, above by their limit
 _LARGE_GROUP = 50  # effective rows from which a group is near enough to that limit
 _NULL_CELLS = 256  # thresholds of that limit
+_STRATA_CELLS = 128  # thresholds where strata are adjusted for
 _TIED_SHARE = 0.05  # share of tied rows below which ties hardly move the floor
+_GRID_SHIFT = 0.5826  # −ζ(1/2)/√(2π): what a supremum over a grid misses, in standard deviations of one step
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Who belongs to which group, as parity sees it.
+
+    Attributes
+    ----------
+    codes : (rows,) numbers in ``range(count)``, each of which occurs with positive weight
+    count : number of groups
+    weight : (rows,), those that adjust for strata where there are any; None counts every row once
+    strata : (rows,) codes of the strata that are adjusted for, if any
+    """
+
+    codes: Codes
+    count: int
+    weight: Floats | None = None
+    strata: Codes | None = None
+
+    @classmethod
+    def of(cls, codes: Codes, count: int, weight: Floats | None = None, strata: Codes | None = None) -> "Groups":
+        """With weights of which the largest of each group is 1: sums and squares neither overflow nor vanish."""
+        if weight is not None:
+            largest = np.zeros(count)
+            np.maximum.at(largest, codes, weight)
+            weight = weight / largest[codes]
+        return cls(codes, count, weight, strata)
+
+    def take(self, rows: Codes) -> "Groups":
+        """Some of the rows, or all in another order; strata are left behind."""
+        return Groups(self.codes[rows], self.count, None if self.weight is None else self.weight[rows])
+
+    @cached_property
+    def mass(self) -> Floats:
+        """(G,) Σw."""
+        return np.bincount(self.codes, self.weight, self.count).astype(np.float64)
+
+    @cached_property
+    def shares(self) -> Floats:
+        """(rows,) each row's share of its group: they sum to 1 in every group, so that none drowns in another."""
+        return np.asarray((1.0 if self.weight is None else self.weight) / self.mass[self.codes], dtype=np.float64)
+
+    @cached_property
+    def sizes(self) -> Floats:
+        """(G,) effective rows, (Σw)²/Σw²: the number of rows without weights."""
+        if self.weight is None:
+            return self.mass
+        return np.asarray(1.0 / np.bincount(self.codes, self.shares**2, self.count), dtype=np.float64)
+
+    def means(self, values: Floats) -> Floats:
+        """(G,) weighted means of values (rows,)."""
+        weighted = values if self.weight is None else values * self.weight
+        return np.asarray(np.bincount(self.codes, weighted, self.count) / self.mass, dtype=np.float64)
+
+    def variances(self, values: Floats) -> Floats:
+        """(G,) unbiased: Σw(x−x̄)²/(Σw − Σw²/Σw), the weighted mean of (x−x̄)² over 1 − 1/n for n effective rows."""
+        return self.means((values - self.means(values)[self.codes]) ** 2) / (1 - 1 / self.sizes)
 
 
 # --- distances -----------------------------------------------------------------------------------------------------
 
 
-def ks_from_codes(scores: Floats, codes: Codes, n_groups: int, weights: Floats | None = None) -> float:
-    """`ks_distance` without its checks, for callers in a loop. One sort, whatever the number of groups."""
-    if n_groups == 2 and weights is None:
-        return _ks_of_two(scores[codes == 0], scores[codes == 1])
-    _, upper, lower = _envelopes(scores, codes, n_groups, weights)
+def ks_between(scores: Floats, groups: Groups) -> float:
+    """The largest distance between two groups. One sort, whatever the number of groups."""
+    if groups.count == 2 and groups.weight is None:
+        return _ks_of_two(scores[groups.codes == 0], scores[groups.codes == 1])
+    _, upper, lower = _envelopes(scores, groups)
     return float((upper - lower).max())
 
 
@@ -70,70 +127,61 @@ class Peak(NamedTuple):
     low_share: float
 
 
-def ks_peak(scores: Floats, codes: Codes, n_groups: int, weights: Floats | None = None) -> Peak:
+def ks_peak(scores: Floats, groups: Groups) -> Peak:
     """The threshold at which two groups differ most, and who they are."""
-    thresholds, upper, lower = _envelopes(scores, codes, n_groups, weights)
+    thresholds, upper, lower = _envelopes(scores, groups)
     peak = int(np.argmax(upper - lower))
-    below = (scores <= thresholds[peak]).astype(np.float64)
-    mass = np.bincount(codes, weights, n_groups)
-    shares = np.bincount(codes, below if weights is None else below * weights, n_groups) / mass
+    shares = groups.means((scores <= thresholds[peak]).astype(np.float64))
     high, low = int(shares.argmax()), int(shares.argmin())
     distance = float(upper[peak] - lower[peak])
     return Peak(distance, float(thresholds[peak]), high, float(shares[high]), low, float(shares[low]))
 
 
-def _envelopes(scores: Floats, codes: Codes, n_groups: int, weights: Floats | None) -> tuple[Floats, Floats, Floats]:
+def _envelopes(scores: Floats, groups: Groups) -> tuple[Floats, Floats, Floats]:
     """Distinct scores, and at each of them max_g F_g and min_g F_g; shapes (distinct,)."""
     order = np.argsort(scores)
     ranked = scores[order]
-    ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
-    upper, lower = _extremes(codes[order], n_groups, None if weights is None else weights[order], ends)
+    ends = _ends(ranked)
+    upper, lower = _extremes(groups.take(order), ends)
     return ranked[ends], upper, lower
 
 
-def _extremes(codes: Codes, n_groups: int, weights: Floats | None, ends: Codes) -> tuple[Floats, Floats]:
+def _ends(ranked: NDArray[Any]) -> Codes:
+    """Positions of the last row of every distinct score, for sorted scores."""
+    return np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
+
+
+def _extremes(groups: Groups, ends: Codes) -> tuple[Floats, Floats]:
     """max_g F_g and min_g F_g after the rows at ``ends``, for rows in the order of their scores.
 
     No F_g falls, so the largest at a threshold is the largest value that any row up to it stepped *to*, and the
     smallest is the smallest value that any row beyond it will step *from*: two running extrema, without G.
     """
-    _, before, after = _steps(codes, n_groups, weights)
+    _, before, after = _steps(groups)
     upper = np.maximum.accumulate(after)[ends]
     lower = np.append(np.minimum.accumulate(before[::-1])[::-1], 1.0)[ends + 1]
     return upper, lower
 
 
-def _steps(codes: Codes, n_groups: int, weights: Floats | None) -> tuple[Codes, Floats, Floats]:
+def _steps(groups: Groups) -> tuple[Codes, Floats, Floats]:
     """The rows group by group, and F of its own group before and after each row; shapes (rows,)."""
-    small = codes.astype(np.uint16) if n_groups <= 2**16 else codes  # which NumPy sorts by digits, in linear time
+    codes = groups.codes
+    small = codes.astype(np.uint16) if groups.count <= 2**16 else codes  # which NumPy sorts by digits, in linear time
     by_group = np.argsort(small, kind="stable")
-    counts = np.bincount(codes, minlength=n_groups)
+    counts = np.bincount(codes, minlength=groups.count)
+    starts = np.cumsum(counts) - counts
     before, after = np.empty((2, len(codes)))
-    if weights is None:
-        rank = np.arange(len(codes)) - np.repeat(np.cumsum(counts) - counts, counts)
+    if groups.weight is None:
+        rank = np.arange(len(codes)) - np.repeat(starts, counts)
         sizes = np.repeat(counts, counts)
         before[by_group], after[by_group] = rank / sizes, (rank + 1) / sizes
         return by_group, before, after
-    run = np.cumsum(_shares(codes, n_groups, weights)[by_group])
-    starts = np.cumsum(counts) - counts
+    run = np.cumsum(groups.shares[by_group])
     base = np.repeat(np.append(0.0, run)[starts], counts)
     total = np.repeat(run[starts + counts - 1], counts) - base
     after[by_group] = (run - base) / total
     before[by_group] = (np.append(0.0, run[:-1]) - base) / total
     return by_group, before, after
-
-
-def _shares(codes: Codes, n_groups: int, weights: Floats | None) -> Floats:
-    """(rows,) each row's share of its group: they sum to 1 in every group, so that none drowns in another."""
-    share = (1.0 if weights is None else weights) / np.bincount(codes, weights, n_groups)[codes]
-    return np.asarray(share, dtype=np.float64)
-
-
-def effective_sizes(codes: Codes, n_groups: int, weights: Floats | None) -> Floats:
-    """(Σw)²/Σw² of each group: its number of rows without weights."""
-    if weights is None:
-        return np.bincount(codes, minlength=n_groups).astype(np.float64)
-    return np.asarray(1.0 / np.bincount(codes, _shares(codes, n_groups, weights) ** 2, n_groups), dtype=np.float64)
 
 
 # --- each group against the rest -----------------------------------------------------------------------------------
@@ -147,9 +195,7 @@ class ToRest(NamedTuple):
     high: Floats
 
 
-def ks_to_rest(
-    scores: Floats, codes: Codes, n_groups: int, weights: Floats | None = None, *, confidence: float = 0.95
-) -> ToRest:
+def ks_to_rest(scores: Floats, groups: Groups, *, confidence: float = 0.95) -> ToRest:
     """Each group against the rest, in one sort for all groups.
 
     With p the weight of group g among all, ``F_g − F_rest = (F_g − F_all)/(1 − p)``, and F_g is flat between the rows
@@ -158,20 +204,21 @@ def ks_to_rest(
     which holds wherever the true peak lies and is somewhat lower than that of `ks_distance_ci`.
     """
     order = np.argsort(scores)
-    ranked, c = scores[order], codes[order]
-    by_group, before, after = _steps(c, n_groups, None if weights is None else weights[order])
-    mass = np.bincount(codes, weights, n_groups)
-    part = mass / mass.sum()
-    pooled = np.append(0.0, np.cumsum(np.full(len(c), 1 / len(c)) if weights is None else weights[order] / mass.sum()))
+    ranked, ordered = scores[order], groups.take(order)
+    by_group, before, after = _steps(ordered)
+    total, c = groups.mass.sum(), ordered.codes
+    part = groups.mass / total
+    pooled = np.append(
+        0.0, np.cumsum(np.full(len(c), 1 / len(c)) if ordered.weight is None else ordered.weight / total)
+    )
     tie = np.append(0, np.flatnonzero(ranked[1:] != ranked[:-1]) + 1)  # first row of every distinct score
     block = np.repeat(np.arange(len(tie)), np.diff(tie, append=len(c)))
     c, block = c[by_group], block[by_group]
     new = (c[1:] != c[:-1]) | (block[1:] != block[:-1])
     last, first = np.append(new, True), np.append(True, new)
-    sizes = effective_sizes(codes, n_groups, weights)
-    rest = _rest_sizes(codes, n_groups, weights)
+    sizes, rest = groups.sizes, _rest_sizes(groups)
     z = float(ndtri((1 + confidence) / 2))
-    distance, high = np.zeros((2, n_groups))
+    distance, high = np.zeros((2, groups.count))
     for own, everyone, kept in (
         (after[by_group], np.append(pooled[tie[1:]], 1.0)[block], last),
         (before[by_group], pooled[tie[block]], first),
@@ -182,20 +229,20 @@ def ks_to_rest(
         error = np.sqrt(f * (1 - f) / sizes[g] + others * (1 - others) / rest[g])
         np.maximum.at(distance, g, gap)
         np.maximum.at(high, g, gap + z * error)
-    low = np.empty(n_groups)
-    for g in range(n_groups):
+    low = np.empty(groups.count)
+    for g in range(groups.count):
         null = _two_groups(sizes[g], rest[g])
         tail = (1 - confidence) / 2 * (1 + _near_parity(distance[g], null.floor))
         low[g] = max(0.0, distance[g] - null.quantile(1 - tail))
     return ToRest(distance, low, np.minimum(1.0, np.maximum(high, distance)))
 
 
-def _rest_sizes(codes: Codes, n_groups: int, weights: Floats | None) -> Floats:
+def _rest_sizes(groups: Groups) -> Floats:
     """Effective number of rows outside each group."""
-    if weights is None:
-        return len(codes) - np.bincount(codes, minlength=n_groups).astype(np.float64)
-    w = weights / weights.max()
-    mass, squares = np.bincount(codes, w, n_groups), np.bincount(codes, w**2, n_groups)
+    if groups.weight is None:
+        return len(groups.codes) - groups.mass
+    w = groups.weight / groups.weight.max()
+    mass, squares = np.bincount(groups.codes, w, groups.count), np.bincount(groups.codes, w**2, groups.count)
     return np.asarray((w.sum() - mass) ** 2 / (w @ w - squares), dtype=np.float64)
 
 
@@ -222,33 +269,23 @@ class Null:
         return float(np.clip(kolmogi(1 - level) / np.sqrt(n * m / (n + m)) - _lattice_shift(n, m), 0.0, 1.0))
 
 
-def ks_null(
-    codes: Codes,
-    n_groups: int,
-    scores: Floats | None = None,
-    weights: Floats | None = None,
-    random_state: Seed = 0,
-    strata: Codes | None = None,
-    *,
-    draws: int = 4000,
-) -> Null:
+def ks_null(groups: Groups, scores: Floats | None = None, random_state: Seed = 0, *, draws: int = 4000) -> Null:
     """What KS distance these groups would show if they came from one distribution; see `ks_floor`.
 
-    With ``strata`` the weights are those that adjust for them, and noise is within strata only. ``draws`` are for two
-    groups; the more pairs, the less their maximum varies, and the fewer are needed.
+    Where strata are adjusted for, noise is within them only. ``draws`` are for two groups; the more pairs, the less
+    their maximum varies, and the fewer are needed.
     """
-    sizes = effective_sizes(codes, n_groups, weights)
-    if strata is not None and scores is not None and weights is not None:
-        rng = np.random.default_rng(random_state)
-        found = stratified_noise(scores, codes, n_groups, strata, weights, max(200, 2000 // n_groups), rng)
+    count, sizes, rng = groups.count, groups.sizes, np.random.default_rng(random_state)
+    if groups.strata is not None and scores is not None:
+        found = _within_strata(scores, groups, max(200, 2000 // count), rng)
         return Null(float(found.mean()), sizes, found)
-    masses, tied = _null_cells(scores, weights, _NULL_CELLS if n_groups <= _FEW_GROUPS else _NULL_CELLS // 4)
-    if n_groups == 2 and masses[tied].sum() < _TIED_SHARE:
+    cells = _NULL_CELLS if count <= _FEW_GROUPS else _NULL_CELLS // 4
+    masses, tied = _null_cells(scores, groups.weight, cells)
+    if count == 2 and masses[tied].sum() < _TIED_SHARE:
         return _two_groups(*sizes)
-    rng = np.random.default_rng(random_state)
-    draws = max(200 if n_groups <= _FEW_GROUPS else 80, 2 * draws // n_groups)
-    if len(codes) <= _PERMUTED_ROWS or sizes.min() < _LARGE_GROUP * max(1.0, np.log10(n_groups)):
-        found = _permuted(codes, n_groups, scores, weights, draws, rng)
+    draws = max(200 if count <= _FEW_GROUPS else 80, 2 * draws // count)
+    if len(groups.codes) <= _PERMUTED_ROWS or sizes.min() < _LARGE_GROUP * max(1.0, np.log10(count)):
+        found = _permuted(groups, scores, draws, rng)
     else:
         found = _limit(sizes, masses, tied, draws, rng)
     return Null(float(found.mean()), sizes, found)
@@ -260,28 +297,20 @@ def _two_groups(n: float, m: float) -> Null:
     return Null(min(1.0, float(floor)), np.array([n, m]))
 
 
-def _permuted(
-    codes: Codes,
-    n_groups: int,
-    scores: Floats | None,
-    weights: Floats | None,
-    draws: int,
-    rng: np.random.Generator,
-) -> Floats:
+def _permuted(groups: Groups, scores: Floats | None, draws: int, rng: np.random.Generator) -> Floats:
     """KS when the groups are dealt out anew over the sorted scores; exact but for the number of draws."""
-    rows = rng.permutation(len(codes))
-    counts = np.bincount(codes, minlength=n_groups)
+    rows = rng.permutation(len(groups.codes))
+    counts = np.bincount(groups.codes, minlength=groups.count)
     # beside the smallest group, a hundred times its rows is as good as any number
-    limit = max(100 * int(counts.min()), 20_000 // n_groups)
+    limit = max(100 * int(counts.min()), 20_000 // groups.count)
     if counts.max() > limit:
-        rows = rows[np.argsort(codes[rows], kind="stable")]
+        rows = rows[np.argsort(groups.codes[rows], kind="stable")]
         rows = rows[np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts) < limit]
-    ranked = np.sort(np.arange(len(rows)) if scores is None else scores[rows])
-    ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
+    ends = _ends(np.sort(np.arange(len(rows)) if scores is None else scores[rows]))
     found = np.empty(int(np.clip(4_000_000 // len(rows), 30, draws)))
     for i in range(len(found)):
         rows = rng.permutation(rows)
-        upper, lower = _extremes(codes[rows], n_groups, None if weights is None else weights[rows], ends)
+        upper, lower = _extremes(groups.take(rows), ends)
         found[i] = (upper - lower).max()
     return found
 
@@ -301,9 +330,38 @@ def _limit(sizes: Floats, masses: Floats, tied: NDArray[np.bool_], draws: int, r
         at = gaps.argmax(axis=1)  # (size,)
         there = np.take_along_axis(noise, at[None, :, None], axis=2)[:, :, 0]  # (G, size)
         n, m = sizes[there.argmax(axis=0)], sizes[there.argmin(axis=0)]
-        between = GRID_SHIFT * step[at] * np.sqrt(1 / n + 1 / m) - _lattice_shift(n, m)
+        between = _GRID_SHIFT * step[at] * np.sqrt(1 / n + 1 / m) - _lattice_shift(n, m)
         found.append(np.ptp(there, axis=0) + np.where(tied[at], 0.0, between))
     return np.asarray(np.clip(np.concatenate(found), 0.0, 1.0), dtype=np.float64)
+
+
+def _within_strata(scores: Floats, groups: Groups, draws: int, rng: np.random.Generator) -> Floats:
+    """(draws,) KS distances that sampling alone makes between groups of one adjusted distribution.
+
+    Weights that give every group a known mix leave no noise *between* strata: an adjusted F_g is a sum of those of its
+    cells, whose errors are Brownian bridges, each over the cell's own distribution. Where strata tell scores apart,
+    as a job does pay, a distance is far less noisy than effective sizes suggest.
+    """
+    order = np.argsort(scores)
+    order = order[groups.shares[order] > 0]
+    ends = _ends(scores[order])
+    if len(ends) > _STRATA_CELLS:
+        ends = ends[np.linspace(0, len(ends) - 1, _STRATA_CELLS).astype(np.intp)]
+    column = np.minimum(np.searchsorted(ends, np.arange(len(order))), len(ends) - 1)
+    share, code = groups.shares[order], groups.codes[order]
+    stratum = np.zeros_like(code) if groups.strata is None else groups.strata[order]
+    noise, steps = np.zeros((groups.count, draws, len(ends))), np.zeros((groups.count, len(ends)))
+    for g in range(groups.count):
+        for s in np.unique(stratum[code == g]):
+            mine = (code == g) & (stratum == s)
+            variance = np.bincount(column[mine], share[mine] ** 2, len(ends)).astype(np.float64)
+            cdf = np.cumsum(np.bincount(column[mine], share[mine], len(ends))) / share[mine].sum()
+            noise[g] += _bridges(variance[None], cdf[None], rng.standard_normal((1, draws, len(ends))))[0]
+            steps[g] += variance
+    at = np.ptp(noise, axis=0).argmax(axis=1)
+    there = np.take_along_axis(noise, at[None, :, None], axis=2)[:, :, 0]
+    pair = steps[there.argmax(axis=0), at] + steps[there.argmin(axis=0), at]
+    return np.asarray(np.clip(np.ptp(there, axis=0) + _GRID_SHIFT * np.sqrt(pair), 0.0, 1.0), dtype=np.float64)
 
 
 def _bridges(variances: Floats, cdfs: Floats, normals: Floats) -> Floats:
@@ -372,50 +430,58 @@ class _Table:
     sizes: Floats
 
     @property
-    def variances(self) -> Floats:
-        """(G, K) of each F: ``Σ w²(1{x ≤ t} − F)²/(Σw)²``, F(1 − F)/n without weights."""
+    def shrunk(self) -> tuple[Floats, Floats]:
+        """``cdfs`` and ``squares``, to each of which some pooled rows are lent."""
         pooled = self.sizes @ self.cdfs / self.sizes.sum()
         lent = (_SHRINK_ROWS / (self.sizes + _SHRINK_ROWS))[:, None]
-        f, q = (values + lent * (pooled - values) for values in (self.cdfs, self.squares))
+        return self.cdfs + lent * (pooled - self.cdfs), self.squares + lent * (pooled - self.squares)
+
+    @property
+    def variances(self) -> Floats:
+        """(G, K) of each F: ``Σ w²(1{x ≤ t} − F)²/(Σw)²``, F(1 − F)/n without weights."""
+        f, q = self.shrunk
         return np.asarray(np.maximum(0.0, q * (1 - 2 * f) + f**2) / self.sizes[:, None], dtype=np.float64)
 
 
-def _table(scores: Floats, codes: Codes, n_groups: int, weights: Floats | None, cells: int) -> _Table:
+def _table(scores: Floats, groups: Groups, cells: int) -> _Table:
     """At most ``cells`` thresholds and the peak: all that there are, or such as are equally dense in every group."""
     order = np.argsort(scores)
-    ranked, c = scores[order], codes[order]
-    w = None if weights is None else weights[order]
-    share = _shares(c, n_groups, w)
-    ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
+    ordered = groups.take(order)
+    share, ends = ordered.shares, _ends(scores[order])
     if len(ends) > cells:
-        upper, lower = _extremes(c, n_groups, w, ends)
-        cell = np.floor(np.cumsum(share)[ends] / n_groups * cells)
+        upper, lower = _extremes(ordered, ends)
+        cell = np.floor(np.cumsum(share)[ends] / groups.count * cells)
         ends = ends[np.unique(np.append(np.flatnonzero(np.diff(cell, append=np.inf)), np.argmax(upper - lower)))]
-    column = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=-1))
-    place = c * len(ends) + column
+    place = ordered.codes * len(ends) + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=-1))
 
     def distribution(mass: Floats) -> Floats:
-        below = np.cumsum(np.bincount(place, mass, n_groups * len(ends)).reshape(n_groups, -1), axis=1)
+        below = np.cumsum(np.bincount(place, mass, groups.count * len(ends)).reshape(groups.count, -1), axis=1)
         return np.asarray(below / below[:, -1:], dtype=np.float64)
 
     cdfs = distribution(share)
-    squares = cdfs if weights is None else distribution(share**2)
-    return _Table(cdfs, squares, effective_sizes(c, n_groups, w))
+    return _Table(cdfs, cdfs if groups.weight is None else distribution(share**2), groups.sizes)
 
 
-def upper_bound(
-    scores: Floats, codes: Codes, n_groups: int, weights: Floats | None, confidence: float, method: str = "normal"
-) -> float:
+def upper_bound(scores: Floats, groups: Groups, confidence: float, method: str = "normal") -> float:
     """`ks_bound` without its checks."""
-    distance = ks_from_codes(scores, codes, n_groups, weights)
-    cells = _TABLE_CELLS // n_groups if n_groups <= _FEW_GROUPS else _NULL_CELLS
-    table = _table(scores, codes, n_groups, weights, cells)
+    table = _table(scores, groups, _TABLE_CELLS // groups.count if groups.count <= _FEW_GROUPS else _NULL_CELLS)
     if method == "normal":
         spread, z = table.variances, float(ndtri(confidence))
     else:
         # P(D − D̂ ≥ x) ≤ exp(−2x²/(1/n_g + 1/n_h)), Hoeffding's inequality with Σ (w/Σw)² = 1/n
         spread, z = np.broadcast_to(1 / table.sizes[:, None], table.cdfs.shape), np.sqrt(-np.log1p(-confidence) / 2)
-    return float(np.clip(_largest_of_pairs(table.cdfs, spread, float(z)), distance, 1.0))
+    return float(np.clip(_largest_of_pairs(table.cdfs, spread, float(z)), ks_between(scores, groups), 1.0))
+
+
+def rows_to_certify(ks: float, *, target_ks: float, confidence: float = 0.95, method: str = "normal") -> float:
+    """Effective rows n_e = 1/(1/n₁ + 1/n₂) at which `ks_bound` of two groups at distance ``ks`` meets the target.
+
+    ``z²/4/(target − ks)²``, or ``ln(1/δ)/2/(target − ks)²`` for Hoeffding; infinite when ``ks`` is no smaller.
+    """
+    if ks >= target_ks:
+        return float("inf")
+    needed = ndtri(confidence) ** 2 / 4 if method == "normal" else np.log(1 / (1 - confidence)) / 2
+    return float(needed / (target_ks - ks) ** 2)
 
 
 def _largest_of_pairs(cdfs: Floats, spread: Floats, z: float) -> float:
@@ -445,15 +511,18 @@ def _front(value: Floats, spread: Floats) -> Codes:
     return np.concatenate(front)
 
 
+def ks_interval(scores: Floats, groups: Groups, confidence: float = 0.95, **options: Any) -> tuple[float, float]:
+    """`ks_distance_ci` without its checks; options of `lower_end`."""
+    return lower_end(scores, groups, confidence, **options), upper_bound(scores, groups, (1 + confidence) / 2)
+
+
 def lower_end(
     scores: Floats,
-    codes: Codes,
-    n_groups: int,
-    weights: Floats | None,
+    groups: Groups,
     confidence: float,
     *,
     floor: float | Null | None,
-    n_resamples: int,
+    draws: int,
     random_state: Seed,
     normals: Callable[[tuple[int, int, int]], Floats] | None = None,
 ) -> float:
@@ -461,21 +530,21 @@ def lower_end(
 
     ``normals`` gives standard normal draws of a shape: intervals may share them, and drawing is most of their cost.
     """
-    distance = ks_from_codes(scores, codes, n_groups, weights)
-    rng = np.random.default_rng(random_state)
-    if not isinstance(floor, Null) and (floor is None or n_groups > _FEW_GROUPS or distance < _FLOORS_APART * floor):
-        floor = ks_null(codes, n_groups, scores, weights, rng)
+    distance, rng = ks_between(scores, groups), np.random.default_rng(random_state)
+    many = groups.count > _FEW_GROUPS
+    if not isinstance(floor, Null) and (floor is None or many or distance < _FLOORS_APART * floor):
+        floor = ks_null(groups, scores, rng)
     near = _near_parity(distance, floor.floor if isinstance(floor, Null) else floor)
     level = 1 - (1 - confidence) / 2 * (1 + near)
-    if n_groups > _FEW_GROUPS:
+    if many:
         near = 1.0  # too many pairs to look at one by one
     margin = near * floor.quantile(level) if isinstance(floor, Null) and near else 0.0
     if near < 1:
-        table = _table(scores, codes, n_groups, weights, max(64, 512 // n_groups))  # all pairs: the more, the coarser
-        at_once = n_resamples if normals else max(50, _NOISE_CELLS // table.cdfs.size)
-        sizes = [min(at_once, n_resamples - start) for start in range(0, n_resamples, at_once)]
+        table = _table(scores, groups, max(64, 512 // groups.count))  # all pairs: the more, the coarser
+        at_once = draws if normals else max(50, _NOISE_CELLS // table.cdfs.size)
+        sizes = [min(at_once, draws - start) for start in range(0, draws, at_once)]
         draw = normals or rng.standard_normal
-        noise = [_noise_near_peak(table, draw((n_groups, size, table.cdfs.shape[1]))) for size in sizes]
+        noise = [_noise_near_peak(table, draw((groups.count, size, table.cdfs.shape[1]))) for size in sizes]
         margin += (1 - near) * max(0.0, float(np.quantile(np.concatenate(noise), level)))
     return max(0.0, distance - margin)
 
@@ -492,9 +561,7 @@ def _noise_near_peak(table: _Table, normals: Floats) -> Floats:
     and, after one sort, the cost does not grow with the rows; sd is the standard error of T − D(t).
     """
     cdfs, sizes = table.cdfs, table.sizes
-    pooled = sizes @ cdfs / sizes.sum()
-    lent = (_SHRINK_ROWS / (sizes + _SHRINK_ROWS))[:, None]
-    centre, squares = (values + lent * (pooled - values) for values in (cdfs, table.squares))
+    centre, squares = table.shrunk
     variance = np.maximum(0.0, np.diff(squares, axis=1, prepend=0.0)) / sizes[:, None]  # < 0 by rounding alone
     gaps = np.ptp(cdfs, axis=0)
     peak = int(np.argmax(gaps))

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from scipy.spatial.distance import cdist
-from scipy.special import ndtri
 
 from esvdfair.core.checks import (
     Label,
@@ -19,45 +18,9 @@ from esvdfair.core.checks import (
     unit_scale,
     unscaled,
 )
-from esvdfair.core.ks import (
-    Codes,
-    Floats,
-    Null,
-    Peak,
-    Seed,
-    ToRest,
-    effective_sizes,
-    ks_from_codes,
-    ks_null,
-    ks_peak,
-    ks_to_rest,
-    lower_end,
-    upper_bound,
-)
+from esvdfair.core.ks import Floats, Groups, Null, Seed, ks_between, ks_interval, ks_null, upper_bound
 from esvdfair.core.strata import adjusted_weights
 from esvdfair.exceptions import Given, InputError
-
-__all__ = [
-    "Null",
-    "Peak",
-    "ToRest",
-    "demographic_parity_ks",
-    "group_mse",
-    "ks_bound",
-    "ks_distance",
-    "ks_distance_ci",
-    "ks_floor",
-    "ks_from_codes",
-    "ks_null",
-    "ks_null_quantile",
-    "ks_peak",
-    "ks_population",
-    "ks_to_rest",
-    "mean_gap",
-    "rows_to_certify",
-    "variance_gap",
-    "wasserstein_distance",
-]
 
 _FEW_GROUPS = 8  # up to here every pair is summed
 _SKETCH = 64  # fewest levels at which quantile functions are compared before they are compared exactly
@@ -92,8 +55,7 @@ def ks_distance(
     >>> ks_distance([1, 2, 3, 4], sensitive_features=["a", "a", "b", "a"])
     0.6666666666666666
     """
-    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight, control_features)
-    return ks_from_codes(scores, codes, len(labels), weights)
+    return ks_between(*_check(y_pred, sensitive_features, sample_weight, control_features))
 
 
 def demographic_parity_ks(y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None) -> float:
@@ -154,12 +116,9 @@ def ks_distance_ci(
     _check_confidence(confidence)
     if n_resamples < 1:
         raise InputError("{n_resamples} draws nothing; use at least a few hundred.", n_resamples=Given(n_resamples))
-    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight, control_features, rows_needed=2)
-    rows, rng = (scores, codes, len(labels), weights), make_generator(random_state)
-    if floor is None and control_features is not None:
-        floor = ks_null(codes, len(labels), scores, weights, rng, _strata(control_features, len(codes)))
-    low = lower_end(*rows, confidence, floor=floor, n_resamples=n_resamples, random_state=rng)
-    return low, upper_bound(*rows, (1 + confidence) / 2)
+    scores, groups = _check(y_pred, sensitive_features, sample_weight, control_features, rows_needed=2)
+    rng = make_generator(random_state)
+    return ks_interval(scores, groups, confidence, floor=floor, draws=n_resamples, random_state=rng)
 
 
 def ks_bound(
@@ -200,21 +159,8 @@ def ks_bound(
     """
     _check_confidence(confidence)
     _check_method(method)
-    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight, control_features)
-    return upper_bound(scores, codes, len(labels), weights, confidence, method)
-
-
-def rows_to_certify(ks: float, *, target_ks: float, confidence: float = 0.95, method: str = "normal") -> float:
-    """Effective rows n_e = 1/(1/n₁ + 1/n₂) at which `ks_bound` of two groups at distance ``ks`` meets the target.
-
-    ``z²/4/(target − ks)²``, or ``ln(1/δ)/2/(target − ks)²`` for Hoeffding; infinite when ``ks`` is no smaller.
-    """
-    _check_confidence(confidence)
-    _check_method(method)
-    if ks >= target_ks:
-        return float("inf")
-    needed = ndtri(confidence) ** 2 / 4 if method == "normal" else np.log(1 / (1 - confidence)) / 2
-    return float(needed / (target_ks - ks) ** 2)
+    scores, groups = _check(y_pred, sensitive_features, sample_weight, control_features)
+    return upper_bound(scores, groups, confidence, method)
 
 
 def ks_population(
@@ -234,11 +180,10 @@ def ks_population(
     small and a fifth too large; near k for a shift. Of many candidates the smallest estimate is a lucky one: see
     `ks.population_along_curve`. Pass ``floor`` when `ks_floor` of these rows is known already.
     """
-    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight, control_features)
+    scores, groups = _check(y_pred, sensitive_features, sample_weight, control_features)
     if floor is None:
-        strata = _strata(control_features, len(codes))
-        floor = ks_null(codes, len(labels), scores, weights, make_generator(random_state), strata).floor
-    return float(np.sqrt(max(0.0, ks_from_codes(scores, codes, len(labels), weights) ** 2 - floor**2)))
+        floor = ks_null(groups, scores, make_generator(random_state)).floor
+    return float(np.sqrt(max(0.0, ks_between(scores, groups) ** 2 - floor**2)))
 
 
 def ks_floor(
@@ -294,10 +239,9 @@ def ks_null_quantile(
 def _null(
     sensitive_features: Any, y_pred: Any, sample_weight: Any, random_state: Seed, control_features: Any = None
 ) -> Null:
-    labels, codes, weights = _check_groups(sensitive_features, sample_weight, control_features)
-    scores = None if y_pred is None else check_column(y_pred, len(codes), "y_pred", of="sensitive_features")
-    strata = _strata(control_features, len(codes))
-    return ks_null(codes, len(labels), scores, weights, make_generator(random_state), strata)
+    _, groups = _check_groups(sensitive_features, sample_weight, control_features)
+    scores = None if y_pred is None else check_column(y_pred, len(groups.codes), "y_pred", of="sensitive_features")
+    return ks_null(groups, scores, make_generator(random_state))
 
 
 # --- Wasserstein, moments, errors ----------------------------------------------------------------------------------
@@ -313,27 +257,26 @@ def wasserstein_distance(
     """
     if order not in (1, 2):
         raise InputError("{order} is not available; use order 1 or 2.", order=Given(order))
-    scores, _, codes, weights = _check(y_pred, sensitive_features, sample_weight, control_features)
+    scores, groups = _check(y_pred, sensitive_features, sample_weight, control_features)
     unit = unit_scale(scores)
-    by_group = np.lexsort((scores, codes))
-    bounds = np.cumsum(np.bincount(codes))[:-1]
+    by_group = np.lexsort((scores, groups.codes))
+    bounds = np.cumsum(np.bincount(groups.codes))[:-1]
     values = np.split(np.ldexp(scores, -unit)[by_group], bounds)
-    masses = np.split(np.ones(len(scores)) if weights is None else weights[by_group], bounds)
-    groups = [(x, np.cumsum(mass)) for x, mass in zip(values, masses, strict=True)]
+    masses = np.split(np.ones(len(scores)) if groups.weight is None else groups.weight[by_group], bounds)
+    functions = [(x, np.cumsum(mass)) for x, mass in zip(values, masses, strict=True)]
     farthest = 0.0
-    for g, h, at_most in _farthest_first(groups, order):
+    for g, h, at_most in _farthest_first(functions, order):
         if at_most <= farthest:
             break
-        farthest = max(farthest, _quantile_distance(*groups[g], *groups[h], order))
+        farthest = max(farthest, _quantile_distance(*functions[g], *functions[h], order))
     return unscaled(farthest, unit, "the Wasserstein distance")
 
 
 def mean_gap(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None, control_features: Any = None) -> float:
     """Largest absolute difference between the mean predictions of two groups."""
-    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight, control_features)
+    scores, groups = _check(y_pred, sensitive_features, sample_weight, control_features)
     unit = unit_scale(scores)
-    gap = np.ptp(_group_means(np.ldexp(scores, -unit), codes, len(labels), weights))
-    return unscaled(float(gap), unit, "the mean gap")
+    return unscaled(float(np.ptp(groups.means(np.ldexp(scores, -unit)))), unit, "the mean gap")
 
 
 def variance_gap(
@@ -344,30 +287,25 @@ def variance_gap(
     The divisor is ``Σw − Σw²/Σw`` as for `numpy.cov` with ``aweights``: n − 1 without weights. A group needs two
     rows with weight.
     """
-    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight, control_features, rows_needed=2)
-    unit = unit_scale(scores)
-    scores = np.ldexp(scores, -unit)
-    deviations = scores - _group_means(scores, codes, len(labels), weights)[codes]
-    variances = _group_means(deviations**2, codes, len(labels), weights)
-    # Σw(x−x̄)²/(Σw − Σw²/Σw) = (weighted mean of (x−x̄)²) / (1 − 1/n_e)
-    part = 1 - 1 / effective_sizes(codes, len(labels), weights)
-    if not part.min() > 0:
+    labels, groups = _check_groups(sensitive_features, sample_weight, control_features, rows_needed=2)
+    scores = check_column(y_pred, len(groups.codes), "y_pred", of="sensitive_features")
+    if not (1 - 1 / groups.sizes).min() > 0:
         raise InputError(
             "{sample_weight} of group {group!r} lies on one row; the others vanish beside it; a variance needs two.",
             sample_weight=Given(),
-            group=labels[int(part.argmin())],
+            group=labels[int(groups.sizes.argmin())],
         )
-    gap = np.ptp(variances / part)
-    return unscaled(float(gap), 2 * unit, "the variance gap")
+    unit = unit_scale(scores)
+    return unscaled(float(np.ptp(groups.variances(np.ldexp(scores, -unit)))), 2 * unit, "the variance gap")
 
 
 def group_mse(y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None) -> dict[Label, float]:
     """Mean squared error within each group, keyed by label; a single group is allowed."""
-    scores, labels, codes, weights = _check(y_pred, sensitive_features, sample_weight, groups_needed=1)
+    labels, groups = _check_groups(sensitive_features, sample_weight, groups_needed=1)
+    scores = check_column(y_pred, len(groups.codes), "y_pred", of="sensitive_features")
     truth = check_column(y_true, len(scores), "y_true", of="y_pred")
     unit = unit_scale(scores, truth)
-    errors = np.ldexp(truth, -unit) - np.ldexp(scores, -unit)
-    means = _group_means(errors**2, codes, len(labels), weights).tolist()
+    means = groups.means((np.ldexp(truth, -unit) - np.ldexp(scores, -unit)) ** 2).tolist()
     return {label: unscaled(mse, 2 * unit, "the error") for label, mse in zip(labels, means, strict=True)}
 
 
@@ -414,43 +352,28 @@ def _quantile_distance(a: Floats, below_a: Floats, b: Floats, below_b: Floats, o
     return float((widths @ gaps**order / levels[-1]) ** (1 / order))
 
 
-def _group_means(values: Floats, codes: Codes, n_groups: int, weights: Floats | None) -> Floats:
-    sums = np.bincount(codes, values if weights is None else values * weights, n_groups)
-    return np.asarray(sums / np.bincount(codes, weights, n_groups), dtype=np.float64)
-
-
 # --- checks --------------------------------------------------------------------------------------------------------
 
 
 def _check(
-    y_pred: Any,
-    sensitive_features: Any,
-    sample_weight: Any,
-    control_features: Any = None,
-    *,
-    rows_needed: int = 1,
-    groups_needed: int = 2,
-) -> tuple[Floats, tuple[Label, ...], Codes, Floats | None]:
-    """Finite scores, labels and codes of their groups, and weights, the largest of each group 1."""
+    y_pred: Any, sensitive_features: Any, sample_weight: Any, control_features: Any, *, rows_needed: int = 1
+) -> tuple[Floats, Groups]:
+    """Finite scores and their groups."""
     scores = check_column(y_pred, None, "y_pred")
-    labels, codes, weights = _check_groups(
-        sensitive_features, sample_weight, control_features, rows_needed, groups_needed
-    )
-    check_rows(len(scores), len(codes), "y_pred", of="sensitive_features")
-    return scores, labels, codes, weights
-
-
-def _strata(control_features: Any, rows: int) -> Codes | None:
-    return None if control_features is None else check_strata(control_features, rows, of="sensitive_features")[1]
+    _, groups = _check_groups(sensitive_features, sample_weight, control_features, rows_needed=rows_needed)
+    check_rows(len(scores), len(groups.codes), "y_pred", of="sensitive_features")
+    return scores, groups
 
 
 def _check_groups(
     sensitive_features: Any,
     sample_weight: Any,
     control_features: Any = None,
+    *,
     rows_needed: int = 1,
     groups_needed: int = 2,
-) -> tuple[tuple[Label, ...], Codes, Floats | None]:
+) -> tuple[tuple[Label, ...], Groups]:
+    """Labels, and the groups."""
     labels, codes = encode_groups(sensitive_features)
     if len(labels) < groups_needed:
         raise InputError(
@@ -459,11 +382,11 @@ def _check_groups(
             found=f"one group, {labels[0]!r}" if labels else "no rows",
             needed=groups_needed,
         )
-    weights = None
+    weights = strata = None
     if sample_weight is not None:
         weights = check_weight(sample_weight, len(codes), of="sensitive_features", zero=True)
-    strata = _strata(control_features, len(codes))
-    if strata is not None:
+    if control_features is not None:
+        _, strata = check_strata(control_features, len(codes), of="sensitive_features")
         weights = adjusted_weights(codes, len(labels), strata, weights)
     rows = np.bincount(codes, None if weights is None else weights > 0, len(labels))
     if rows.min() < rows_needed:
@@ -471,11 +394,7 @@ def _check_groups(
             f"group {labels[rows.argmin()]!r} has {int(rows.min())} rows with positive weight; this needs at least "
             f"{rows_needed} in every group. Pass more rows, or leave the group out."
         )
-    if weights is not None:
-        largest = np.zeros(len(labels))
-        np.maximum.at(largest, codes, weights)
-        weights = weights / largest[codes]  # sums and squares then neither overflow nor vanish
-    return labels, codes, weights
+    return labels, Groups.of(codes, len(labels), weights, strata)
 
 
 def _check_confidence(confidence: float) -> None:

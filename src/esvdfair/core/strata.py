@@ -20,10 +20,6 @@ from esvdfair.exceptions import Given, InputError
 Floats = NDArray[np.float64]
 Codes = NDArray[np.intp]
 
-_THRESHOLDS = 128
-GRID_SHIFT = 0.5826
-"""−ζ(1/2)/√(2π): what a supremum over a grid misses, in standard deviations of one step."""
-
 
 def adjusting_factors(mass: Floats) -> Floats:
     """(G, S) a_gs from the weight (G, S) of each group in each stratum; 0 outside the common support.
@@ -88,39 +84,3 @@ def label_parts(label: Label) -> int:
 
 def _parts(label: Label) -> tuple[Scalar, ...]:
     return label if isinstance(label, tuple) else (label,)
-
-
-# --- what sampling does to adjusted distributions ------------------------------------------------------------------
-
-
-def stratified_noise(
-    scores: Floats, codes: Codes, n_groups: int, strata: Codes, weights: Floats, draws: int, rng: np.random.Generator
-) -> Floats:
-    """(draws,) KS distances that sampling alone makes between groups of one adjusted distribution.
-
-    Weights that give every group a known mix leave no noise *between* strata: an adjusted F_g is a sum of those of its
-    cells, whose errors are Brownian bridges, each over the cell's own distribution. Where strata tell scores apart,
-    as a job does pay, a distance is far less noisy than effective sizes suggest.
-    """
-    present = np.flatnonzero(weights > 0)
-    order = present[np.argsort(scores[present])]
-    ranked = scores[order]
-    ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
-    if len(ends) > _THRESHOLDS:
-        ends = ends[np.linspace(0, len(ends) - 1, _THRESHOLDS).astype(np.intp)]
-    column = np.minimum(np.searchsorted(ends, np.arange(len(order))), len(ends) - 1)
-    noise, steps = np.zeros((n_groups, draws, len(ends))), np.zeros((n_groups, len(ends)))
-    for g in range(n_groups):
-        total = weights[codes == g].sum()
-        for s in np.unique(strata[order][codes[order] == g]):
-            mine = (codes[order] == g) & (strata[order] == s)
-            w = weights[order][mine] / total
-            variance = np.bincount(column[mine], w**2, len(ends))
-            cdf = np.cumsum(np.bincount(column[mine], w, len(ends))) / w.sum()
-            walk = np.cumsum(rng.standard_normal((draws, len(ends))) * np.sqrt(variance), axis=1)
-            noise[g] += walk - walk[:, -1:] * cdf
-            steps[g] += variance
-    at = np.ptp(noise, axis=0).argmax(axis=1)
-    there = np.take_along_axis(noise, at[None, :, None], axis=2)[:, :, 0]
-    pair = steps[there.argmax(axis=0), at] + steps[there.argmin(axis=0), at]
-    return np.asarray(np.clip(np.ptp(there, axis=0) + GRID_SHIFT * np.sqrt(pair), 0.0, 1.0), dtype=np.float64)

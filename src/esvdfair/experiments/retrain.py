@@ -26,6 +26,7 @@ from esvdfair.datasets import Examples
 from esvdfair.experiments.config import Experiment, Retraining, Variant
 from esvdfair.experiments.network import Adam, Trained, build_network, predict, seeded
 from esvdfair.experiments.rows import Outcome
+from esvdfair.methods import Candidates
 from esvdfair.models import adapt
 from esvdfair.sample import Effort, Sample, draw, prepare
 
@@ -97,9 +98,9 @@ def curve_of(networks: Mapping[float, nn.Sequential], trained: Trained) -> Curve
     judging = np.column_stack([sample.judging.prediction for sample in samples.values()])
     training = np.column_stack([sample.training.prediction for sample in samples.values()])
     # What they predict is given, so their last layers, each on features of its own, do not matter.
-    fits = [Fit(untouched.layer.weight[0], 0.0, strength=penalty) for penalty in samples]
-    adapter = adapt(trained.network)
-    return judge(untouched, fits, adapter, predicted=(judging, training), effort=Effort.quick(), seed=trained.seed)[0]
+    fits = tuple(Fit(untouched.layer.weight[0], 0.0, strength=penalty) for penalty in samples)
+    candidates = Candidates(untouched, fits, judging, training)
+    return judge(candidates, adapt(trained.network), effort=Effort.quick(), seed=trained.seed)
 
 
 def train_on_both(

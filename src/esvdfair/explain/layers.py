@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from esvdfair.core import gaps
 from esvdfair.core.edits import PAPER_REDUCTIONS, edit_exact
 from esvdfair.core.moments import GroupMoments
-from esvdfair.curve import CurvePoint, judge, ks_distances, mean_squared_errors
+from esvdfair.curve import CurvePoint, Judging, judge
 from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.methods import exact_refit, parity
+from esvdfair.methods import Candidates, exact_refit, parity
 from esvdfair.models import adapt
 from esvdfair.models.base import LinearLayer, Weights
 from esvdfair.sample import Setting, draw, prepare
@@ -136,7 +136,7 @@ def _scan(setting: Setting, reductions: dict[str, float]) -> LayerScan:
         setting = replace(setting, split=None)  # it has warned already that no rows could be held out
     refits = parity(sample, targets=(sample.error_against,), effort=setting.effort, **reductions)
     refits = [fit for fit in refits if fit.strength]
-    curve, _ = judge(sample, refits, setting.adapter, effort=setting.effort, seed=setting.seed)
+    curve = judge(Candidates.of(sample, refits), setting.adapter, effort=setting.effort, seed=setting.seed)
     found = []
     for layer in setting.layers[:-1]:
         moments = sample.inner[layer.name]
@@ -144,11 +144,12 @@ def _scan(setting: Setting, reductions: dict[str, float]) -> LayerScan:
         weights = {layer.name: (edit.weight_after, edit.bias_after)}
         found.append(_with_reach(measure_gap(layer, moments), _reached(setting, layer.name, weights, reductions)))
     last = measure_gap(setting.last, sample.inner[setting.last.name])
-    before, rows = sample.judging.prediction[:, None], sample.judging
+    rows = sample.judging
+    before, here = rows.prediction[:, None], Judging.of(rows, len(sample.labels))
     return LayerScan(
         layers=(*found, _with_reach(last, min(curve.points, key=lambda point: point.mse))),
-        ks_before=float(ks_distances(rows, before)[0]),
-        mse_before=float(mean_squared_errors(rows, before)[0]),
+        ks_before=float(here.distances(before)[0]),
+        mse_before=float(here.errors(before)[0]),
         ks_floor=curve.ks_floor,
         evaluated_on=sample.judged_on,
         error_against=sample.error_against,
@@ -185,7 +186,7 @@ def _reached(setting: Setting, name: str, weights: Weights, reductions: dict[str
     try:
         edited = draw(setting, weights)
         fit = exact_refit(edited, **reductions)
-        curve, _ = judge(edited, [fit], setting.adapter, effort=setting.effort, seed=setting.seed)
+        curve = judge(Candidates.of(edited, [fit]), setting.adapter, effort=setting.effort, seed=setting.seed)
     except ValueError as error:
         # The untouched model ran on these very rows, so this is about the edited one; the other layers still tell.
         warnings.warn(f"after an edit of layer {name!r} there is no refit: {error}", ESVDFairWarning, stacklevel=3)

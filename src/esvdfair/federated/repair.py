@@ -10,12 +10,12 @@ import pandas as pd
 from esvdfair.core.checks import Label, by_group
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.quadratic import Fit, Head
-from esvdfair.curve import FLAT, choose, judge, with_untouched
+from esvdfair.curve import FLAT, choose, judge
 from esvdfair.distributed import together
 from esvdfair.estimator import ESVDFair, check_options, take_model, take_point
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.federated.sites import MomentsFile, SiteMoments, loaded
-from esvdfair.methods import account_for, parity, predict, weights_of
+from esvdfair.methods import Candidates, account_for, parity, weights_of
 from esvdfair.models import ModelAdapter, adapt, fingerprint
 from esvdfair.models.base import PROBE_ROWS
 from esvdfair.sample import Effort, Rows, Sample, draw_judging, meet, validation_batches
@@ -140,20 +140,17 @@ def _repair_judged(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments, val
         covariance_reduction=reduction,
         effort=effort,
     )
-    predicted = predict(sample, fits)
-    fits, predicted = with_untouched(sample, fits, predicted)
-    curve, order = judge(
-        sample,
-        fits,
+    candidates = Candidates.of(sample, fits).with_untouched()
+    curve = judge(
+        candidates,
         adapter,
-        predicted=predicted,
         effort=effort,
         seed=setting.seed,
         confidence=fair.confidence,
         certificate=fair.certificate,
     )
     point = choose(curve, target_ks=fair.target_ks)
-    take_point(fair, sample, curve, point, fits[order[point]], predicted[0][:, order[point]])
+    take_point(fair, candidates, curve, point)
 
 
 def _repair_blindly(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments) -> None:

@@ -13,12 +13,14 @@ from sklearn.utils.validation import check_is_fitted
 from esvdfair.audit import Array, Codes
 from esvdfair.batches import Batch, held_out, is_stream, make_batches
 from esvdfair.core.checks import row_count, take
-from esvdfair.core.metrics import Peak, group_mse, ks_distance_ci, ks_floor, ks_peak
-from esvdfair.curve import UNTOUCHED, Curve, CurvePoint
+from esvdfair.core.ks import Groups, Peak, ks_between, ks_peak
+from esvdfair.core.metrics import group_mse, ks_distance_ci, ks_floor
+from esvdfair.curve import Curve, CurvePoint
 from esvdfair.estimator import ESVDFair
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.explain import Directions, LayerScan, People, explain_directions, explain_people, scan_layers
 from esvdfair.explain.features import correlate, name_features
+from esvdfair.methods import UNTOUCHED
 from esvdfair.models import adapt
 
 ROWS_OF_A_GROUP = 10_000
@@ -258,9 +260,9 @@ def _choose_rows(fair: ESVDFair, rows: Batch, apart: Batch | None, which: str | 
     for out in splits:
         part = rows.take(np.flatnonzero(out))
         if len(part.codes) == summary["rows"] and len(np.unique(part.codes)) == len(rows.labels):
-            ks = ks_peak(_predict(fair, fair.model_, part.x), part.codes, len(part.labels), part.weight).distance
+            groups = Groups(part.codes, len(part.labels), part.weight)
             before = summary.get("ks_raw_before", summary["ks_before"])
-            if before is not None and abs(ks - before) < 1e-9:
+            if before is not None and abs(ks_between(_predict(fair, fair.model_, part.x), groups) - before) < 1e-9:
                 return part if out.all() else rows.take(np.flatnonzero(~out)), part, summary["evaluated_on"]
     return rows, rows, "given"
 
@@ -290,7 +292,7 @@ def _steps(fair: ESVDFair, models: Sequence[tuple[CurvePoint | None, Any]], rows
             Step(
                 point=point,
                 prediction=prediction,
-                peak=ks_peak(prediction, rows.codes, len(rows.labels), rows.weight),
+                peak=ks_peak(prediction, Groups(rows.codes, len(rows.labels), rows.weight)),
                 mse=float(np.average((prediction - truth) ** 2, weights=weight)),
                 group_mse=np.array(list(errors.values())),
                 means=np.bincount(rows.codes, weight * prediction) / share,
