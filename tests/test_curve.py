@@ -178,7 +178,7 @@ def test_a_target_below_what_rows_can_tell_stops_there_and_says_what_more_would_
 
 def test_a_stricter_target_is_never_less_fair_than_none():
     """What `transport` aims at without a target is what a target that these rows cannot tell from parity aims at."""
-    curve, _ = judged(trade_off(np.linspace(0.8, 0.15, 12)), rows=150)
+    curve = judged(trade_off(np.linspace(0.8, 0.15, 12)), rows=150)
     aim = choose(curve, as_far_as_told=True)
     assert curve.select(target_ks=0.5 * curve.ks_resolved) == aim
 
@@ -258,10 +258,10 @@ def test_what_parity_itself_would_show_is_found_once_for_all_points(monkeypatch)
 
 def test_points_that_share_their_draws_have_the_intervals_of_the_public_metric():
     rows = make_rows()
-    groups = curve.Groups.of(rows, 2, seed=3)
+    here = Judging.of(rows, 2, seed=3)
     for column in predictions(rows, [0.2, 0.9]).T:
-        alone = ks_distance_ci(column, sensitive_features=rows.codes, floor=groups.null, n_resamples=50, random_state=3)
-        assert groups.interval(column, 50) == alone
+        alone = ks_distance_ci(column, sensitive_features=rows.codes, floor=here.null, n_resamples=50, random_state=3)
+        assert here.interval(column, 50) == alone
 
 
 def test_a_certified_point_is_within_its_bound_and_so_is_all_before_it():
