@@ -81,47 +81,45 @@ def name_points(
 
     Call it last: it looks at what the axes hold.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.text import Text
+    from matplotlib.transforms import Bbox
 
     figure = ax.get_figure(root=True)
     assert isinstance(figure, Figure)
     figure.draw_without_rendering()  # the layout decides where things are
-    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
     drawn = _drawn_pixels(ax)
     own = ax.transData.transform(np.array([(x, y) for _, x, y in names]).reshape(-1, 2))
     taken: list[Any] = []
     for i, (name, x, y) in enumerate(names):
-        color = colors[i] if colors else INK
-        tries: list[tuple[tuple[float, ...], int, Any, Any]] = []
+        size_of = Text(0, 0, name, fontsize=size, figure=figure).get_window_extent()
+        tries = []
         for far in (1.0, 2.2, 3.6, 5.0):
             for right, up in ((1, 1), (1, -1), (-1, 1), (-1, -1), (1, 0), (-1, 0), (0, 1.4), (0, -1.4)):
-                label = ax.annotate(
-                    name,
-                    (x, y),
-                    xytext=(8 * far * right, 8 * far * up),
-                    textcoords="offset points",
-                    ha={1: "left", -1: "right", 0: "center"}[right],
-                    va="bottom" if up > 0 else "top" if up else "center",
-                    fontsize=size,
-                    color=color,
-                    zorder=5,
-                    arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.5} if far > 1 else None,
-                )
-                label.update_positions(renderer)
-                box = Text.get_window_extent(label, renderer).padded(2)  # of the words, without the line to them
+                corner = own[i] + 8 * far * figure.dpi / 72 * np.array([right, up])
+                corner -= [size_of.width * (1 - right) / 2, size_of.height * (1 - np.sign(up)) / 2]
+                box = Bbox.from_bounds(*corner, size_of.width, size_of.height).padded(2)
                 outside = not (ax.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and ax.bbox.y0 <= box.y0)
                 middle = np.array([box.x0 + box.x1, box.y0 + box.y1]) / 2
                 nearer = np.linalg.norm(own - middle, axis=1) < np.linalg.norm(own[i] - middle)
                 covered = np.all((drawn > box.min) & (drawn < box.max), axis=1)
                 cost = float(covered.sum() + 20 * nearer.sum() + 10 * far)
-                tries.append(((box.count_overlaps(taken), outside, cost), len(tries), label, box))
-        best = min(tries, key=lambda found: found[:2])
-        for _, _, label, _ in tries:
-            if label is not best[2]:
-                label.remove()
-        taken.append(best[3])
+                tries.append(((box.count_overlaps(taken), outside, cost), len(tries), box, (far, right, up)))
+        _, _, box, (far, right, up) = min(tries, key=lambda found: found[:2])
+        color = colors[i] if colors else INK
+        taken.append(box)
+        ax.annotate(
+            name,
+            (x, y),
+            xytext=(8 * far * right, 8 * far * up),
+            textcoords="offset points",
+            ha={1: "left", -1: "right", 0: "center"}[right],
+            va="bottom" if up > 0 else "top" if up else "center",
+            fontsize=size,
+            color=color,
+            zorder=5,
+            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.5} if far > 1 else None,
+        )
 
 
 def _drawn_pixels(ax: "Axes") -> Array:

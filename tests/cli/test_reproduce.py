@@ -4,11 +4,14 @@ import json
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from esvdfair.cli import main, reproduce
+from esvdfair.experiments import network
 from esvdfair.experiments.config import EXPERIMENTS, Retraining, Training
+from esvdfair.experiments.network import load
 from esvdfair.experiments.runner import work
 from esvdfair.sample import Effort
 
@@ -20,10 +23,19 @@ REDUCED = {
 }
 
 
+def some_rows(name, preparation):
+    """At most 4,000 rows of a data set, drawn once."""
+    whole = load(name, preparation)
+    keep = np.sort(np.random.default_rng(0).permutation(len(whole.y))[:4000])
+    columns = {column: getattr(whole, column).iloc[keep] for column in ("X", "y", "sensitive_features")}
+    return replace(whole, **columns)
+
+
 @pytest.fixture
 def reduced(monkeypatch):
-    """Quick experiments, in this process: tests/experiments/test_runner.py starts others."""
+    """Quick experiments on some rows, in this process: tests/experiments/test_runner.py starts others."""
     monkeypatch.setattr(reproduce, "run", lambda tasks, **_: list(map(work, tasks)))
+    monkeypatch.setattr(network, "load", some_rows)
     for name, experiment in EXPERIMENTS.items():
         monkeypatch.setitem(EXPERIMENTS, name, replace(experiment, **REDUCED))
 
