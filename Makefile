@@ -22,6 +22,9 @@ demo test test-lowest cov docs dist trust: export OMP_NUM_THREADS := 1
 demo test test-lowest cov docs dist trust: export OPENBLAS_NUM_THREADS := 1
 demo test test-lowest cov docs dist trust: export MKL_NUM_THREADS := 1
 
+# An environment that forbids it would compile torch anew in every process: seconds each.
+export PYTHONDONTWRITEBYTECODE :=
+
 demo: $(VENV)/.demo  ## Repair a small network on a wages table; print before and after, write demo-report.html
 	$(BIN)/python -m esvdfair demo --force
 

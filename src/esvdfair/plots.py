@@ -92,20 +92,20 @@ def name_points(
     own = ax.transData.transform(np.array([(x, y) for _, x, y in names]).reshape(-1, 2))
     taken: list[Any] = []
     for i, (name, x, y) in enumerate(names):
-        size_of = Text(0, 0, name, fontsize=size, figure=figure).get_window_extent()
-        tries = []
+        extent = np.array(Text(0, 0, name, fontsize=size, figure=figure).get_window_extent().size)
+        tries: list[tuple[tuple[float, ...], int, Any, Any]] = []
         for far in (1.0, 2.2, 3.6, 5.0):
             for right, up in ((1, 1), (1, -1), (-1, 1), (-1, -1), (1, 0), (-1, 0), (0, 1.4), (0, -1.4)):
                 corner = own[i] + 8 * far * figure.dpi / 72 * np.array([right, up])
-                corner -= [size_of.width * (1 - right) / 2, size_of.height * (1 - np.sign(up)) / 2]
-                box = Bbox.from_bounds(*corner, size_of.width, size_of.height).padded(2)
+                corner -= extent * (1 - np.sign([right, up])) / 2
+                box = Bbox([corner, corner + extent]).padded(2)
                 outside = not (ax.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and ax.bbox.y0 <= box.y0)
                 middle = np.array([box.x0 + box.x1, box.y0 + box.y1]) / 2
                 nearer = np.linalg.norm(own - middle, axis=1) < np.linalg.norm(own[i] - middle)
                 covered = np.all((drawn > box.min) & (drawn < box.max), axis=1)
                 cost = float(covered.sum() + 20 * nearer.sum() + 10 * far)
                 tries.append(((box.count_overlaps(taken), outside, cost), len(tries), box, (far, right, up)))
-        _, _, box, (far, right, up) = min(tries, key=lambda found: found[:2])
+        _, _, box, (far, right, up) = min(tries, key=lambda tried: tried[:2])
         color = colors[i] if colors else INK
         taken.append(box)
         ax.annotate(
