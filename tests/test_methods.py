@@ -7,8 +7,8 @@ import pytest
 import scipy.linalg
 
 from esvdfair.core.moments import GroupMoments
-from esvdfair.core.refit.quadratic import Head
-from esvdfair.methods import Refits, group_probability, parity, refit_edited, transport
+from esvdfair.core.refit.quadratic import Fit, Head
+from esvdfair.methods import Refits, account_for, parity, refit_edited, transport
 from esvdfair.models.base import LinearLayer
 from esvdfair.sample import Effort, Rows, Sample
 
@@ -82,7 +82,8 @@ def test_transport_covers_every_target_ridge_and_strength():
 
 def test_the_group_is_predicted_from_a_bounded_number_of_rows_as_from_all():
     sample = make_sample(rows=2000)
-    few, all_rows = (group_probability(sample, Effort(transport_rows=n))(sample.judging.features) for n in (400, 2000))
+    both = [Refits(sample, Effort(transport_rows=n)) for n in (400, 2000)]
+    few, all_rows = (refits.group_probability(refits.rotated) for refits in both)
     np.testing.assert_allclose(few.sum(axis=1), 1.0)
     assert 0 < np.abs(few - all_rows).max() < 0.15
     sure = all_rows[np.arange(len(all_rows)), sample.judging.codes]
@@ -116,7 +117,7 @@ def test_least_squares_after_an_edit_stays_near_the_original_where_rows_say_litt
 
 def test_transport_couples_a_bounded_number_of_rows():
     refits = Refits(make_sample(rows=1000), Effort(transport_rows=300))
-    assert len(refits.problem.outputs(np.zeros(refits.problem.rank))) == 600
+    assert len(refits.problem.outputs(np.zeros(refits.rotated.shape[1]))) == 600
 
 
 @pytest.mark.parametrize(("mean", "covariance"), [(1.0, 1.0), (15.0, 150.0), (100.0, 1.0), (np.inf, np.inf)])
@@ -139,3 +140,18 @@ def test_parity_at_given_reductions(mean, covariance):
     assert before[0] > 0.1
     assert after[0] <= before[0] / mean * (1 + 1e-4) + 1e-18
     assert after[1] <= before[1] / covariance * (1 + 1e-6) + 1e-18
+
+
+@pytest.mark.parametrize("bias", [np.ones(1), None])
+def test_the_account_of_a_refit_is_that_of_its_rows(bias):
+    sample = make_sample(groups=3)
+    layer = replace(sample.layer, bias=bias)
+    fit = Fit(layer.weight[0] + 0.3, 0.0 if bias is None else 0.8, strength=2.0, converged=False)
+    (edit,) = account_for(replace(sample, layer=layer), fit)
+    h, codes, shift = sample.training.features, sample.training.codes, 0.0 if bias is None else -0.2
+    assert edit.output_change == pytest.approx(np.sum((h.sum(axis=1) * 0.3 + shift) ** 2), rel=1e-9)
+    means = [h[codes == g].mean(axis=0) @ fit.weight for g in range(3)]
+    gap = sum((means[a] - means[b]) ** 2 for a, b in ((0, 1), (0, 2), (1, 2)))
+    assert edit.gap_after == edit.achieved == edit.budget == pytest.approx(gap, rel=1e-9)
+    assert edit.gap_before == pytest.approx(np.sum(edit.sigma_before**2)) != edit.gap_after
+    assert (edit.layer, edit.multiplier, edit.converged) == ("last", 2.0, False)

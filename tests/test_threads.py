@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from threadpoolctl import ThreadpoolController
 
-from esvdfair.threads import WIDE, few_threads
+from esvdfair.distributed import WIDE, few_threads
+from esvdfair.models import adapt
+from esvdfair.sample import prepare
 
 torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
 
@@ -52,6 +54,41 @@ def test_settings_come_back_after_an_exception_and_inside_each_other():
     assert torch.get_num_threads() == 2
 
 
+def test_an_inner_limit_leaves_the_outer_one():
+    with few_threads(8):
+        with few_threads(8):
+            pass
+        assert blas() == {1}
+        assert torch.get_num_threads() == 1
+
+
+def test_a_second_thread_is_limited_after_the_first_was():
+    with few_threads(8):
+        pass
+    seen = []
+
+    def work():
+        with few_threads(8):
+            seen.append((blas(), torch.get_num_threads()))
+        seen.append((blas(), torch.get_num_threads()))
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    worker.join()
+    assert seen == [({1}, 1), ({2}, 2)]
+
+
+def test_looking_at_the_model_is_limited_too():
+    """Before the width of its layers is known, and before that limit, the model runs on a few rows."""
+    seen = []
+    network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    network[0].register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 3)).astype(np.float32)
+    prepare(adapt(network), X, X.sum(axis=1), sensitive_features=np.arange(40) % 2)
+    assert set(seen) == {1}
+
+
 def test_several_threads_at_once_leave_them_too():
     start, seen = threading.Barrier(4), []
 
@@ -60,7 +97,7 @@ def test_several_threads_at_once_leave_them_too():
         start.wait()
         for _ in range(20):
             with few_threads(8):
-                seen.append(torch.get_num_threads())  # OpenBLAS lets only the thread that set a number change it
+                seen.append(torch.get_num_threads())
                 rng.normal(size=(50, 50)) @ rng.normal(size=(50, 50))
 
     workers = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]

@@ -18,13 +18,12 @@ from esvdfair.core.edits import PAPER_REDUCTIONS, check_reduction
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.quadratic import Fit
 from esvdfair.curve import Curve, CurvePoint, choose, judge, summarise
-from esvdfair.distributed import all_gather, broadcast, together, world_size
+from esvdfair.distributed import all_gather, broadcast, few_threads, together, world_size
 from esvdfair.exceptions import Given, InputError
 from esvdfair.methods import Candidates
 from esvdfair.models import adapt
 from esvdfair.models.base import ModelAdapter
 from esvdfair.sample import Effort, Rows, Sample, Setting, draw, draw_judging, prepare
-from esvdfair.threads import few_threads
 
 METHODS = ("paper", "exact", "parity", "transport")
 

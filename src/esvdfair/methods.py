@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from typing import Any
 
 import numpy as np
+import scipy.linalg
 from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
 from sklearn.exceptions import ConvergenceWarning
 
-from esvdfair.core.edits import LayerEdit, account, edit_exact, edit_paper
+from esvdfair.core.edits import LayerEdit, edit_exact, edit_paper
 from esvdfair.core.ks import Groups, ks_between
 from esvdfair.core.optimum import fit_optimum
 from esvdfair.core.refit.parity import ParityProblem
@@ -118,7 +118,7 @@ def transport(sample: Sample, *, targets: Sequence[str] = TARGETS, effort: Effor
     def solve() -> list[Fit]:
         refits = Refits(sample, effort)
         return [
-            replace(fit, target=name, diagnostics={**fit.diagnostics, "plain": name == "labels" and not fit.strength})
+            replace(fit, target=name, diagnostics={"plain": name == "labels" and not fit.strength})
             for target in targets
             for name, quadratic in refits.quadratics(target, _ridges(effort, target, targets))
             for fit in transport_path(refits.problem, quadratic, strengths=path[target])
@@ -151,7 +151,7 @@ def parity(
             found for target in targets for found in refits.quadratics(target, _ridges(effort, target, targets))
         ]
         plain = [
-            Fit(*quadratic.layer(quadratic.minimiser), ridge=quadratic.ridge, diagnostics={"plain": True})
+            quadratic.fit(quadratic.minimiser, diagnostics={"plain": True})
             for name, quadratic in quadratics
             if name == "labels"
         ]
@@ -260,8 +260,7 @@ def refit_edited(sample: Sample, refit: str, mean_reduction: float, covariance_r
     if refit == "parity":
         return replace(_parity_at(quadratic, mean_reduction, covariance_reduction), target=name)
     if refit == "ols":
-        weight, bias = quadratic.layer(quadratic.minimiser)
-        return Fit(weight, bias, target=name)
+        return quadratic.fit(quadratic.minimiser, target=name)
     layer, head, training = sample.layer, sample.head, sample.training
     fit = finetune(
         training.features,
@@ -272,11 +271,6 @@ def refit_edited(sample: Sample, refit: str, mean_reduction: float, covariance_r
         random_state=seed,
     )
     return replace(fit, target=name)
-
-
-def exact_refit(sample: Sample, *, mean_reduction: float, covariance_reduction: float) -> Fit:
-    """The parity-keeping refit of ``exact``, on the rows of a model whose hidden layer was edited."""
-    return refit_edited(sample, "parity", mean_reduction, covariance_reduction, seed=0)
 
 
 # --- a fit and its layer -------------------------------------------------------------------------------------------
@@ -294,20 +288,37 @@ def _after(edits: Sequence[LayerEdit]) -> Weights:
 
 
 def account_for(sample: Sample, fit: Fit) -> list[LayerEdit]:
-    """The account of what a fit changes."""
+    """The account of what a fit changes: those of its edits, or that of the refit of the last layer.
+
+    There ``sigma`` are the singular values of ``D Wᵀ``, so that Σσ² is d_e², and the budget is what was achieved.
+    """
     if fit.edits:
         return list(fit.edits)
-    layer = sample.layer
+    layer, before, after = sample.layer, sample.layer.weight, fit.weight[None, :]
+    moments = sample.moments.columns(slice(0, before.shape[1]))
+    sigma_before, sigma_after = (scipy.linalg.svdvals(moments.mean_differences() @ w.T) for w in (before, after))
+    bias = None if layer.bias is None else np.array([fit.bias])
+    shift = 0.0 if layer.bias is None else fit.bias - layer.bias[0]
+    change = fit.weight - before[0]
+    moved = change @ moments.pooled_scatter() @ change
+    moved += moments.pooled_weight * (change @ moments.pooled_mean() + shift) ** 2
+    gap = float(np.sum(sigma_after**2))
     return [
-        account(
-            layer.weight,
-            fit.weight[None, :],
-            sample.moments.columns(slice(0, layer.weight.shape[1])),
-            bias_before=layer.bias,
-            bias_after=None if layer.bias is None else np.array([fit.bias]),
-            multiplier=fit.strength,
-            converged=fit.converged,
+        LayerEdit(
             layer=layer.name,
+            weight_before=before,
+            weight_after=after,
+            bias_before=layer.bias,
+            bias_after=bias,
+            sigma_before=sigma_before,
+            sigma_after=sigma_after,
+            multiplier=fit.strength,
+            budget=gap,
+            achieved=gap,
+            converged=fit.converged,
+            output_change=float(moved),
+            gap_before=float(np.sum(sigma_before**2)),
+            gap_after=gap,
         )
     ]
 
@@ -390,7 +401,6 @@ class Refits:
             quadratic,
             cross=quadratic.cross / slope,
             target_mean=(quadratic.target_mean - intercept) / slope,
-            target_variance=quadratic.target_variance / slope**2,
         )
 
     def _towards(self, outputs: Array, ridge: float) -> Quadratic:
@@ -494,17 +504,6 @@ class Refits:
             layers += [quadratic.layer(quadratic.minimiser) for quadratic in quadratics]
         errors = [np.average((head.apply(rows.features @ w + b) - rows.y) ** 2, weights=rows.weight) for w, b in layers]
         return layers[int(np.argmin(errors))]
-
-
-def regression_layer(sample: Sample, effort: Effort | None = None) -> tuple[Array, float]:
-    """Weight (p,) and bias of the layer that estimates η(x) = E[Y|x] best on the judging rows."""
-    return Refits(sample, effort or Effort()).regression_layer
-
-
-def group_probability(sample: Sample, effort: Effort | None = None) -> Callable[[NDArray[Any]], Array]:
-    """P̂(group | features), as :attr:`Refits.group_probability` but of features (rows, p) as they are."""
-    refits = Refits(sample, effort or Effort())
-    return lambda features: refits.group_probability(refits.space.rotate(features))
 
 
 # --- parity at given reductions ------------------------------------------------------------------------------------

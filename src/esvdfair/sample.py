@@ -32,7 +32,17 @@ from esvdfair.core.checks import (
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.quadratic import Head
 from esvdfair.core.strata import adjusted_weights, split_cell
-from esvdfair.distributed import all_gather, all_rows, broadcast, first_rank_rows, rank, reading, together, world_size
+from esvdfair.distributed import (
+    all_gather,
+    all_rows,
+    broadcast,
+    few_threads,
+    first_rank_rows,
+    rank,
+    reading,
+    together,
+    world_size,
+)
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.models.base import PROBE_ROWS, LinearLayer, ModelAdapter, Weights
 
@@ -250,6 +260,7 @@ def prepare(
     return replace(setting, validation=apart, split=split)
 
 
+@few_threads(0)  # what it is looked at with is small, however wide it is
 def meet(adapter: ModelAdapter, batches: Batches, *, seed: int = 0, effort: Effort | None = None) -> Setting:
     """Let the model meet its first rows; all rows of the setting fit, and the same rows judge."""
     probe, labels, has_labels = _share_probe(batches)

@@ -9,7 +9,6 @@ from scipy.optimize import minimize
 from esvdfair.core import gaps
 from esvdfair.core.edits import (
     LayerEdit,
-    account,
     edit_covariance,
     edit_covariance_paper,
     edit_exact,
@@ -196,7 +195,7 @@ def test_no_solver_beats_the_exact_mean_edit(groups, seed):
     x, g, w, b = case(seed, width=3, outputs=2, groups=groups, dead=0)
     moments = GroupMoments().update(x, g)
     edit = edit_mean(w, moments, reduction=9.0, bias=b)
-    d = gaps.mean_differences(moments)
+    d = moments.mean_differences()
 
     def change(v):
         return np.sum((x @ (v[:6].reshape(2, 3) - w).T + v[6:] - b) ** 2) / len(x)
@@ -274,20 +273,6 @@ def test_the_account_of_the_exact_edit_says_where_the_covariance_gap_ends():
     assert ends != pytest.approx(between, rel=1e-3)  # the mean edit moved it
     (alone,) = edit_exact(w, moments, mean_reduction=None, bias=b)
     assert alone.gap_after == pytest.approx(between, rel=1e-9)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_account_of_a_refit_is_that_of_its_rows(bias):
-    x, g, w, b = case(7, groups=3, outputs=1, bias=bias)
-    moments = GroupMoments().update(x, g)
-    after, bias_after = w + 0.3, None if b is None else b - 0.2
-    edit = account(
-        w, after, moments, bias_before=b, bias_after=bias_after, multiplier=2.0, converged=False, layer="out"
-    )
-    assert edit.output_change == pytest.approx(outputs_change(x, edit), rel=1e-9)
-    assert (edit.gap_before, edit.gap_after) == tuple(gaps.squared_mean_gap(v, moments) for v in (w, after))
-    assert np.sum(edit.sigma_after**2) == pytest.approx(edit.gap_after)
-    assert (edit.layer, edit.multiplier, edit.converged) == ("out", 2.0, False)
 
 
 def test_the_papers_edit_leaves_the_bias_alone():

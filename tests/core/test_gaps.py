@@ -83,7 +83,7 @@ def test_the_mean_factor_gives_what_the_papers_cholesky_factor_gives(groups):
     moments = GroupMoments().update(x, g)
     w = np.random.default_rng(9).normal(size=(4, 6))
     svd = gaps.explain_mean(w, moments, epsilon=1e-3)
-    d = gaps.mean_differences(moments)
+    d = moments.mean_differences()
     cholesky = np.linalg.cholesky(d.T @ d + 1e-3 * np.eye(6))
     np.testing.assert_allclose(svd.factor @ svd.factor.T, cholesky @ cholesky.T, atol=1e-10)
     np.testing.assert_allclose((svd.u * svd.sigma) @ svd.v.T, w @ svd.factor, atol=1e-10)
@@ -109,8 +109,8 @@ def test_differs_from_the_paper_in_the_spectrum_it_takes():
     svd = gaps.explain_covariance(np.eye(6), moments)
     values, vectors = np.linalg.eigh(gaps.covariance_differences(moments)[0])
     np.testing.assert_allclose(svd.factor @ svd.factor.T, (vectors * np.abs(values)) @ vectors.T, atol=1e-10)
-    axes, magnitude = gaps.covariance_axes(moments)
-    np.testing.assert_allclose(axes * np.sqrt(magnitude), svd.factor)
+    axes, values = gaps.covariance_spectrum(moments)
+    np.testing.assert_allclose(axes * np.sqrt(np.abs(values)), svd.factor)
 
 
 @pytest.mark.parametrize("explain", [lambda w, m: gaps.explain_mean(w, m, epsilon=1e-5), gaps.explain_covariance])

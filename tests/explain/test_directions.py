@@ -125,8 +125,8 @@ def test_after_is_the_exact_edit_for_a_model():
     assert found.after == "exact edit"
     assert found.mean_gap_after == pytest.approx(edit.gap_after)
     assert found.covariance_gap_after < found.covariance_gap_before / 100
-    axes, magnitude = gaps.covariance_axes(moments)
-    after = edit.weight_after @ (axes * np.sqrt(magnitude))
+    axes, values = gaps.covariance_spectrum(moments)
+    after = edit.weight_after @ (axes * np.sqrt(np.abs(values)))
     np.testing.assert_allclose(found.spectrum_after, scipy.linalg.svdvals(after), atol=1e-12)
     left = edit.weight_after @ (np.cov(X[a == 0].T) - np.cov(X[a == 1].T)) @ edit.weight_after.T
     values, u = np.linalg.eigh(coefs[0].T @ (np.cov(X[a == 0].T) - np.cov(X[a == 1].T)) @ coefs[0])

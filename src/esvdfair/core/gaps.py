@@ -52,17 +52,9 @@ class ExplainableSVD:
     def output_change(self, sigma_after: Array) -> float:
         """``‖ΔZ‖_F² = Σ k_i (σ'_i − σ_i)²``: what :meth:`change` does to the layer's outputs, summed over the rows.
 
-        No cross terms, because the u_i are orthogonal.
+        No cross terms, because the u_i are orthogonal, or the p_i under the scatter of the inputs.
         """
         return float(self.cost @ (sigma_after - self.sigma) ** 2)
-
-
-def mean_differences(moments: GroupMoments) -> Array:
-    """(pairs, n) D, one row ``x̄_g − x̄_h`` for each pair g < h."""
-    moments.require_groups()
-    means = moments.means
-    first, second = np.triu_indices(len(means), k=1)
-    return means[first] - means[second]
 
 
 def covariance_differences(moments: GroupMoments) -> Array:
@@ -74,7 +66,7 @@ def covariance_differences(moments: GroupMoments) -> Array:
 
 def squared_mean_gap(weight: ArrayLike, moments: GroupMoments) -> float:
     """``d_e² = Σ ‖d_gh Wᵀ‖²``, the squared distance between group means after the layer."""
-    return float(np.sum((mean_differences(moments) @ np.asarray(weight, dtype=np.float64).T) ** 2))
+    return float(np.sum((moments.mean_differences() @ np.asarray(weight, dtype=np.float64).T) ** 2))
 
 
 def squared_covariance_gap(weight: ArrayLike, moments: GroupMoments) -> float:
@@ -96,7 +88,7 @@ def mean_factor(moments: GroupMoments, epsilon: float) -> Array:
 
 def _times_power(matrix: Array, moments: GroupMoments, epsilon: float, power: float) -> Array:
     """(m, n) ``A (DᵀD + εI)^p``, for A (m, n), in O(m n) operations for each direction of D."""
-    _, s, directions = scipy.linalg.svd(mean_differences(moments), full_matrices=False)
+    _, s, directions = scipy.linalg.svd(moments.mean_differences(), full_matrices=False)
     rest = epsilon**power
     product: Array = rest * matrix + ((matrix @ directions.T) * ((s**2 + epsilon) ** power - rest)) @ directions
     return product
@@ -110,12 +102,6 @@ def fourth_powers(transformed: Array, sign: Array) -> tuple[float, float]:
     """
     positive, negative = (part @ part.T for part in (transformed[:, sign > 0], transformed[:, sign < 0]))
     return float(np.sum((positive + negative) ** 2)), float(np.sum((positive - negative) ** 2))
-
-
-def covariance_axes(moments: GroupMoments) -> tuple[Array, Array]:
-    """Q (n, q) and |λ| (q,) with ``S_v = Q|Λ|^½``, ``S_v S_vᵀ = Σ|M_gh|``, over the non-zero eigenvalues."""
-    axes, values = covariance_spectrum(moments)
-    return axes, np.abs(values)
 
 
 def covariance_spectrum(moments: GroupMoments, unit: Array | None = None) -> tuple[Array, Array]:
@@ -212,7 +198,7 @@ def explain_mean(
     """The paper's SVD for the mean gap: ``W S_e``, ``k_i = ‖v_iᵀ S_e⁻¹ F‖²`` with ``XᵀX = F Fᵀ``."""
     w = np.asarray(weight, dtype=np.float64)
     factor = mean_factor(moments, epsilon)
-    u, sigma, vt = _svd(_times_power(w, moments, epsilon, 0.5))  # W S
+    u, sigma, vt = scipy.linalg.svd(_times_power(w, moments, epsilon, 0.5), full_matrices=False)  # W S
     step = _times_power(vt, moments, epsilon, -0.5)  # vᵀ S⁻¹
     cost = _cost(step, _second_moment_factor(moments, second_moment_factor))
     return ExplainableSVD(factor, u, sigma, vt.T, step, cost, np.ones(len(factor)))
@@ -226,10 +212,32 @@ def explain_covariance(
     axes, values = covariance_spectrum(moments)
     root = np.sqrt(np.abs(values))
     factor = axes * root
-    u, sigma, vt = _svd(w @ factor)
+    u, sigma, vt = scipy.linalg.svd(w @ factor, full_matrices=False)
     step = (vt / root) @ axes.T  # vᵀ S⁺
     cost = _cost(step, _second_moment_factor(moments, second_moment_factor))
     return ExplainableSVD(factor, u, sigma, vt.T, step, cost, np.sign(values))
+
+
+def explain_mean_optimal(weight: ArrayLike, moments: GroupMoments, *, whitening: tuple[Array, Array]) -> ExplainableSVD:
+    """The mean gap split so that each part can be moved alone at the least cost (docs/method.md 2.1).
+
+    With ``C = LLᵀ`` and ``D L⁺ᵀ = Σ s_j a_j v_jᵀ``, at most G − 1 directions, ``W Dᵀ = Σ σ_j u_j a_jᵀ`` where
+    ``σ_j = s_j‖W L v_j‖``, ``p_j = v_jᵀL⁺/s_j`` and ``k_j = 1/s_j²``. Here the u_j are not orthogonal.
+
+    Parameters
+    ----------
+    whitening : L and L⁺ of C, from :func:`whitener`
+    """
+    root, inverse = whitening
+    differences = moments.mean_differences()
+    a, s, vt = scipy.linalg.svd(differences @ inverse.T, full_matrices=False)
+    keep = s > len(s) * np.finfo(np.float64).eps * s.max(initial=0.0)
+    a, s, vt = a[:, keep], s[keep], vt[keep]
+    moved = np.asarray(weight, dtype=np.float64) @ (root @ vt.T)  # (m, r)   W L v_j
+    size = np.linalg.norm(moved, axis=0)
+    u = np.divide(moved, size, out=np.zeros_like(moved), where=size > 0)
+    step = (vt @ inverse) / s[:, None]
+    return ExplainableSVD(differences.T, u, s * size, a, step, 1.0 / s**2, np.ones(len(differences)))
 
 
 def explain_covariance_optimal(
@@ -255,7 +263,7 @@ def explain_covariance_optimal(
     axes, values = covariance_spectrum(moments, unit)
     root = np.sqrt(np.abs(values))
     factor = unit[:, None] * axes * root
-    u, sigma, vt = _svd(w @ factor)
+    u, sigma, vt = scipy.linalg.svd(w @ factor, full_matrices=False)
     lower, inverse = whitening
     if axes.shape == lower.shape == (w.shape[1], w.shape[1]):
         step = (vt / root) @ axes.T / unit
@@ -264,11 +272,6 @@ def explain_covariance_optimal(
         moved = (vt / root) @ scipy.linalg.pinv(inverse @ (unit[:, None] * axes))
         step = moved @ inverse
     return ExplainableSVD(factor, u, sigma, vt.T, step, np.sum(moved**2, axis=1), np.sign(values))
-
-
-def _svd(matrix: Array) -> tuple[Array, Array, Array]:
-    u, sigma, vt = scipy.linalg.svd(matrix, full_matrices=False)
-    return u, sigma, vt
 
 
 def _second_moment_factor(moments: GroupMoments, given: Array | None) -> Array:

@@ -256,6 +256,13 @@ class GroupMoments:
         """
         return self.counts - self.weight_squares / self.counts
 
+    def mean_differences(self) -> NDArray[np.float64]:
+        """(pairs, n) D, one row ``x̄_g − x̄_h`` for each pair g < h."""
+        self.require_groups()
+        first, second = np.triu_indices(len(self.means), k=1)
+        differences: NDArray[np.float64] = self.means[first] - self.means[second]
+        return differences
+
     def covariances(self) -> NDArray[np.float64]:
         """(G, n, n) unbiased covariance of each group.
 

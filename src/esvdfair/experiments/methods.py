@@ -25,7 +25,7 @@ from esvdfair.experiments.errata import edit_unguarded, edit_with_printed_cubic
 from esvdfair.experiments.network import NetworkClassifier, Trained, linear, predict, run_through
 from esvdfair.experiments.retrain import retrained
 from esvdfair.experiments.rows import Outcome
-from esvdfair.methods import group_probability, regression_layer
+from esvdfair.methods import Refits
 from esvdfair.models import adapt
 from esvdfair.sample import draw, prepare
 
@@ -186,11 +186,12 @@ def optimum(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
             effort=experiment.effort,
         )
     )
-    weight, bias = regression_layer(sample, experiment.effort)
-    chance = group_probability(sample, experiment.effort)
-    seen, (there,) = sample.training.features, _features(trained, experiment.evaluated_on)
-    eta, eta_there, probability_there = seen @ weight + bias, there @ weight + bias, chance(there)
-    for found in fit_optimum(eta, chance(seen), levels=experiment.optimum_levels):
+    refits = Refits(sample, experiment.effort)
+    weight, bias = refits.regression_layer
+    (there,) = _features(trained, experiment.evaluated_on)
+    eta, eta_there = sample.training.features @ weight + bias, there @ weight + bias
+    probability, probability_there = (refits.group_probability(x) for x in (refits.rotated, refits.space.rotate(there)))
+    for found in fit_optimum(eta, probability, levels=experiment.optimum_levels):
         yield Outcome(Variant("optimum", level=found.level), found.predict(eta_there, probability_there))
     yield Outcome(Variant("optimum", level=1.0), eta_there)
 

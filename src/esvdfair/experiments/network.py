@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from esvdfair.datasets import Dataset, Examples, Split, fetch_compas, fetch_law, load_wages, split
+from esvdfair.distributed import few_threads
 from esvdfair.experiments.config import Preparation, Training
 from esvdfair.files import whole_file
-from esvdfair.threads import few_threads
 
 Array = NDArray[np.float64]
 

@@ -234,7 +234,7 @@ class _State:
 
     def factored(self, kind: str) -> Array:
         """(m, q) ``W Dᵀ`` or ``W S_v``."""
-        factor = gaps.mean_differences(self.moments).T if kind == "mean" else covariance_factor(self.moments)
+        factor = self.moments.mean_differences().T if kind == "mean" else covariance_factor(self.moments)
         return self.layer.weight @ factor
 
     def axes(self, kind: str) -> list[_Axis]:
@@ -263,7 +263,7 @@ class _State:
         if not self.two_groups:
             return None
         if kind == "mean":
-            return float(gaps.mean_differences(self.moments)[0] @ (u @ self.layer.weight))
+            return float(self.moments.mean_differences()[0] @ (u @ self.layer.weight))
         return float(u @ self._variance_difference() @ u)
 
     def spectrum(self) -> tuple[float, ...]:

@@ -13,12 +13,12 @@ from esvdfair.core import gaps
 from esvdfair.core.edits import PAPER_REDUCTIONS, edit_exact
 from esvdfair.core.moments import GroupMoments
 from esvdfair.curve import CurvePoint, Judging, judge
+from esvdfair.distributed import few_threads
 from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.methods import Candidates, exact_refit, parity
+from esvdfair.methods import Candidates, parity, refit_edited
 from esvdfair.models import adapt
 from esvdfair.models.base import LinearLayer, Weights
 from esvdfair.sample import Setting, draw, prepare
-from esvdfair.threads import few_threads
 
 Array = NDArray[np.float64]
 
@@ -177,15 +177,15 @@ def measure_gap(layer: LinearLayer, moments: GroupMoments) -> LayerGap:
 
 def covariance_factor(moments: GroupMoments) -> Array:
     """(n, q) S_v, with one column of zeros when the groups' covariances are equal."""
-    axes, magnitude = gaps.covariance_axes(moments)
-    return axes * np.sqrt(magnitude) if len(magnitude) else np.zeros((moments.width, 1))
+    axes, values = gaps.covariance_spectrum(moments)
+    return axes * np.sqrt(np.abs(values)) if len(values) else np.zeros((moments.width, 1))
 
 
 def _reached(setting: Setting, name: str, weights: Weights, reductions: dict[str, Any]) -> CurvePoint | None:
     """What an edited layer and the refit that ``method="exact"`` makes after it reach; None when there is no refit."""
     try:
         edited = draw(setting, weights)
-        fit = exact_refit(edited, **reductions)
+        fit = refit_edited(edited, "parity", **reductions, seed=0)
         curve = judge(Candidates.of(edited, [fit]), setting.adapter, effort=setting.effort, seed=setting.seed)
     except ValueError as error:
         # The untouched model ran on these very rows, so this is about the edited one; the other layers still tell.

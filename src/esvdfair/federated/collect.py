@@ -13,7 +13,7 @@ import numpy as np
 from esvdfair.batches import Batch
 from esvdfair.core.checks import to_numpy
 from esvdfair.core.moments import GroupMoments
-from esvdfair.distributed import all_gather, broadcast, reading, together
+from esvdfair.distributed import all_gather, broadcast, few_threads, reading, together
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.federated.guard import MIN_ROWS, Array, Guard
 from esvdfair.federated.masks import MaskedMoments, is_masked, unmask
@@ -22,7 +22,6 @@ from esvdfair.federated.sites import MomentsFile, Site, SiteMoments, loaded
 from esvdfair.files import version_of
 from esvdfair.models import adapt, fingerprint
 from esvdfair.sample import Setting, check_features, check_prediction, prepare, validation_batches
-from esvdfair.threads import few_threads
 
 
 def collect_moments(

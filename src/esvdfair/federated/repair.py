@@ -11,7 +11,7 @@ from esvdfair.core.checks import Label, by_group
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.quadratic import Fit, Head
 from esvdfair.curve import FLAT, choose, judge
-from esvdfair.distributed import together
+from esvdfair.distributed import few_threads, together
 from esvdfair.estimator import ESVDFair, check_options, take_model, take_point
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.federated.sites import MomentsFile, SiteMoments, loaded
@@ -19,7 +19,6 @@ from esvdfair.methods import Candidates, account_for, parity, weights_of
 from esvdfair.models import ModelAdapter, adapt, fingerprint
 from esvdfair.models.base import PROBE_ROWS
 from esvdfair.sample import Effort, Rows, Sample, draw_judging, meet, validation_batches
-from esvdfair.threads import few_threads
 
 RIDGE = 1e-4
 """Ridge of a repair that no rows judge; with validation rows, those choose among those of ``Effort``."""

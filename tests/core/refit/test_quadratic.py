@@ -61,26 +61,44 @@ def test_minimiser_is_the_penalised_least_squares_solution(ridge, weighted, inte
     exponent=st.integers(-100, 100),
     intercept=st.booleans(),
 )
-def test_objective_and_mse_are_those_of_the_rows(seed, ridge, dead, exponent, intercept):
+def test_what_the_rows_say_is_a_plain_distance_in_whitened_coordinates(seed, ridge, dead, exponent, intercept):
     h, t, groups, original = make_rows(seed, rows=40, p=3, dead=dead, scale=2.0**exponent)
     quadratic = make_quadratic(h, t, groups, original, ridge=ridge, intercept=intercept)
+
+    def objective(u):
+        weight, bias = quadratic.layer(u)
+        return np.mean((t - h @ weight - bias) ** 2) + quadratic.penalty * np.sum((weight - original) ** 2)
+
     u = np.random.default_rng(seed).normal(size=len(quadratic.minimiser))
-    weight, bias = quadratic.layer(u)
-
-    mse = np.mean((t - h @ weight - bias) ** 2)
-    objective = mse + quadratic.penalty * np.sum((weight - original) ** 2)
-
-    assert quadratic.mse(u) == pytest.approx(mse, rel=1e-9)
-    assert quadratic.objective(u) == pytest.approx(objective, rel=1e-9)
+    distance = np.sum((u - quadratic.minimiser) ** 2)
+    assert objective(u) == pytest.approx(objective(quadratic.minimiser) + distance, rel=1e-9)
     spread = np.var(h, axis=0) if intercept else np.mean(h**2, axis=0)
     assert quadratic.penalty == pytest.approx(ridge * spread.mean(), rel=1e-9)
 
 
-def test_objective_is_a_plain_distance_in_whitened_coordinates():
-    quadratic = make_quadratic(*make_rows(), ridge=0.01)
-    least = quadratic.objective(quadratic.minimiser)
-    for u in np.random.default_rng(0).normal(size=(5, len(quadratic.minimiser))):
-        assert quadratic.objective(u) == pytest.approx(least + np.sum((u - quadratic.minimiser) ** 2), rel=1e-10)
+def test_differs_from_the_paper_dead_units_and_no_intercept():
+    """With a dead unit HᵀH has no inverse; without an intercept the fit is worse even where it has one."""
+    rng = np.random.default_rng(0)
+    h, groups = np.maximum(rng.normal(size=(80, 4)), 0.0), np.arange(80) % 3 == 0
+    t = h @ rng.normal(size=4) + 2.0 + 0.1 * rng.normal(size=80)
+    paper = np.linalg.inv(h.T @ h) @ h.T @ t
+    dead = np.column_stack([h, np.zeros(len(h))])
+    with pytest.raises(np.linalg.LinAlgError):
+        np.linalg.inv(dead.T @ dead)
+
+    quadratic = make_quadratic(dead, t, groups, np.array([0, 0, 0, 0, 0.7]), ridge=0.0)
+    weight, bias = quadratic.layer(quadratic.minimiser)
+
+    assert weight[-1] == pytest.approx(0.7)
+    assert np.mean((t - dead @ weight - bias) ** 2) < 0.1 * np.mean((t - h @ paper) ** 2)
+
+
+def test_ridge_pulls_towards_the_original_weights():
+    h, t, groups, original = make_rows()
+    quadratics = [make_quadratic(h, t, groups, original, ridge=ridge) for ridge in (0.0, 0.1, 10.0, 1e9)]
+    distances = [np.linalg.norm(q.layer(q.minimiser)[0] - original) for q in quadratics]
+    assert distances == sorted(distances, reverse=True)
+    assert distances[-1] < 1e-6 < distances[0]
 
 
 def test_coordinates_invert_layer_and_directions_outside_the_features_keep_the_original():
@@ -120,7 +138,7 @@ def test_three_groups_have_three_mean_gaps():
 @pytest.mark.parametrize("weighted", [False, True])
 def test_from_target_agrees_with_from_moments(weighted):
     h, t, groups, original = make_rows(dead=1)
-    weights = np.random.default_rng(1).uniform(0.1, 3, len(t)) if weighted else None
+    weights = np.random.default_rng(1).uniform(0.1, 3, len(t)) if weighted else np.ones(len(t))
     known = make_quadratic(h, t, groups, original, ridge=0.01, weights=weights)
 
     other = Quadratic.from_target(
@@ -129,7 +147,6 @@ def test_from_target_agrees_with_from_moments(weighted):
 
     np.testing.assert_allclose(other.cross, known.cross, atol=1e-12)
     assert other.target_mean == pytest.approx(known.target_mean)
-    assert other.target_variance == pytest.approx(known.target_variance)
 
 
 @pytest.mark.parametrize("intercept", [False, True])
@@ -142,7 +159,6 @@ def test_from_layer_aims_at_the_outputs_of_the_original_layer(intercept):
 
     np.testing.assert_allclose(other.cross, known.cross, atol=1e-9)
     assert other.target_mean == pytest.approx(known.target_mean)
-    assert other.target_variance == pytest.approx(known.target_variance)
     np.testing.assert_allclose(other.layer(other.minimiser)[0], original, rtol=1e-9)
 
 
@@ -160,21 +176,15 @@ def test_features_far_from_zero_keep_their_digits():
     h, t, groups, original = make_rows()
     near = make_quadratic(h, t, groups, original, ridge=0.01)
     far = make_quadratic(h + 1e6, t, groups, original, ridge=0.01)
-    assert far.mse(far.minimiser) == pytest.approx(near.mse(near.minimiser), rel=1e-8)
+    np.testing.assert_allclose(far.layer(far.minimiser)[0], near.layer(near.minimiser)[0], rtol=1e-6)
 
 
 def test_errors_say_what_is_wrong():
     h, t, groups, original = make_rows()
     with pytest.raises(ValueError, match="all features are constant"):
         make_quadratic(np.ones_like(h), t, groups, original, ridge=0.0)
-    with pytest.raises(ValueError, match="has 2 values, the features have 6 columns"):
-        make_quadratic(h, t, groups, [1.0, 2.0], ridge=0.0)
     for ridge in (-1.0, np.nan, np.inf):
         with pytest.raises(ValueError, match="ridge="):
             make_quadratic(h, t, groups, original, ridge=ridge)
     with pytest.raises(ValueError, match="has 1 row"):
         make_quadratic(h, t, np.arange(len(t)) == 3, original, ridge=0.0)
-    space = FeatureSpace.from_moments(GroupMoments().update(h, groups))
-    for target, message in ((t[:-1], "must match row by row"), (np.full(len(t), np.nan), "NaN or infinite")):
-        with pytest.raises(ValueError, match=message):
-            Quadratic.from_target(space.rotate(h), target, space=space, original=original, ridge=0.0)

@@ -15,11 +15,8 @@ from typing import Any
 
 import numpy as np
 import scipy.linalg
-from numpy.typing import ArrayLike
 
-from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.nearest import nearest_within, nearest_within_all
-from esvdfair.core.refit.ols import quadratic_of
 from esvdfair.core.refit.quadratic import Array, Fit, Quadratic
 
 # Gaps below these parts of the features' own spread are rounding of the moments, not gaps.
@@ -116,7 +113,6 @@ class ParityProblem:
 
         ``towards`` is a quadratic of the same features and ridge with another target than the problem's own.
 
-        ``objective`` is ``E(t − h·w − b)² + ρ‖w − w₀‖² + λ_e‖D w‖²``; its last term is 0 when λ_e is infinite.
         ``converged`` says that no layer does better, to rounding. In ``diagnostics``:
 
         mean_gap : ``‖D w‖``; with two groups the distance between their mean outputs
@@ -140,13 +136,11 @@ class ParityProblem:
         v, known = solve(budget, self._shrink(quadratic.minimiser))
         u = self._shrink(v)
         mean_gap, variance_gap = self.gaps(u)
-        penalty = self.mean_penalty * mean_gap**2 if np.isfinite(self.mean_penalty) else 0.0
         spread, before = (
             float(quadratic.space.variances @ (quadratic.scale * x) ** 2) for x in (u, quadratic.minimiser)
         )
         return quadratic.fit(
             u,
-            penalty=penalty,
             strength=self.mean_penalty,
             converged=known.pop("converged"),
             diagnostics={
@@ -182,41 +176,3 @@ class ParityProblem:
             "gap": nearest.gap,
             "converged": nearest.certified,
         }
-
-
-def fit_parity(
-    moments: GroupMoments,
-    *,
-    target: int,
-    original: ArrayLike,
-    ridge: float = 1e-4,
-    intercept: bool = True,
-    mean_penalty: float = np.inf,
-    reduction: float = np.inf,
-) -> Fit:
-    """Refit a last layer so that the means and variances of its outputs come together across groups.
-
-    Parameters
-    ----------
-    moments, target, original, ridge, intercept : as in :func:`esvdfair.core.refit.ols.fit_ols`. Parity makes up for
-        what it takes out with directions that vary little; without a ridge their weights grow beyond measure, and
-        rows that were not fitted pay for it
-    mean_penalty : λ_e, see :class:`ParityProblem`
-    reduction : how many times smaller the variance gap must be than that of the original layer
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> groups = np.repeat([0, 1], [60, 40])
-    >>> h = rng.normal(size=(100, 3)) * (1 + groups[:, None]) + groups[:, None]
-    >>> moments = GroupMoments().update(np.column_stack([h, h.sum(1)]), groups)
-    >>> fit = fit_parity(moments, target=3, original=np.ones(3))
-    >>> output = h @ fit.weight + fit.bias
-    >>> bool(np.isclose(output[:60].mean(), output[60:].mean()))
-    True
-    >>> bool(np.isclose(output[:60].var(ddof=1), output[60:].var(ddof=1)))
-    True
-    """
-    quadratic = quadratic_of(moments, target=target, original=original, ridge=ridge, intercept=intercept)
-    problem = ParityProblem(quadratic, mean_penalty)
-    return problem.solve(problem.budget(reduction))

@@ -14,7 +14,6 @@ is a plain distance.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import nan
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ import scipy.linalg
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
-from esvdfair.core.checks import check_column, check_weight
 from esvdfair.core.edits import LayerEdit
 from esvdfair.core.moments import GroupMoments
 
@@ -44,8 +42,6 @@ class Fit:
     ridge : ρ, relative to the mean variance of the features
     strength : how hard parity was pressed for: λ_w of transport, λ_e of parity, 0 without
     converged : whether the method reached its own stopping rule
-    mse : ``E(t − h·w − b)²`` over the rows or moments of the fit
-    objective : what was minimised: the mse plus the penalties of the method
     diagnostics : what else the method knows, by name; see there
     edits : edits of hidden layers that go with this layer
     """
@@ -56,8 +52,6 @@ class Fit:
     ridge: float = 0.0
     strength: float = 0.0
     converged: bool = True
-    mse: float = nan
-    objective: float = nan
     diagnostics: Mapping[str, Any] = field(default_factory=dict)
     edits: tuple[LayerEdit, ...] = ()
 
@@ -132,80 +126,53 @@ class Quadratic:
     ----------
     space : the features
     cross : (r,) covariance of the target with the features along the axes (divisor Σw)
-    target_mean, target_variance : of the target (divisor Σw)
+    target_mean : of the target
     original : (p,) w₀
     ridge : ρ relative to the mean variance of the features, ``tr(C)/p``
-    name : what the target is called
     """
 
     space: FeatureSpace
     cross: Array
     target_mean: float
-    target_variance: float
     original: Array
     ridge: float
-    name: str = "labels"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ridge < np.inf:
+            raise ValueError(f"ridge={self.ridge!r}; expected a finite number that is not negative.")
 
     @classmethod
     def from_moments(
-        cls, moments: GroupMoments, *, space: FeatureSpace, target: int, original: ArrayLike, ridge: float
+        cls, moments: GroupMoments, *, space: FeatureSpace, target: int, original: Array, ridge: float
     ) -> "Quadratic":
         """From moments of the rows ``[h, ...]`` with the target in column ``target``."""
-        p = space.axes.shape[0]
         mean = moments.pooled_mean()
         column = moments.pooled_scatter()[:, target] / moments.pooled_weight
         if not space.intercept:
             column, mean = column + mean[target] * mean, np.zeros(moments.width)
-        return cls(
-            space=space,
-            cross=column[:p] @ space.axes,
-            target_mean=float(mean[target]),
-            target_variance=float(column[target]),
-            original=_checked_original(original, p),
-            ridge=_checked_ridge(ridge),
-        )
+        return cls(space, column[: len(space.axes)] @ space.axes, float(mean[target]), original, ridge)
 
     @classmethod
     def from_target(
         cls,
         rotated: Array,
-        target: ArrayLike,
+        target: Array,
         *,
         space: FeatureSpace,
-        original: ArrayLike,
+        original: Array,
         ridge: float,
-        sample_weight: ArrayLike | None = None,
-        name: str = "labels",
+        sample_weight: Array,
     ) -> "Quadratic":
         """From a vector of targets beside the rotated features of the same rows."""
-        t = check_column(target, len(rotated), "target")
-        w = np.ones_like(t) if sample_weight is None else check_weight(sample_weight, len(t))
-        share = w / w.sum()
-        mean = float(share @ t) if space.intercept else 0.0
-        return cls(
-            space=space,
-            cross=(share * (t - mean)) @ rotated,
-            target_mean=mean,
-            target_variance=float(share @ (t - mean) ** 2),
-            original=_checked_original(original, space.axes.shape[0]),
-            ridge=_checked_ridge(ridge),
-            name=name,
-        )
+        share = sample_weight / sample_weight.sum()
+        mean = float(share @ target) if space.intercept else 0.0
+        return cls(space, (share * (target - mean)) @ rotated, mean, original, ridge)
 
     @classmethod
-    def from_layer(cls, space: FeatureSpace, weight: ArrayLike, bias: float, *, ridge: float) -> "Quadratic":
+    def from_layer(cls, space: FeatureSpace, weight: Array, bias: float, *, ridge: float) -> "Quadratic":
         """With the outputs of the original layer themselves as the target: needs no rows."""
-        original = _checked_original(weight, space.axes.shape[0])
-        along = original @ space.axes
-        return cls(
-            space=space,
-            cross=space.variances * along,
-            target_mean=float(space.mean @ original + bias) if space.intercept else 0.0,
-            target_variance=float(space.variances @ along**2),
-            original=original,
-            ridge=_checked_ridge(ridge),
-            name="predictions",
-        )
+        mean = float(space.mean @ weight + bias) if space.intercept else 0.0
+        return cls(space, space.variances * (weight @ space.axes), mean, weight, ridge)
 
     @cached_property
     def penalty(self) -> float:
@@ -230,20 +197,9 @@ class Quadratic:
         along: Array = self.original @ self.space.axes
         return along
 
-    def objective(self, u: Array) -> float:
-        """``E(t − h·w − b)² + ρ‖w − w₀‖²`` at whitened coordinates u."""
-        w = self.scale * u
-        change = w - self._along
-        return self.mse(u) + self.penalty * float(change @ change)
-
-    def mse(self, u: Array) -> float:
-        """``E(t − h·w − b)²`` at whitened coordinates u, over the rows of the moments."""
-        w = self.scale * u
-        return float(w @ (self.space.variances * w) - 2 * w @ self.cross + self.target_variance)
-
-    def coordinates(self, weight: ArrayLike) -> Array:
+    def coordinates(self, weight: Array) -> Array:
         """Whitened coordinates of a weight vector."""
-        u: Array = (np.asarray(weight, dtype=np.float64) @ self.space.axes) / self.scale
+        u: Array = (weight @ self.space.axes) / self.scale
         return u
 
     def layer(self, u: Array) -> tuple[Array, float]:
@@ -252,24 +208,9 @@ class Quadratic:
         bias = float(self.target_mean - self.space.mean @ weight) if self.space.intercept else 0.0
         return weight, bias
 
-    def fit(self, u: Array, *, penalty: float = 0.0, **known: Any) -> Fit:
-        """The layer at whitened coordinates u; ``penalty`` is what the method adds to the objective."""
-        weight, bias = self.layer(u)
-        objective = self.objective(u) + penalty
-        return Fit(weight, bias, self.name, self.ridge, mse=self.mse(u), objective=objective, **known)
-
-
-def _checked_original(original: ArrayLike, p: int) -> Array:
-    w = np.asarray(original, dtype=np.float64).ravel()
-    if w.shape != (p,):
-        raise ValueError(f"the original weight has {w.size} values, the features have {p} columns; they must agree.")
-    return w
-
-
-def _checked_ridge(ridge: float) -> float:
-    if not ridge >= 0 or not np.isfinite(ridge):
-        raise ValueError(f"ridge={ridge!r}; expected a finite number that is not negative.")
-    return float(ridge)
+    def fit(self, u: Array, **known: Any) -> Fit:
+        """The layer at whitened coordinates u, and whatever else is known of it."""
+        return Fit(*self.layer(u), ridge=self.ridge, **known)
 
 
 # --- what follows the layer ----------------------------------------------------------------------------------------

@@ -7,9 +7,8 @@ The layers below stay as they are, so their outputs are computed once; what rema
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from esvdfair.core.checks import check_column, check_weight
 from esvdfair.core.refit.quadratic import Array, Fit
 
 # The defaults of torch.optim.Adam, which the paper used.
@@ -17,12 +16,12 @@ _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
 
 
 def finetune(
-    features: ArrayLike,
-    target: ArrayLike,
+    features: NDArray[Any],
+    target: Array,
     *,
-    weight: ArrayLike,
+    weight: Array,
     bias: float | None,
-    sample_weight: ArrayLike | None = None,
+    sample_weight: Array | None = None,
     epochs: int = 50,
     learning_rate: float = 1e-3,
     decay: float = 0.8,
@@ -57,18 +56,17 @@ def finetune(
     >>> fit.weight.round(2).tolist(), round(fit.bias, 2)
     ([1.0, 2.0], 3.0)
     """
-    h, t, start, w = _checked(features, target, weight, bias, sample_weight)
-    _check_schedule(epochs, learning_rate, decay, batch_size)
+    h = np.asarray(features)
+    h = h.astype(np.float32 if h.dtype == np.float32 else np.float64, copy=False)
+    t, start = np.asarray(target, dtype=h.dtype), np.array(weight, dtype=np.float64)
+    if bias is not None:  # the weight of a last column of ones
+        h, start = np.column_stack([h, np.ones(len(h), h.dtype)]), np.append(start, float(bias))
+    w = None if sample_weight is None else (sample_weight / np.mean(sample_weight)).astype(h.dtype)
     rates = [learning_rate * decay**epoch for epoch in range(epochs)]
     end = _adam(h, t, start, w, rates=rates, batch_size=batch_size, rng=np.random.default_rng(random_state))
-    mse = _mse(h, t, end, w)
-    return Fit(
-        weight=end if bias is None else end[:-1],
-        bias=0.0 if bias is None else float(end[-1]),
-        mse=mse,
-        objective=mse,
-        converged=mse <= _mse(h, t, start, w),
-    )
+    before, after = (float(np.average((h @ layer - t) ** 2, weights=w)) for layer in (start, end))
+    weight, bias = (end, 0.0) if bias is None else (end[:-1], float(end[-1]))
+    return Fit(weight, bias, converged=after <= before)
 
 
 def _adam(
@@ -102,43 +100,3 @@ def _adam(
             scale = np.sqrt(second) / (1.0 - _BETA2**step) ** 0.5 + _EPS
             parameters -= (rate / (1.0 - _BETA1**step)) * first / scale
     return parameters.astype(np.float64)
-
-
-def _mse(h: NDArray[Any], t: NDArray[Any], parameters: Array, sample_weight: NDArray[Any] | None) -> float:
-    """Mean squared error over all rows, in float64."""
-    return float(np.average((h @ parameters - t) ** 2, weights=sample_weight))
-
-
-def _checked(
-    features: ArrayLike, target: ArrayLike, weight: ArrayLike, bias: float | None, sample_weight: ArrayLike | None
-) -> tuple[NDArray[Any], NDArray[Any], Array, NDArray[Any] | None]:
-    """Features, target, start and weights of mean 1; a bias becomes the weight of a last column of ones."""
-    h = np.asarray(features)
-    dtype = np.float32 if h.dtype == np.float32 else np.float64
-    if h.ndim != 2 or len(h) == 0:
-        raise ValueError(f"features have shape {h.shape}; expected (rows, p) with at least one row.")
-    t = check_column(target, len(h), "target").astype(dtype)
-    start = np.array(weight, dtype=np.float64).ravel()
-    if len(start) != h.shape[1]:
-        raise ValueError(f"the weight has {len(start)} values, the features have {h.shape[1]} columns.")
-    if bias is not None:
-        h, start = np.column_stack([h, np.ones(len(h), dtype)]), np.append(start, float(bias))
-    h = h.astype(dtype, copy=False)
-    for name, values in (("features", h), ("weight and bias", start)):
-        if not np.isfinite(values).all():
-            raise ValueError(
-                f"{name}: {int((~np.isfinite(values)).sum())} values are NaN or infinite; drop those rows."
-            )
-    if sample_weight is None:
-        return h, t, start, None
-    w = check_weight(sample_weight, len(h))
-    return h, t, start, (w / w.mean()).astype(dtype)
-
-
-def _check_schedule(epochs: int, learning_rate: float, decay: float, batch_size: int) -> None:
-    for name, count in (("epochs", epochs), ("batch_size", batch_size)):
-        if count < 1:
-            raise ValueError(f"{name}={count!r}; expected 1 or more.")
-    for name, value in (("learning_rate", learning_rate), ("decay", decay)):
-        if not (np.isfinite(value) and value > 0):
-            raise ValueError(f"{name}={value!r}; expected a finite number above 0.")

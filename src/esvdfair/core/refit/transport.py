@@ -24,17 +24,14 @@ all. Smoothing them makes the path depend on every output a little, and that gro
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import ceil, log
+from math import ceil, inf, log
 
 import numpy as np
 import scipy.linalg
 import scipy.sparse
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from esvdfair.core.checks import check_weight
 from esvdfair.core.refit.quadratic import Array, Fit, Quadratic
-
-Index = NDArray[np.intp]
 
 _ROWS_PER_BIN = 8  # fewer, and a bin mean says more about its rows than about its quantile
 _TIE = 1e-9  # outputs closer than this part of their first spread are one: only rounding would tell them apart
@@ -50,39 +47,24 @@ def transport_path(problem: "TransportProblem", quadratic: Quadratic, *, strengt
     quadratic : target and ridge
     strengths : λ_w ≥ 0, a pure number (error and W₂² have the same unit); 0 gives the ridge solution
 
-    Returns
-    -------
-    One fit for each strength. ``objective`` is ``E(t − h·w − b)² + ρ‖w − w₀‖² + λ_w T``; ``diagnostics`` holds
-    ``wasserstein2_squared``, the exact T over the rows of the problem, and ``coordinates``, (r,) u.
-
     Raises
     ------
     ValueError
-        For strengths that are negative or not finite, and for shapes that do not fit each other.
+        For strengths that are negative or not finite.
     """
-    wanted = _checked_strengths(strengths)
-    if problem.rank != len(quadratic.scale):
-        raise ValueError(
-            f"the rows have {problem.rank} columns, the quadratic has {len(quadratic.scale)} axes; rotate the rows "
-            "with the FeatureSpace of the quadratic."
-        )
+    if not all(0 <= strength < inf for strength in strengths):
+        raise ValueError(f"strengths={strengths!r}; expected finite numbers that are not negative.")
     u = quadratic.minimiser
     outputs = problem.outputs(quadratic.scale * u)
     tie = _TIE * float(np.std(outputs))
     fits: dict[float, Fit] = {}
-    for strength in _ladder({0.0, *wanted}):
+    for strength in _ladder({0.0, *strengths}):
         if strength > 0:
             u = _solve(quadratic.minimiser, problem.bin_contrasts(outputs, tie=tie) * quadratic.scale, strength)
             outputs = problem.outputs(quadratic.scale * u)
-        if strength in wanted:
-            distance = problem.distance(outputs)
-            fits[strength] = quadratic.fit(
-                u,
-                penalty=strength * distance,
-                strength=strength,
-                diagnostics={"wasserstein2_squared": distance, "coordinates": u},
-            )
-    return [fits[strength] for strength in wanted]
+        if strength in strengths:
+            fits[strength] = quadratic.fit(u, strength=strength)
+    return [fits[strength] for strength in strengths]
 
 
 def _ladder(strengths: set[float]) -> list[float]:
@@ -122,65 +104,40 @@ class TransportProblem:
     Raises
     ------
     ValueError
-        For lengths that differ, fewer than two groups, a group without rows, values that are not finite.
+        For fewer than two groups, or a group without rows.
     """
 
     def __init__(
         self,
-        rotated: ArrayLike,
-        codes: ArrayLike,
+        rotated: Array,
+        codes: NDArray[np.intp],
         n_groups: int,
         *,
-        sample_weight: ArrayLike | None = None,
+        sample_weight: Array | None = None,
         n_bins: int = 32,
     ) -> None:
-        if n_bins < 1:
-            raise ValueError(f"n_bins={n_bins!r}; expected a positive number of quantile bins.")
-        rows, groups = _checked_rows(rotated, codes, n_groups)
-        weight = np.ones(len(rows)) if sample_weight is None else check_weight(sample_weight, len(rows))
-        order = np.argsort(groups, kind="stable")
+        weight = np.ones(len(codes)) if sample_weight is None else sample_weight
+        order = np.argsort(codes, kind="stable")
         order = order[weight[order] > 0]
-        bounds = np.searchsorted(groups[order], np.arange(n_groups + 1))
+        bounds = np.searchsorted(codes[order], np.arange(n_groups + 1))
         sizes = np.diff(bounds)
         if n_groups < 2 or not sizes.all():
             raise ValueError(
                 f"group sizes are {sizes.tolist()}; parity compares two groups or more, each with rows of positive "
                 "weight. Take a sample of rows that holds every group, or merge small groups."
             )
-        self._rows = rows[order]
+        self._rows = rotated[order]
         self._parts = [slice(a, b) for a, b in pairwise(bounds)]
         weights = [weight[order[part]] for part in self._parts]
         self.contrasts = _contrasts(n_groups)
         self.n_bins = int(max(1, min(n_bins, sizes.min() // _ROWS_PER_BIN)))
         self._weight = np.concatenate([w / w.sum() for w in weights])  # 1 in every group
         self._offset = np.repeat(np.arange(n_groups, dtype=np.int32) * self.n_bins, sizes)  # of the group's bins
-        self._equal = all(np.ptp(w) == 0 for w in weights)
-        if self._equal:  # then the pieces do not depend on the order, and are made once
-            self._pieces = _merge([np.arange(1, size + 1) / size for size in sizes])
-
-    @property
-    def rank(self) -> int:
-        """r, the number of feature columns."""
-        return int(self._rows.shape[1])
 
     def outputs(self, v: Array) -> Array:
         """(rows,) ``z_i·v``, in the order of the groups."""
         outputs: Array = self._rows @ v
         return outputs
-
-    def distance(self, outputs: Array) -> float:
-        """T, the exact mean pairwise W₂² of the outputs."""
-        parts = [outputs[part] for part in self._parts]
-        if self._equal:
-            ordered, (lengths, steps) = [np.sort(f) for f in parts], self._pieces
-        else:
-            orders = [np.argsort(f) for f in parts]
-            ordered = [f[order] for f, order in zip(parts, orders, strict=True)]
-            levels = [np.cumsum(self._weight[part][order]) for part, order in zip(self._parts, orders, strict=True)]
-            lengths, steps = _merge([np.append(level[:-1], 1.0) for level in levels])
-        quantiles = np.stack([f[step] for f, step in zip(ordered, steps, strict=True)])
-        gaps = self.contrasts @ quantiles  # A Q(t), constant on each piece
-        return float(np.einsum("kt,kt,t->", gaps, gaps, lengths))
 
     def bin_contrasts(self, outputs: Array, *, tie: float = 0.0) -> Array:
         """((G−1)·bins, r) B with ``T ≈ ‖Bv‖²``: contrasts between the groups' mean rows in each quantile bin.
@@ -206,8 +163,8 @@ class TransportProblem:
         # By columns, so that the product reads the rows in the order in which they lie in memory.
         average = scipy.sparse.csc_array((mass, inside + self._offset[row], starts), shape=shape)
         sums = np.asarray(average @ self._rows)
-        means = np.sqrt(self.n_bins) * sums.reshape(len(self._parts), self.n_bins, self.rank)
-        contrasts: Array = np.tensordot(self.contrasts, means, 1).reshape(-1, self.rank)
+        means = np.sqrt(self.n_bins) * sums.reshape(len(self._parts), self.n_bins, -1)
+        contrasts: Array = np.tensordot(self.contrasts, means, 1).reshape(-1, sums.shape[1])
         return contrasts
 
 
@@ -226,39 +183,7 @@ def _levels(outputs: Array, weight: Array, tie: float) -> tuple[Array, Array]:
     return lower, upper
 
 
-def _merge(levels: list[Array]) -> tuple[Array, list[Index]]:
-    """The pieces of (0, 1) on which several step functions are all constant.
-
-    From the upper ends of each function's steps, (n_g,) ascending with 1 as the last: lengths (pieces,) that sum to 1,
-    and for each function the step that the piece lies on.
-    """
-    lower = np.concatenate([[0.0], *(level[:-1] for level in levels)])
-    lower.sort()
-    return np.diff(lower, append=1.0), [level.searchsorted(lower, side="right") for level in levels]
-
-
 def _contrasts(groups: int) -> Array:
     """(G−1, G) A with ``AᵀA = 2 (I − 11ᵀ/G) / (G−1)``; (1, −1) up to sign for two groups."""
     contrasts: Array = np.sqrt(2 / (groups - 1)) * scipy.linalg.null_space(np.ones((1, groups))).T
     return contrasts
-
-
-def _checked_rows(rotated: ArrayLike, codes: ArrayLike, n_groups: int) -> tuple[Array, Index]:
-    rows, groups = np.asarray(rotated, dtype=np.float64), np.asarray(codes)
-    if rows.ndim != 2 or groups.shape != rows.shape[:1]:
-        raise ValueError(
-            f"rotated features have shape {rows.shape} and codes {groups.shape}; expected (rows, r), (rows,)."
-        )
-    if groups.size and (groups.min() < 0 or groups.max() >= n_groups):
-        raise ValueError(f"codes run from {groups.min()} to {groups.max()}; expected 0 to {n_groups - 1}.")
-    if not np.isfinite(rows).all():
-        bad = int((~np.isfinite(rows).all(axis=1)).sum())
-        raise ValueError(f"{bad} of {len(rows)} feature rows hold NaN or infinite values; drop those rows.")
-    return rows, groups.astype(np.intp)
-
-
-def _checked_strengths(strengths: Sequence[float]) -> list[float]:
-    values = np.asarray(strengths, dtype=np.float64)
-    if values.ndim != 1 or not np.isfinite(values).all() or (values < 0).any():
-        raise ValueError(f"strengths={strengths!r}; expected a sequence of finite numbers that are not negative.")
-    return [float(value) for value in values]
