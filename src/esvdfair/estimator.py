@@ -49,9 +49,9 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         whose estimated distance meets it is taken, the model as given if it does already. Without any target,
         ``transport`` aims at 0.05, or at the smallest distance that these rows can tell from parity.
     confidence : float in (0, 1), optional
-        Take only what is certified to keep ``target_ks`` with this probability over the rows that judge (0.9), which
-        should be new to the model. Where nothing can be certified the fairest is taken, with a warning that tells how
-        many rows it would need.
+        Take only what is certified to keep ``target_ks``: at 0.9, at most one in ten samples of rows that judge would
+        certify a model that does not. They should be new to the model. Where nothing can be certified the fairest is
+        taken, with a warning that tells how many rows it would need.
     certificate : {"normal", "hoeffding"}
         The bound behind it: of the normal approximation, or one that holds at every sample size and needs about three
         times as many rows.

@@ -327,7 +327,7 @@ def repair_options(command: Command) -> Command:
         "--confidence",
         metavar="PART",
         type=click.FloatRange(0, 1, min_open=True, max_open=True),
-        help="Take only what is certified to keep --target-ks with this probability (0.9).",
+        help="Take only what is certified to keep --target-ks; 0.9: wrongly in at most one of ten samples.",
     )
     certificate = click.option(
         "--certificate",
