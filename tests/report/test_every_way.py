@@ -1,7 +1,9 @@
 """Explanation and report, whichever way an ESVDFair came to be."""
 
 import numpy as np
+import pandas as pd
 import pytest
+from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPRegressor
 
 from esvdfair import ESVDFair
@@ -113,3 +115,48 @@ def test_a_model_that_is_perfect_on_its_labels_has_labels(case):
     assert "mean squared error" in page
     assert "There were no labels" not in page
     assert "instead of none is acceptable" in page
+
+
+def test_a_model_of_several_inputs(case):
+    """Inputs are named by their part and column; rows that neither fitted nor chose are told apart all the same."""
+    torch = pytest.importorskip("torch")
+
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.work, self.home, self.leave = torch.nn.Linear(3, 6), torch.nn.Linear(1, 2), torch.nn.Linear(8, 1)
+
+        def forward(self, work, home):
+            return self.leave(torch.relu(torch.cat([self.work(work), self.home(home)], dim=1)))
+
+    torch.manual_seed(0)
+    X, y, groups = case.X.to_numpy(np.float32), case.y, case.groups
+
+    def part(rows):
+        return {"work": X[rows, :3], "home": pd.DataFrame(X[rows, 3:], columns=["rent"])}, y[rows], groups[rows]
+
+    x_fit, y_fit, of_fit = part(slice(0, 350))
+    fair = ESVDFair(Two(), method="parity", effort=Effort.quick(), targets="labels")
+    fair.fit(x_fit, y_fit, sensitive_features=of_fit, validation=part(slice(350, 450)))
+    page = render_report(fair, x_fit, y_fit, sensitive_features=of_fit, test=part(slice(450, 600)))
+    for said in (
+        "work[0]",
+        "work[2]",
+        "home[rent]",
+        "150 rows that neither fitted the repair nor chose it",
+        "Layer by layer",
+    ):
+        assert said in page
+    assert "Not available" not in page
+
+
+def test_labels_that_are_words():
+    rng = np.random.default_rng(0)
+    groups = np.arange(400) % 2
+    X = rng.normal(size=(400, 3)) + groups[:, None]
+    y = np.where(X.sum(axis=1) + rng.normal(size=400) > 1, "yes", "no")
+    fair = ESVDFair(LogisticRegression().fit(X, y), method="parity", effort=Effort.quick())
+    fair.fit(X, y, sensitive_features=groups)
+    page = render_report(fair, X, y, sensitive_features=groups)
+    assert "There were no labels" not in page
+    assert f"{fair.summary_['mse_after']:.4g}" in page

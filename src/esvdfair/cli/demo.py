@@ -9,7 +9,7 @@ import click
 
 from esvdfair.cli import _shared as cli
 from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.text import interval, number, share
+from esvdfair.text import interval, number, share, verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 NAMES = ("As trained", "Repaired")
 SHARES = (0.4, 0.5)  # of all rows not to train on, and of those not to choose on either
+AIM = 0.75
+"""Part of the target that the repair aims at. A model that just meets its target misses it on half of all new samples;
+on some 1,350 people a KS distance of 0.1 has a standard deviation of about a quarter of that.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,9 @@ def demo(
     """Repair a small network that predicts wages; needs no file.
 
     Trains on the table `twoyear` (6,763 people; Kane and Rouse 1995) without their sex, repairs the network, and prints
-    how women and men fare before and after, on people whom neither step has seen; the report shows more. Takes well
-    under a minute. Without the extra `data`, which holds the table, the people are made up.
+    how women and men fare before and after, on people whom neither step has seen; the report shows more. The repair
+    aims at three quarters of --target-ks, since new people decide whether it is met: exit code 1 if it is not. Takes
+    well under a minute. Without the extra `data`, which holds the table, the people are made up.
 
     \b
     Examples:
@@ -73,6 +78,7 @@ def demo(
         work.step("repairing it")
         fair = _repair(model, train, validation, target_ks, seed)
         work.step("judging both")
+        unseen = fair.assess(test.X, test.y, sensitive_features=test.sex)
         predictions = [m.predict(test.X) for m in (model, fair)]
         before, after = (audit_predictions(found, test.sex, test.y, seed=seed) for found in predictions)
         if plot is not None:
@@ -80,14 +86,13 @@ def demo(
         write_report(
             report, fair, train.X, train.y, sensitive_features=train.sex, test=(test.X, test.y, test.sex),
             model="a network of two hidden layers of 64", data="wages of `twoyear` (Kane and Rouse 1995)",
-            predicts="hourly wage", unit="logarithms of dollars", command=ctx.obj,
+            summary=unseen, predicts="hourly wage", unit="logarithms of dollars", command=ctx.obj,
         )  # fmt: skip
-    met = fair.summary_["met"]
     with cli.after_writing(written):
         if as_json:
             cli.print_json({
-                "target_ks": target_ks, "met": met, "rows": len(test.y), "report": report,
-                "before": before.to_dict(), "after": after.to_dict(), "summary": fair.summary_,
+                "target_ks": target_ks, "met": unseen["met"], "rows": len(test.y), "report": report,
+                "before": before.to_dict(), "after": after.to_dict(), "summary": fair.summary_, "tested": unseen,
             })  # fmt: skip
         else:
             click.echo(
@@ -96,11 +101,12 @@ def demo(
             click.echo(_table(before, after) + "\n")
             click.echo(click.wrap_text(f"Before: {before.verdict()}", width=100))
             click.echo(click.wrap_text(f"After:  {after.verdict()}", width=100))
+            click.echo(click.wrap_text(f"Repair: {verdict(unseen)}", width=100))
             click.echo(
                 "\nThe repaired network is the same network with another last layer; it, too, never asks for the sex."
             )
             click.echo(f"wrote {', '.join(map(str, written))}")
-    return 1 if met is False else 0
+    return 1 if unseen["met"] is False else 0
 
 
 def _people(seed: int) -> tuple[People, People, People]:
@@ -135,10 +141,10 @@ def _train(people: People, seed: int) -> Any:
 def _repair(model: Any, people: People, validation: People, target_ks: float, seed: int) -> "ESVDFair":
     from esvdfair.estimator import ESVDFair
 
-    fair = ESVDFair(model, target_ks=target_ks, random_state=seed)
-    return fair.fit(
-        people.X, people.y, sensitive_features=people.sex, validation=(validation.X, validation.y, validation.sex)
-    )
+    fair = ESVDFair(model, target_ks=AIM * target_ks, random_state=seed)
+    fair.fit(people.X, people.y, sensitive_features=people.sex, validation=(validation.X, validation.y, validation.sex))
+    fair.set_params(target_ks=target_ks)  # which is what new people are judged by
+    return fair
 
 
 def _table(before: "Audit", after: "Audit") -> str:

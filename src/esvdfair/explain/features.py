@@ -67,11 +67,11 @@ def _numeric_columns(table: pd.DataFrame, names: Sequence[str]) -> Iterator[tupl
 def _table(X: Any) -> pd.DataFrame:
     """X as a DataFrame; several inputs side by side."""
     if (several := several_inputs(X)) is not None:
-        parts = {name: _table(value) for name, value in several.items()}
-        numbered = [
-            part.set_axis([f"{name}[{i}]" for i in range(part.shape[1])], axis=1) for name, part in parts.items()
-        ]
-        return pd.concat(numbered, axis=1)
+        named = []
+        for name, part in several.items():
+            columns = [f"{name}[{column}]" for column in getattr(part, "columns", range(_table(part).shape[1]))]
+            named.append(_table(part).set_axis(columns, axis=1).reset_index(drop=True))
+        return pd.concat(named, axis=1)
     if isinstance(X, pd.DataFrame):
         return X
     sparse = getattr(X, "tocsc", None)

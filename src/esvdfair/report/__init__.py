@@ -73,13 +73,10 @@ def render_report(
         ``fair`` is not fitted.
     """
     check_is_fitted(fair, "estimator_")
-    rows = read_rows(X, y, sensitive_features, sample_weight, fair.missing)
-    aside = {"test": test, "judged": judged}
-    which = next((name for name, given in aside.items() if given is not None), None)
-    apart = None
-    if which is not None:
-        x_apart, y_apart, groups_apart, *weight = aside[which] or ()
-        apart = read_rows(x_apart, y_apart, groups_apart, weight[0] if weight else None, fair.missing)
+    rows = read_rows(fair, X, y, sensitive_features, sample_weight)
+    which = "test" if test is not None else "judged"
+    aside = test or judged
+    apart = None if aside is None else read_rows(fair, *aside[:4])
     named = predicts or getattr(y, "name", None)
     predicted = f"{named or UNNAMED_TARGET}{f', in {unit}' if unit else ''}"
     content = collect(
@@ -118,6 +115,6 @@ def _kind(model: Any) -> str:
 
 
 def _groups(content: Content) -> str:
-    sizes = [int((content.rows.codes == g).sum()) for g in range(len(content.rows.labels))]
-    names = [f"{label_text(label)} ({n:,} rows)" for label, n in zip(content.rows.labels, sizes, strict=True)]
+    sizes = zip(content.rows.labels, content.sizes, strict=True)
+    names = [f"{label_text(label)} ({rows:,} rows)" for label, rows in sizes]
     return f"{content.attribute}: {some_names(names, 6)}"

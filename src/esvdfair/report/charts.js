@@ -13,7 +13,7 @@
   };
   const short = (name, most = 18) => (name.length > most ? name.slice(0, most - 1) + "…" : name);
   const digits = (value) => String(Number(value.toPrecision(4)));
-  const line = (xs, ys, x, y) => xs.map((v, i) => `${i ? "L" : "M"}${x(v).toFixed(1)} ${y(ys[i]).toFixed(1)}`).join("");
+  const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
   const spaced = ([low, high, count]) => Array.from({ length: count }, (_, i) => low + ((high - low) * i) / (count - 1));
 
   function ticks(low, high, about, least = 0) {
@@ -51,26 +51,51 @@
     }
     add(svg, "text", { class: "axis-name", x: width - right, y: height - 5, "text-anchor": "end" }, xName);
     if (yName) add(svg, "text", { class: "axis-name", x: 0, y: 11 }, yName);
-    return { svg, x, y, width, bottom, top };
+    // where something is drawn, every few pixels: names keep off these places
+    const drawn = [];
+    const trace = (points) => points.forEach(([px, py], i) => {
+      const [fromX, fromY] = points[Math.max(i - 1, 0)];
+      const steps = Math.max(1, Math.ceil(Math.hypot(px - fromX, py - fromY) / 4));
+      for (let k = 1; k <= steps; k++) drawn.push([fromX + ((px - fromX) * k) / steps, fromY + ((py - fromY) * k) / steps]);
+    });
+    const curve = (className, xs, ys) => {
+      const points = xs.map((v, i) => [x(v), y(ys[i])]);
+      trace(points);
+      return add(svg, "path", { class: className, d: path(points) });
+    };
+    const segment = (className, x1, y1, x2, y2) => {
+      trace([[x1, y1], [x2, y2]]);
+      add(svg, "line", { class: className, x1, y1, x2, y2 });
+    };
+    const dot = (className, px, py, r) => {
+      trace([[px, py], [px - r, py], [px + r, py]]);
+      return add(svg, "circle", { class: className, cx: px, cy: py, r });
+    };
+    return { svg, x, y, width, bottom, top, drawn, curve, segment, dot };
   }
 
-  // Labels in order; one that would cover another, or leave the chart, moves.
+  // Labels in order, each where it is asked for or near it: inside the chart, on no other label, on as little as can be.
+  const SHIFTS = [0, -7, 7, -14, 14, -24, 24, -36, 36];
   function labels(f, wanted) {
     const taken = [];
+    const meets = (a, b) => a.left < b.right && a.right > b.left && a.top < b.low && a.low > b.top;
     for (const { text, className, px, py, anchor } of wanted) {
-      const node = add(f.svg, "text", { class: className, "text-anchor": anchor ?? "start", x: px, y: py }, text);
+      const node = add(f.svg, "text", { class: className }, text);
       const wide = node.getComputedTextLength();
       const asked = px - wide * ({ end: 1, middle: 0.5 }[anchor] ?? 0);
-      const start = Math.min(Math.max(asked, 2), f.width - wide - 2);
-      let high = Math.max(py, 12);
-      for (const box of taken) {
-        const covers = start < box.end + 6 && start + wide > box.start - 6 && Math.abs(high - box.high) < 15;
-        if (covers) high = box.high + 15;
-      }
-      node.setAttribute("text-anchor", "start");
-      node.setAttribute("x", start);
-      node.setAttribute("y", high);
-      taken.push({ start, end: start + wide, high });
+      let best = null;
+      for (const up of SHIFTS)
+        for (const aside of SHIFTS) {
+          const left = Math.min(Math.max(asked + 2 * aside, 2), f.width - wide - 2);
+          const base = Math.min(Math.max(py + up, 12), Math.max(py, f.bottom - 4));
+          const box = { left: left - 3, right: left + wide + 3, top: base - 12, low: base + 4, base };
+          const under = f.drawn.filter(([x, y]) => x > box.left && x < box.right && y > box.top && y < box.low).length;
+          box.cost = 1e4 * taken.some((other) => meets(box, other)) + 20 * under + Math.hypot(aside, up);
+          if (best === null || box.cost < best.cost) best = box;
+        }
+      node.setAttribute("x", best.left + 3);
+      node.setAttribute("y", best.base);
+      taken.push(best);
     }
   }
 
@@ -96,11 +121,10 @@
     // one scale for all charts, unless that would flatten this one
     const own = Math.max(...all.flat()), most = Math.max(own, Math.min(peak, 2.5 * own));
     const f = frame(host, { x: [grid[0], grid[1]], y: [0, most * 1.08], xName, height: 210 + listRoom, top: 18 + listRoom });
-    const close = `L${f.x(xs.at(-1))} ${f.bottom}L${f.x(xs[0])} ${f.bottom}Z`;
-    if (all.length <= 3)
-      all.forEach((values, i) => add(f.svg, "path", { class: `area ${groupClass(i)}`, d: line(xs, values, f.x, f.y) + close }));
     all.forEach((values, i) => {
-      add(f.svg, "path", { class: `curve ${groupClass(i)}`, d: line(xs, values, f.x, f.y) });
+      const edge = f.curve(`curve ${groupClass(i)}`, xs, values).getAttribute("d");
+      const close = `L${f.x(xs.at(-1))} ${f.bottom}L${f.x(xs[0])} ${f.bottom}Z`;
+      if (all.length <= 3) add(f.svg, "path", { class: `area ${groupClass(i)}`, d: edge + close });
       const at = f.x(Math.min(Math.max(means[i], grid[0]), grid[1]));
       add(f.svg, "line", { class: `mean ${groupClass(i)}`, x1: at, x2: at, y1: f.bottom, y2: f.bottom - 14 });
     });
@@ -122,10 +146,10 @@
       x: [data.grid[0], data.grid[1]], y: [0, 1], yTicks: true, left: 34, top: 26 + listRoom, height: 230 + listRoom,
       xName: data.predicted, yName: "share of the group at or below",
     });
-    d.shares.forEach((values, i) => add(f.svg, "path", { class: `curve ${groupClass(i)}`, d: line(d.x, values, f.x, f.y) }));
+    d.shares.forEach((values, i) => f.curve(`curve ${groupClass(i)}`, d.x, values));
     const at = f.x(d.at), low = f.y(d.low), high = f.y(d.high);
-    for (const v of [low, high]) add(f.svg, "line", { class: "mark", x1: at - 5, x2: at + 5, y1: v, y2: v });
-    add(f.svg, "line", { class: "mark", x1: at, x2: at, y1: low, y2: high });
+    for (const v of [low, high]) f.segment("mark", at - 5, v, at + 5, v);
+    f.segment("mark", at, low, at, high);
     // a group is named where its line passes a height of its own, outside the other lines
     const order = d.shares.map((_, i) => i).sort((a, b) => data.means[a] - data.means[b]);
     const apart = Math.min(0.2, 1 / order.length);
@@ -137,7 +161,7 @@
       return { text: short(data.groups[i]), className: `name halo ${groupClass(i)}`, ...at };
     });
     const ks = `KS ${(d.high - d.low).toFixed(3)}`;
-    nameGroups(f, names, [{ text: ks, className: "halo strong", px: at + 12, py: (low + high) / 2 + 4 }]);
+    nameGroups(f, names, [{ text: ks, className: "halo strong", px: at - 12, py: high + 4, anchor: "end" }]);
   }
 
   function tradeoff(host, position) {
@@ -151,20 +175,18 @@
       xName: "KS distance between the groups", yName: data.errorName,
     });
     add(f.svg, "rect", { class: "zone", x: f.x(0), width: f.x(floor) - f.x(0), y: f.top, height: f.bottom - f.top });
-    if (target !== null) add(f.svg, "line", { class: "dash", x1: f.x(target), x2: f.x(target), y1: f.top, y2: f.bottom });
-    if (refit !== null) add(f.svg, "line", { class: "dash", x1: f.x(0), x2: f.x(right), y1: f.y(refit), y2: f.y(refit) });
-    for (const [ks, mse] of others) add(f.svg, "circle", { class: "faint", cx: f.x(ks), cy: f.y(mse), r: 3 });
+    if (target !== null) f.segment("dash", f.x(target), f.top, f.x(target), f.bottom);
+    if (refit !== null) f.segment("dash", f.x(0), f.y(refit), f.x(right), f.y(refit));
+    for (const [ks, mse] of others) f.dot("faint", f.x(ks), f.y(mse), 3);
     const made = steps.slice(1);
     // on rows that did not judge them the points do not lie in the order of their parity
-    if (data.joined)
-      add(f.svg, "path", { class: "path", d: line(made.map((s) => s.ks), made.map((s) => s.mse), f.x, f.y) });
+    if (data.joined) f.curve("path", made.map((s) => s.ks), made.map((s) => s.mse));
     steps.forEach((s, i) => {
-      const look = { class: i ? "dot pick" : "dot pick old", r: i === chosen || !i ? 6 : 4 };
-      const dot = add(f.svg, "circle", { ...look, cx: f.x(s.ks), cy: f.y(s.mse) });
+      const dot = f.dot(i ? "dot pick" : "dot pick old", f.x(s.ks), f.y(s.mse), i === chosen || !i ? 6 : 4);
       dot.addEventListener("click", () => { slider.value = i; move(); });
     });
     const now = steps[position];
-    add(f.svg, "circle", { class: "ring", "data-now": position, cx: f.x(now.ks), cy: f.y(now.mse), r: 8 });
+    f.dot("ring", f.x(now.ks), f.y(now.mse), 8).setAttribute("data-now", position);
     const names = [], clear = Math.max(f.x(floor), f.x(0) + 84) + 10; // right of the floor and of its name
     const refitName = { text: "refitted without parity", className: "tick halo", px: clear, py: f.y(refit ?? 0) - 6 };
     if (target !== null)
@@ -187,8 +209,8 @@
     });
     for (const [values, name] of [[before, "old"], [after, "new"]]) {
       const at = values.map((_, i) => i + 1);
-      add(f.svg, "path", { class: `mark ${name}`, fill: "none", d: line(at, values, f.x, f.y) }).style.fill = "none";
-      values.forEach((v, i) => add(f.svg, "circle", { class: name, cx: f.x(i + 1), cy: f.y(v), r: 2.5 }));
+      f.curve(`mark ${name}`, at, values).style.fill = "none";
+      values.forEach((v, i) => f.dot(name, f.x(i + 1), f.y(v), 2.5));
     }
     const place = Math.min(count - 1, Math.max(1, Math.round(count / 6)));
     labels(f, [

@@ -53,7 +53,7 @@ def chart_data(content: Content) -> dict[str, Any]:
 
 def groups_drawn(content: Content) -> list[int]:
     """Codes of the largest groups, in the order of the labels."""
-    sizes = np.bincount(content.rows.codes, minlength=len(content.rows.labels))
+    sizes = np.array(content.sizes)
     return sorted(np.argsort(-sizes, kind="stable")[:GROUPS_DRAWN].tolist())
 
 
@@ -122,7 +122,7 @@ def _spectrum(content: Content) -> dict[str, Any]:
         return {}
     before, after = (rounded(values[:SPECTRUM_DRAWN]) for values in (found.spectrum_before, found.spectrum_after))
     return {
-        "spectrum": {"before": before, "after": after, "afterName": "after" if content.hidden_edit else "if edited"}
+        "spectrum": {"before": before, "after": after, "afterName": "after" if content.hidden_edits else "if edited"}
     }
 
 

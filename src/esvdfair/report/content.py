@@ -1,20 +1,19 @@
 """What a report tells, as numbers: every model of the curve on one set of rows, and the explanation of the repair."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils.validation import check_is_fitted
 
 from esvdfair.audit import Array, Codes
 from esvdfair.batches import Batch, held_out, is_stream, make_batches
 from esvdfair.core.checks import row_count, take
 from esvdfair.core.ks import Groups, Peak, ks_between, ks_peak
-from esvdfair.core.metrics import group_mse, ks_distance_ci, ks_floor
+from esvdfair.core.metrics import ks_distance_ci, ks_floor
 from esvdfair.curve import Curve, CurvePoint
 from esvdfair.estimator import ESVDFair
 from esvdfair.exceptions import ESVDFairWarning
@@ -69,47 +68,30 @@ class Content:
 
     Attributes
     ----------
-    summary : of the fitted ESVDFair; on rows that neither fitted nor chose, what :meth:`ESVDFair.assess` says of them
-    chosen_by : the summary of the rows that chose
+    fair : the repair
+    summary : what it comes to; on rows that neither fitted nor chose, what :meth:`ESVDFair.assess` says of them
+    fitting : the rows that layers are explained with
     rows : the rows of the page
     rows_are : "test", "validation", "heldout", "train", or "given" when nobody knows whether they fitted the repair
     rows_given : how many there were; those looked at may be fewer
     predicted : what is predicted, and in which unit
     attribute : name of the sensitive column or columns
-    ks_floor, ks_interval : of the repaired model on these rows
-    steps : positions of the slider, the untouched model first
-    chosen : position of the repaired model in ``steps``
-    others : (KS, error) of the points of the curve that the slider leaves out, when these rows judged them
-    scan, directions : of the layers; a text that says why when there is none
-    hidden_edit : whether the repair edited a layer before the last, the one that ``directions`` describe
-    people, features : who is moved, and what the inputs tell of group and prediction
     """
 
+    fair: ESVDFair
     summary: Mapping[str, Any]
-    chosen_by: Mapping[str, Any]
+    fitting: Batch
     rows: Batch
     rows_are: str
     rows_given: int
     predicted: str
     attribute: str
-    ks_floor: float
-    ks_interval: tuple[float, float]
-    steps: tuple[Step, ...]
-    chosen: int
-    others: tuple[tuple[float, float], ...]
-    scan: LayerScan | str
-    directions: Directions | str
-    hidden_edit: bool
-    people: People
-    features: tuple[Feature, ...]
 
     @property
-    def before(self) -> Step:
-        return self.steps[0]
-
-    @property
-    def after(self) -> Step:
-        return self.steps[self.chosen]
+    def chosen_by(self) -> Mapping[str, Any]:
+        """The summary of the rows that chose."""
+        found: Mapping[str, Any] = self.fair.summary_
+        return found
 
     @property
     def rows_judged(self) -> bool:
@@ -135,29 +117,140 @@ class Content:
     def has_labels(self) -> bool:
         return self.rows.y is not None
 
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each group."""
+        return [int(rows) for rows in np.bincount(self.rows.codes, minlength=len(self.rows.labels))]
+
+    @property
+    def weight(self) -> Array:
+        return np.ones(len(self.rows.codes)) if self.rows.weight is None else self.rows.weight
+
+    @cached_property
+    def points(self) -> list[CurvePoint]:
+        """What the slider shows of the curve."""
+        curve, point = getattr(self.fair, "curve_", None), self.fair.point_
+        return [] if curve is None or point is None else slider_points(curve, point)
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """Positions of the slider, the untouched model first."""
+        models: list[tuple[CurvePoint | None, Any]] = [(None, self.fair.model_)]
+        models += [(point, self.fair.curve_.model(point.index)) for point in self.points]
+        models += [] if self.points else [(None, self.fair.estimator_)]
+        before = predict(self.fair, self.fair.model_, self.rows.x)
+        truth = before if self.rows.y is None else self.rows.y  # without labels, errors are changes
+        return tuple(self._step(point, predict(self.fair, model, self.rows.x), truth) for point, model in models)
+
+    def _step(self, point: CurvePoint | None, prediction: Array, truth: Array) -> Step:
+        rows, weight, error = self.rows, self.weight, (prediction - truth) ** 2
+        of_groups = [
+            np.bincount(rows.codes, weight * found) / np.bincount(rows.codes, weight) for found in (error, prediction)
+        ]
+        peak = ks_peak(prediction, rows.codes, len(rows.labels), rows.weight)
+        return Step(point, prediction, peak, float(np.average(error, weights=weight)), *of_groups)
+
+    @property
+    def chosen(self) -> int:
+        """Position of the repaired model in ``steps``."""
+        point = self.fair.point_
+        if not self.points:
+            return 1
+        return 0 if point.target == UNTOUCHED else 1 + self.points.index(point)
+
+    @property
+    def before(self) -> Step:
+        return self.steps[0]
+
+    @property
+    def after(self) -> Step:
+        return self.steps[self.chosen]
+
+    @property
+    def others(self) -> list[tuple[float, float]]:
+        """(KS, error) of the points of the curve that the slider leaves out, when these rows judged them."""
+        drawn = {point.index for point in self.points}
+        every = self.fair.curve_.points if self.points and self.rows_judged else ()
+        return [(p.ks, p.mse) for p in every if p.index not in drawn]
+
     @cached_property
     def spread(self) -> float:
         """Standard deviation of the predictions before: what a difference is large or small against."""
         return float(self.before.prediction.std())
 
-
-def read_rows(X: Any, y: Any, sensitive_features: Any, sample_weight: Any, missing: str) -> Batch:
-    """All rows with weight, checked."""
-    if is_stream(X):
-        raise ValueError("X yields batches, but a report needs its rows in memory; pass a sample as an array.")
-    if not row_count(X):
-        raise ValueError("X has no rows; there is nothing to report on.")
-    (rows,) = make_batches(X, y, sensitive_features, sample_weight, missing=missing, batch_size=row_count(X))
-    rows = rows if rows.weight is None else rows.take(np.flatnonzero(rows.weight > 0))
-    if len(rows.labels) < 2:
-        raise ValueError("sensitive_features holds fewer than two groups; a report compares them. Pass rows of each.")
-    sizes = np.bincount(rows.codes, minlength=len(rows.labels))
-    if sizes.min() < 2:
-        raise ValueError(
-            f"group {rows.labels[int(sizes.argmin())]!r} has {sizes.min()} row; its distribution needs at least 2. "
-            "Pass more rows, or leave the group out."
+    @cached_property
+    def ks_floor(self) -> float:
+        return ks_floor(
+            y_pred=self.after.prediction, sensitive_features=self.rows.codes, sample_weight=self.rows.weight
         )
-    return rows
+
+    @cached_property
+    def ks_interval(self) -> tuple[float, float]:
+        """Of the repaired model on these rows."""
+        beside: dict[str, Any] = {"sensitive_features": self.rows.codes, "sample_weight": self.rows.weight}
+        return ks_distance_ci(self.after.prediction, floor=self.ks_floor, **beside)
+
+    @cached_property
+    def scan(self) -> LayerScan | str:
+        """Of the layers, judged on the rows of the page; or why there is none."""
+        fair, judges = self.fair, (self.rows.x, self.rows.y, *named_groups(self.rows).values())
+        y = self.fitting.y if self.has_labels else None
+        options: dict[str, Any] = {"output": fair.output, "batch_size": fair.batch_size, "effort": fair.effort}
+        options |= {"validation": judges, **named_groups(self.fitting)}
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ESVDFairWarning)  # about single layers; the page shows a dash there
+                scan = scan_layers(fair.model_, self.fitting.x, y, **options)
+        except ValueError as error:
+            return str(error)
+        if all(layer.ks is None for layer in scan.layers):
+            return "after an edit of any layer the network would predict one value for everybody."
+        return scan
+
+    @cached_property
+    def layers(self) -> list[str]:
+        """Names of all linear layers."""
+        adapter = adapt(self.fair.model_, output=self.fair.output)
+        return [layer.name for layer in adapter.layers(take(self.rows.x, np.arange(1)))]
+
+    @property
+    def hidden_edits(self) -> list[str]:
+        """Layers before the last that the repair edited."""
+        return [edit.layer for edit in self.fair.edits_ if edit.layer != self.layers[-1]]
+
+    @cached_property
+    def directions(self) -> Directions | str:
+        """Of the hidden layer that the repair edited; else of the last hidden one, with what an edit of it would do."""
+        fair, edited = self.fair, self.hidden_edits
+        if len(self.layers) == 1:
+            return "the model has no layer before its last one, which the repair refitted."
+        options: dict[str, Any] = {**named_groups(self.fitting), "top": DIRECTIONS, "batch_size": fair.batch_size}
+        try:
+            if edited:
+                return explain_directions(fair, self.fitting.x, layer=edited[0], **options)
+            return explain_directions(fair.model_, self.fitting.x, layer=-2, output=fair.output, **options)
+        except ValueError as error:
+            return str(error)
+
+    @cached_property
+    def people(self) -> People:
+        """Who is moved."""
+        found = explain_people(self.before.prediction, self.after.prediction, **named_groups(self.rows), top=MOVERS)
+        places = self.rows.x.index if hasattr(self.rows.x, "iloc") else self.rows.row_id  # what the user calls a row
+        return replace(found, movers=tuple(replace(m, row=places[m.row]) for m in found.movers))
+
+    @cached_property
+    def features(self) -> list[Feature]:
+        """The input columns that tell most of both group and prediction."""
+        rows, groups = self.rows, len(self.rows.labels)
+        members = (rows.codes[:, None] == np.arange(groups)).astype(np.float64)
+        values = np.column_stack([self.before.prediction, self.after.prediction, members])
+        names, correlations = correlate(values, self.weight, rows.x, name_features(rows.x, None))
+        found = []
+        for name, (old, new, *of_groups) in zip(names, correlations.T, strict=True):
+            strongest = max(of_groups, key=abs) if groups > 2 else of_groups[1]
+            found.append(Feature(name, float(strongest), float(old), float(new)))
+        return sorted(found, key=lambda f: -abs(f.group * f.before))[:FEATURES]
 
 
 def collect(
@@ -170,47 +263,35 @@ def collect(
     predicted: str,
     summary: Mapping[str, Any] | None = None,
 ) -> Content:
-    """Run the untouched model and those of the curve over the rows of the page, and explain the repair on them."""
-    check_is_fitted(fair, "estimator_")
+    """Choose the rows of the page and what is said of them; all else is computed as it is asked for."""
     fitting, shown, rows_are = _choose_rows(fair, rows, apart, which)
     given = len(shown.codes)
     fitting, shown = (part.take(spread_rows(part.codes, ROWS_OF_A_GROUP)) for part in (fitting, shown))
-    curve = getattr(fair, "curve_", None)
-    models: list[tuple[CurvePoint | None, Any]] = [(None, fair.model_)]
-    if curve is None or fair.point_ is None:
-        models.append((None, fair.estimator_))
-        chosen = 1
-    else:
-        points = slider_points(curve, fair.point_)
-        models += [(point, curve.model(point.index)) for point in points]
-        chosen = 0 if fair.point_.target == UNTOUCHED else 1 + points.index(fair.point_)
-    steps = _steps(fair, models, shown)
-    before, after = steps[0].prediction, steps[chosen].prediction
     told = fair.summary_
     if rows_are == "test":
-        told = summary or fair.assess(shown.x, shown.y, **_named_groups(shown))
-    groups: dict[str, Any] = {"sensitive_features": shown.codes, "sample_weight": shown.weight}
-    floor = ks_floor(y_pred=after, **groups)
-    directions, hidden_edit = _directions(fair, fitting)
-    return Content(
-        summary=told,
-        chosen_by=fair.summary_,
-        rows=shown,
-        rows_are=rows_are,
-        rows_given=given,
-        predicted=predicted,
-        attribute=attribute,
-        ks_floor=floor,
-        ks_interval=ks_distance_ci(after, floor=floor, **groups),
-        steps=steps,
-        chosen=chosen,
-        others=_others(curve, steps) if rows_are == fair.summary_["evaluated_on"] else (),
-        scan=_scan(fair, fitting, shown),
-        directions=directions,
-        hidden_edit=hidden_edit,
-        people=_people(before, after, shown),
-        features=_features(shown, before, after),
-    )
+        told = summary or fair.assess(shown.x, shown.y, **named_groups(shown))
+    return Content(fair, told, fitting, shown, rows_are, given, predicted, attribute)
+
+
+def read_rows(fair: ESVDFair, X: Any, y: Any, sensitive_features: Any, sample_weight: Any = None) -> Batch:
+    """All rows with weight, checked."""
+    if is_stream(X):
+        raise ValueError("X yields batches, but a report needs its rows in memory; pass a sample as an array.")
+    if not row_count(X):
+        raise ValueError("X has no rows; there is nothing to report on.")
+    classes = adapt(fair.model_, output=fair.output).classes
+    options: dict[str, Any] = {"missing": fair.missing, "batch_size": row_count(X), "classes": classes}
+    (rows,) = make_batches(X, y, sensitive_features, sample_weight, **options)
+    rows = rows if rows.weight is None else rows.take(np.flatnonzero(rows.weight > 0))
+    if len(rows.labels) < 2:
+        raise ValueError("sensitive_features holds fewer than two groups; a report compares them. Pass rows of each.")
+    sizes = np.bincount(rows.codes, minlength=len(rows.labels))
+    if sizes.min() < 2:
+        raise ValueError(
+            f"group {rows.labels[int(sizes.argmin())]!r} has {sizes.min()} row; its distribution needs at least 2. "
+            "Pass more rows, or leave the group out."
+        )
+    return rows
 
 
 def slider_points(curve: Curve, chosen: CurvePoint) -> list[CurvePoint]:
@@ -262,97 +343,17 @@ def _choose_rows(fair: ESVDFair, rows: Batch, apart: Batch | None, which: str | 
         if len(part.codes) == summary["rows"] and len(np.unique(part.codes)) == len(rows.labels):
             groups = Groups(part.codes, len(part.labels), part.weight)
             before = summary.get("ks_raw_before", summary["ks_before"])
-            if before is not None and abs(ks_between(_predict(fair, fair.model_, part.x), groups) - before) < 1e-9:
+            if before is not None and abs(ks_between(predict(fair, fair.model_, part.x), groups) - before) < 1e-9:
                 return part if out.all() else rows.take(np.flatnonzero(~out)), part, summary["evaluated_on"]
     return rows, rows, "given"
 
 
-def _named_groups(rows: Batch) -> dict[str, Any]:
+def named_groups(rows: Batch) -> dict[str, Any]:
     """Labels and weights, as every function of the package takes them."""
-    labels = [tuple(label) if isinstance(label, tuple) else label for label in rows.labels]
-    column = np.empty(len(labels), dtype=object)
-    column[:] = labels
+    column = np.empty(len(rows.labels), dtype=object)
+    column[:] = rows.labels
     return {"sensitive_features": column[rows.codes], "sample_weight": rows.weight}
 
 
-def _predict(fair: ESVDFair, model: Any, X: Any) -> Array:
+def predict(fair: ESVDFair, model: Any, X: Any) -> Array:
     return np.asarray(adapt(model, output=fair.output).predict(X), dtype=np.float64).reshape(-1)
-
-
-def _steps(fair: ESVDFair, models: Sequence[tuple[CurvePoint | None, Any]], rows: Batch) -> tuple[Step, ...]:
-    groups: dict[str, Any] = {"sensitive_features": rows.codes, "sample_weight": rows.weight}
-    truth, steps = rows.y, []
-    for point, model in models:
-        prediction = _predict(fair, model, rows.x)
-        truth = prediction if truth is None else truth  # without labels, errors are changes
-        errors = group_mse(truth, prediction, **groups)
-        weight = np.ones(len(rows.codes)) if rows.weight is None else rows.weight
-        share = np.bincount(rows.codes, weight)
-        steps.append(
-            Step(
-                point=point,
-                prediction=prediction,
-                peak=ks_peak(prediction, Groups(rows.codes, len(rows.labels), rows.weight)),
-                mse=float(np.average((prediction - truth) ** 2, weights=weight)),
-                group_mse=np.array(list(errors.values())),
-                means=np.bincount(rows.codes, weight * prediction) / share,
-            )
-        )
-    return tuple(steps)
-
-
-def _others(curve: Curve | None, steps: Sequence[Step]) -> tuple[tuple[float, float], ...]:
-    drawn = {step.point.index for step in steps if step.point is not None}
-    return () if curve is None else tuple((p.ks, p.mse) for p in curve.points if p.index not in drawn)
-
-
-def _scan(fair: ESVDFair, fitting: Batch, shown: Batch) -> LayerScan | str:
-    """Of the layers, judged on the rows of the page."""
-    judges = (shown.x, shown.y, *_named_groups(shown).values())
-    y = fitting.y if shown.y is not None else None
-    options: dict[str, Any] = {"output": fair.output, "batch_size": fair.batch_size, "effort": fair.effort}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ESVDFairWarning)  # about single layers; the page shows a dash there
-            scan = scan_layers(fair.model_, fitting.x, y, **_named_groups(fitting), validation=judges, **options)
-    except ValueError as error:
-        return str(error)
-    if all(layer.ks is None for layer in scan.layers):
-        return "after an edit of any layer the network would predict one value for everybody."
-    return scan
-
-
-def _directions(fair: ESVDFair, rows: Batch) -> tuple[Directions | str, bool]:
-    """Of the hidden layer that the repair edited; else of the last hidden one, with what an edit of it would do."""
-    layers = adapt(fair.model_, output=fair.output).layers(take(rows.x, np.arange(1)))
-    if len(layers) == 1:
-        return "the model has no layer before its last one, which the repair refitted.", False
-    edited = [edit.layer for edit in fair.edits_ if edit.layer != layers[-1].name]
-    options: dict[str, Any] = {**_named_groups(rows), "top": DIRECTIONS, "batch_size": fair.batch_size}
-    try:
-        if edited:
-            return explain_directions(fair, rows.x, layer=edited[0], **options), True
-        return explain_directions(fair.model_, rows.x, layer=-2, output=fair.output, **options), False
-    except ValueError as error:
-        return str(error), bool(edited)
-
-
-def _people(before: Array, after: Array, rows: Batch) -> People:
-    people = explain_people(before, after, **_named_groups(rows), top=MOVERS)
-    places = rows.x.index if hasattr(rows.x, "iloc") else rows.row_id  # what the user calls a row
-    return replace(people, movers=tuple(replace(m, row=places[m.row]) for m in people.movers))
-
-
-def _features(rows: Batch, before: Array, after: Array) -> tuple[Feature, ...]:
-    """The input columns that tell most of both group and prediction."""
-    groups = len(rows.labels)
-    members = (rows.codes[:, None] == np.arange(groups)).astype(np.float64)
-    weight = np.ones(len(rows.codes)) if rows.weight is None else rows.weight
-    names, correlations = correlate(
-        np.column_stack([before, after, members]), weight, rows.x, name_features(rows.x, None)
-    )
-    found = []
-    for name, (old, new, *of_groups) in zip(names, correlations.T, strict=True):
-        strongest = max(of_groups, key=abs) if groups > 2 else of_groups[1]
-        found.append(Feature(name, float(strongest), float(old), float(new)))
-    return tuple(sorted(found, key=lambda f: -abs(f.group * f.before))[:FEATURES])

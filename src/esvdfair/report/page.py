@@ -249,11 +249,10 @@ def _distributions(content: Content) -> str:
 def _who_pays(content: Content) -> str:
     """Mean prediction and error of every group, before and at the slider's position."""
     error = "error" if content.has_labels else "change"
-    sizes = np.bincount(content.rows.codes, minlength=len(content.rows.labels))
     pairs = zip(group_cells(content, content.before), group_cells(content, content.after), strict=True)
     rows = [
         [label_text(label), f"{size:,}", old[0], new[0], old[1], new[1]]
-        for label, size, (old, new) in zip(content.rows.labels, sizes, pairs, strict=True)
+        for label, size, (old, new) in zip(content.rows.labels, content.sizes, pairs, strict=True)
     ]
     header = [content.attribute, "rows", "mean before", "mean after", f"{error} before", f"{error} after"]
     caption = f"Mean prediction and {error_name(content)} in every group; “after” follows the slider"
@@ -341,7 +340,7 @@ def _layers(content: Content) -> str:
         f"by a refit of the last one, would reach. → marks {layer_name(scan.best)}: of the edits that reach the lowest "
         "KS distance, give or take the sampling floor, it is the most accurate."
     )
-    if not content.hidden_edit:
+    if not content.hidden_edits:
         intro += f" The repair itself, a {content.summary['method']} refit of the last layer, is none of these edits."
     rows = []
     for f in scan.layers:
@@ -358,13 +357,13 @@ def _spectrum(content: Content) -> str:
     heading, found = "<h3>Directions in the network that carry the gap</h3>", content.directions
     if isinstance(found, str):
         return heading + paragraph(f"Not available: {found}")
-    after = "after" if content.hidden_edit else "if edited"
+    after = "after" if content.hidden_edits else "if edited"
     intro = (
         f"Layer {layer_name(found)}: singular values of its weight seen through the groups’ difference in covariance. "
     )
     intro += (
         "The repair edited this layer: “after” is the repaired model."
-        if content.hidden_edit
+        if content.hidden_edits
         else "The repair refitted the last layer only and left this one as it was; the second line shows what the "
         "closed-form edit of this layer itself would leave."
     )
