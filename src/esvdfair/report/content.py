@@ -143,12 +143,9 @@ class Content:
         return tuple(self._step(point, predict(self.fair, model, self.rows.x), truth) for point, model in models)
 
     def _step(self, point: CurvePoint | None, prediction: Array, truth: Array) -> Step:
-        rows, weight, error = self.rows, self.weight, (prediction - truth) ** 2
-        of_groups = [
-            np.bincount(rows.codes, weight * found) / np.bincount(rows.codes, weight) for found in (error, prediction)
-        ]
-        peak = ks_peak(prediction, rows.codes, len(rows.labels), rows.weight)
-        return Step(point, prediction, peak, float(np.average(error, weights=weight)), *of_groups)
+        error, groups = (prediction - truth) ** 2, Groups(self.rows.codes, len(self.rows.labels), self.rows.weight)
+        mse = float(np.average(error, weights=self.weight))
+        return Step(point, prediction, ks_peak(prediction, groups), mse, groups.means(error), groups.means(prediction))
 
     @property
     def chosen(self) -> int:
