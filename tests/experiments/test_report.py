@@ -1,6 +1,7 @@
 """The document and the figures, from rows with known numbers."""
 
 import re
+from pathlib import Path
 from shutil import copytree
 
 import pytest
@@ -8,8 +9,8 @@ from matplotlib.text import Text
 
 from esvdfair.experiments.config import ABLATION_COVARIANCE, ABLATION_MEAN, COMPAS, LAW, Experiment, Variant
 from esvdfair.experiments.figures import draw, draw_tradeoff
-from esvdfair.experiments.report import write_report
-from esvdfair.experiments.rows import Density, Folder, Row, SeedResult, collect
+from esvdfair.experiments.report import join, write_report
+from esvdfair.experiments.rows import Density, Folder, Row, SeedResult, collect, from_csv
 from esvdfair.experiments.tables import Table
 
 SEEDS = (33, 34, 35)
@@ -52,6 +53,7 @@ def save(out, experiment, preparation, known):
         rows = tuple(make_row(experiment, preparation, seed, variant, *values) for variant, values in known.items())
         densities = tuple(Density(v, label, (1, 4, 2)) for v in known for label in ("black", "white"))
         folder.write(experiment.parts[0], seed, SeedResult(rows, densities))
+    folder.combine()
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +71,16 @@ def test_the_report_says_what_the_rows_say(saved):
     text = write_report(saved, SEEDS)
     assert "Each table is over 3 seeds (33–35)." in text
     assert "| network as trained | 0.055 ± 0.001 | 0.376 ± 0.001 | 0.048 ± 0.000 | 0.055 ± 0.006 | 0.376" in text
-    assert "moves MSE by +0.0020 ± 0.0000 and KS by −0.0100 ± 0.0000" in text
-    assert "fell less than half as much in 1 of 3 seeds, the least 1.4 times" in text
+    assert "| +0.0020 ± 0.0000 / −0.0100 ± 0.0000 | 0 of 0 |" in text  # the printed cubic, beside the right one
+    assert "| 1 of 3, least 1.4 times |" in text
     assert text.count("The error rises and KS falls along the parameter.") == 2
-    assert "Chzhen 2020 on law 0.061 / 0.267 on targets, 0.058 / 0.275 on scores" in text
+    assert "| Chzhen 2020, fitted on scores, predicted group | 0.058 ± 0.001 | 0.275 ± 0.001 |" in text
+    assert "{" not in text
+
+
+def test_the_document_is_that_of_the_rows_beside_it():
+    docs = Path(__file__).parents[2] / "docs"
+    assert write_report(docs / "reproduction", range(33, 83)) == (docs / "reproduction.md").read_text(encoding="utf-8")
 
 
 def test_the_figures_are_shown(saved, drawn):
@@ -86,6 +94,30 @@ def test_the_rows_of_compas_that_differ_are_explained(saved):
     assert "- compas, Xian 2024, fitted on targets, predicted group: ours 0.062 ± 0.001 / 0.258 ± 0.001" in text
     assert "the linear program is degenerate" in text
     assert "- law" not in text
+
+
+def test_rows_of_a_run_take_the_place_of_older_ones(saved, tmp_path):
+    """Of one seed and method; the others stay, and so does the order of the lines."""
+    onto = tmp_path / "onto"
+    copytree(saved, onto)
+    known = {Variant("transport", level=0.10): (0.051, 0.100), Variant("new"): (0.06, 0.2)}
+    save(tmp_path / "run", LAW, "paper", known)
+    (tmp_path / "run" / "figures").mkdir()
+    (tmp_path / "run" / "figures" / "law-paper-tradeoff.png").write_bytes(b"figure")
+    (onto / "note.txt").write_text("> rows of two runs")
+    before = from_csv(onto / "law-paper.csv")
+    join(tmp_path / "run", onto)
+    after = from_csv(onto / "law-paper.csv")
+    assert len(after) == len(before) + len(SEEDS)
+    old = {(row.seed, row.variant): row for row in before}
+    changed = [row for row in after if old.get((row.seed, row.variant)) != row]
+    assert {(row.seed, row.method) for row in changed} == {(s, m) for s in SEEDS for m in ("transport", "new")}
+    assert {row.regret is None for row in changed} == {False}  # which needs the optimum of the older rows
+    assert [row.variant for row in after if row.seed == 33][-1].method == "optimum"
+    assert (onto / "law-paper-tradeoff.png").read_bytes() == b"figure"
+    text = write_report(onto, SEEDS)
+    assert text.startswith("# Reproduction of the paper\n\n> rows of two runs\n")
+    assert "| transport, KS ≤ 0.1 | 0.051 ± 0.001 |" in text
 
 
 def test_transport_is_compared_at_equal_ks(saved):

@@ -18,6 +18,7 @@ from esvdfair.experiments.rows import (
     Outcome,
     Row,
     SeedResult,
+    from_csv,
     interpolated_regret,
     judge,
     parse_seeds,
@@ -76,9 +77,9 @@ def test_rows_of_another_protocol_are_refused(tmp_path):
         quick.read(33)
 
 
-def test_printed_numbers_and_shown_levels_are_no_part_of_the_protocol(tmp_path):
+def test_printed_numbers_are_no_part_of_the_protocol(tmp_path):
     Folder(tmp_path, LAW, "paper").write("repaired", 33, make_result(33))
-    assert Folder(tmp_path, replace(LAW, printed=(), shown_levels=()), "paper").read(33) == make_result(33)
+    assert Folder(tmp_path, replace(LAW, printed=()), "paper").read(33) == make_result(33)
 
 
 def test_the_protocol_survives_json():
@@ -148,6 +149,13 @@ def test_combining_again_when_another_run_finished_a_seed_meanwhile(tmp_path, mo
     folder.write("repaired", 34, make_result(34))
     monkeypatch.setattr(folder, "finished", lambda: next(answers))
     assert folder.combine().read_text().count("\n") == 1 + 2 * 2
+
+
+def test_csv_gives_every_row_back(tmp_path):
+    rows = [replace(make_result(33).rows[0], mse=0.1 + 0.2), *make_result(34).rows]
+    write_atomically(tmp_path / "rows.csv", to_csv(rows))
+    assert from_csv(tmp_path / "rows.csv") == rows
+    assert from_csv(tmp_path / "none.csv") == []
 
 
 def test_csv_gives_every_float_back():

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from esvdfair.experiments.config import WAGES, Training
 from esvdfair.experiments.rows import Folder, collect, write_atomically
-from esvdfair.experiments.runner import Task, one_thread_each, plan, work
+from esvdfair.experiments.runner import Task, plan, work
 
 SRC = Path(__file__).parents[2] / "src"
 QUICK = replace(
@@ -124,13 +125,17 @@ def test_a_part_whose_rows_were_deleted_is_made_again_from_the_same_networks(uni
     assert complete(tmp_path) == uninterrupted
 
 
-def test_the_threads_of_the_caller_are_left_alone(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    with one_thread_each():
-        assert os.environ["OMP_NUM_THREADS"] == os.environ["MKL_NUM_THREADS"] == "1"
-    assert os.environ["OMP_NUM_THREADS"] == "7"
-    assert "MKL_NUM_THREADS" not in os.environ
+def test_a_seed_is_made_with_one_thread(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("esvdfair.experiments.runner.judge", lambda *_: seen.append(torch.get_num_threads()))
+    monkeypatch.setattr(Folder, "write", lambda *_: None)
+    monkeypatch.setattr("esvdfair.experiments.methods.METHODS", {"paper": lambda *_: []})
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    work(Task((QUICK,), "clean", 33, tmp_path))
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
+    assert seen == [1]
 
 
 def test_a_seed_that_fails_is_named_and_not_saved(tmp_path):

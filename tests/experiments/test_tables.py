@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from esvdfair.experiments import config
-from esvdfair.experiments.config import COMPAS, EXPERIMENTS, LAW, OF_THE_PAPER, PAPER, Variant, with_peers
+from esvdfair.experiments.config import COMPAS, EXPERIMENTS, LAW, OF_THE_PAPER, PAPER, Variant
 from esvdfair.experiments.rows import Row
 from esvdfair.experiments.tables import Statistic, Table, describe, text_width
 
@@ -114,14 +113,3 @@ def test_the_papers_experiments_are_the_papers():
         assert printed == set(experiment.reductions)
         assert experiment.evaluated_on == "heldout"
     assert COMPAS.training == LAW.training == replace(LAW.training, epochs=20, width=256, depth=5)
-
-
-def test_peers_that_are_installed_are_a_part_of_the_table(monkeypatch):
-    monkeypatch.setattr(config, "find_spec", lambda module: object() if module == "fairlearn" else None)
-    assert with_peers(LAW) == replace(LAW, parts=(*LAW.parts, "peers"), peers=("fairlearn",))
-
-
-def test_peers_that_are_not_installed(monkeypatch):
-    monkeypatch.setattr(config, "find_spec", lambda module: None)
-    with pytest.raises(ImportError, match=r"none of equipy, fairlearn, leace is installed: pip install"):
-        with_peers(LAW)

@@ -18,10 +18,9 @@ from esvdfair.experiments.config import (
     Part,
     Preparation,
     preparations_of,
-    with_peers,
 )
 from esvdfair.experiments.figures import draw
-from esvdfair.experiments.report import write_report
+from esvdfair.experiments.report import join, write_report
 from esvdfair.experiments.rows import Folder, collect, parse_seeds
 from esvdfair.experiments.runner import plan, run
 from esvdfair.experiments.tables import Table
@@ -57,6 +56,12 @@ Runs = list[tuple[Experiment, Preparation]]
 @click.option(
     "--part", "parts", type=click.Choice(PARTS), multiple=True, help="Make only these rows now; again for more."
 )
+@click.option(
+    "--onto",
+    metavar="DIR",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    help="For `report`: put the rows into the tables of this folder first, and report on them.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the tables as JSON.")
 def reproduce(
     what: str,
@@ -67,6 +72,7 @@ def reproduce(
     epochs: int | None,
     peers: bool,
     parts: tuple[Part, ...],
+    onto: Path | None,
     as_json: bool,
 ) -> None:
     """Run the experiments of the paper and print our numbers beside its own.
@@ -78,7 +84,7 @@ def reproduce(
     wages                  as law, on a table that needs no download (not in the paper)
     all                    the four experiments of the paper
     figures                as all, but without the tables
-    report                 the text of docs/reproduction.md, from what `all` has saved
+    report                 the text of docs/reproduction.md, from the tables that `all` has saved
 
     Each finished seed and its networks are saved in the folder --out at once; a run that was stopped goes on where it
     was. Rows are saved by part: references (baselines, plug-in optimum), paper (its method, its errata), repaired
@@ -93,7 +99,9 @@ def reproduce(
     """
     wanted = parse_seeds(seeds)
     if what == "report":
-        click.echo(write_report(out, wanted), nl=False)
+        if onto is not None:
+            join(out, onto)
+        click.echo(write_report(onto or out, wanted), nl=False)
         return
     runs = _runs(what, preparation, epochs, peers)
     _complete(runs, parts, wanted, out, jobs)
@@ -115,7 +123,7 @@ def _runs(what: str, preparation: Preparation | None, epochs: int | None, peers:
     if epochs is not None:
         experiments = [replace(e, training=replace(e.training, epochs=epochs)) for e in experiments]
     if peers:
-        experiments = [with_peers(e) if e.is_comparison else e for e in experiments]
+        experiments = [replace(e, parts=(*e.parts, "peers")) if e.is_comparison else e for e in experiments]
     return [(e, chosen) for e in experiments for chosen in _preparations(e, preparation, several)]
 
 

@@ -1,7 +1,6 @@
 """What is run: one frozen description for each experiment of the paper, and the numbers the paper prints."""
 
 from dataclasses import asdict, dataclass, field, replace
-from importlib.util import find_spec
 from math import inf
 from typing import Any, Literal, get_args
 
@@ -22,11 +21,11 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 _EVERY_PART = ("dataset", "evaluated_on", "training", "shown_range")
 _DECIDED_BY: dict[Part, tuple[str, ...]] = {
-    "references": ("group_classifier", "bins", "optimum_levels"),
+    "references": ("group_classifier", "optimum_levels"),
     "paper": ("reductions",),
     "repaired": ("target_ks", "transport_levels", "effort"),
     "retrained": ("target_ks", "retraining"),
-    "peers": ("group_classifier", "peers"),
+    "peers": ("group_classifier",),
 }
 
 
@@ -114,16 +113,12 @@ class Experiment:
     evaluated_on : "test" (15 %), or "heldout" (validation and test rows, 30 %)
     parts : the rows it has, in their order; an ablation has only those of the paper, along ``reductions``
     reductions : pairs (c̃_e, c̃_v)
-    peers : other libraries to run, some of ``PEERS``
     group_classifier : what predicts the group for baselines that need it: logistic regression, or the network
         itself with a head for each group
-    bins : of the private histogram
     target_ks : of `parity`, `transport` and the retrained networks
     transport_levels : KS distances at which `transport` is compared with methods that reach another one; 1 is no bound
     optimum_levels : the points of the plug-in optimum's curve, from which the excess over it is interpolated
     effort : how hard `parity`, `transport` and the estimates behind the optimum try
-    shown_levels : those levels that the table shows
-    shown_transport : those levels of `transport` that it shows
     shown_range : range of predictions in the figures of densities
     printed : the paper's numbers, for ``preparation="paper"``
     """
@@ -133,15 +128,11 @@ class Experiment:
     evaluated_on: Literal["test", "heldout"] = "test"
     parts: tuple[Part, ...] = ("references", "paper", "repaired", "retrained")
     reductions: tuple[tuple[float, float], ...] = (PAPER_REDUCTIONS,)
-    peers: tuple[str, ...] = ()
     group_classifier: Literal["logistic", "network"] = "logistic"
-    bins: int = 18
     target_ks: float = 0.10
     transport_levels: tuple[float, ...] = (0.10, 0.12, 0.15, 0.20, 0.25, 0.30, 1.0)
     optimum_levels: tuple[float, ...] = (0.0, 0.025, 0.05, 0.075, 0.10, 0.15, 0.20, 0.30)
     effort: Effort = field(default_factory=Effort)
-    shown_levels: tuple[float, ...] = (0.05, 0.10, 0.15)
-    shown_transport: tuple[float, ...] = (0.10, 0.12)
     training: Training = field(default_factory=Training)
     retraining: Retraining = field(default_factory=Retraining)
     shown_range: tuple[float, float] = (0.0, 1.0)
@@ -244,24 +235,8 @@ ABLATION_COVARIANCE = _ablation(
 # Not in the paper: the same comparison on a table that needs no download.
 WAGES = Experiment(name="wages", dataset="wages", shown_range=(1.2, 3.2))
 
-PEERS = {"equipy": "equipy", "fairlearn": "fairlearn", "leace": "concept_erasure"}
-
 EXPERIMENTS = {e.name: e for e in (LAW, COMPAS, ABLATION_MEAN, ABLATION_COVARIANCE, WAGES)}
 OF_THE_PAPER = (LAW.name, COMPAS.name, ABLATION_MEAN.name, ABLATION_COVARIANCE.name)
-
-
-def with_peers(experiment: Experiment) -> Experiment:
-    """The experiment and, on the same networks, the other libraries that are installed.
-
-    Raises
-    ------
-    ImportError
-        When none is installed.
-    """
-    found = tuple(name for name, module in PEERS.items() if find_spec(module) is not None)
-    if not found:
-        raise ImportError(f"none of {', '.join(PEERS)} is installed: pip install 'esvdfair[peers]'.")
-    return replace(experiment, parts=(*experiment.parts, "peers"), peers=found)
 
 
 def preparations_of(experiment: Experiment) -> tuple[Preparation, ...]:

@@ -14,7 +14,6 @@ from esvdfair.experiments.tables import Line, Table, describe
 from esvdfair.plots import ACCENT, GROUPS, INK, QUIET, finish_tradeoff, name_points
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Panels = Mapping[str, Mapping[str, NDArray[np.float64]]]
@@ -86,39 +85,25 @@ def draw_densities(panels: Panels, shown: tuple[float, float], title: str) -> "F
 
 def draw_tradeoff(lines: Sequence[Line], title: str, floor: float) -> "Figure":
     """Error over KS: mean ± standard deviation of the seeds, the paper's points hollow, two curves as lines."""
-    figure, ax = _plane(8.0, 5.0, title)
-    names: list[tuple[str, float, float, str]] = []
-    for method, color in (("transport", ACCENT), ("optimum", QUIET)):
-        curve = sorted((line.ks.mean, line.mse.mean) for line in lines if line.variant.method == method)
-        ax.plot([ks for ks, _ in curve], [mse for _, mse in curve], color=color, linewidth=1.0, zorder=1.5)
-        if method == "optimum" and curve:
-            names.append(("plug-in optimum", *curve[len(curve) // 2], color))
-    points = [(line, *_SHOWN[line.variant]) for line in lines if line.variant in _SHOWN]
-    limit = 1.8 * float(np.median([line.mse.mean for line, *_ in points]))
-    far = []
-    for line, marker, color, name in points:
-        if line.mse.mean <= limit:
-            _point(ax, line, marker, color)
-            names.append((name, line.ks.mean, line.mse.mean, color))
-        else:
-            far.append(f"not shown: {name}, MSE {line.mse}, KS {line.ks}")
-    _finish(ax, names, floor, note="\n".join(far))
-    return figure
+    shown = [(line, *_SHOWN[line.variant]) for line in lines if line.variant in _SHOWN]
+    limit = 1.8 * float(np.median([line.mse.mean for line, *_ in shown]))
+    far = [f"not shown: {name}, MSE {line.mse}, KS {line.ks}" for line, *_, name in shown if line.mse.mean > limit]
+    curves = {
+        color: sorted((line.ks.mean, line.mse.mean) for line in lines if line.variant.method == method)
+        for method, color in (("transport", ACCENT), ("optimum", QUIET))
+    }
+    named = [("plug-in optimum", *curve[len(curve) // 2], QUIET) for curve in (curves[QUIET],) if curve]
+    points = [point for point in shown if point[0].mse.mean <= limit]
+    return _plane((8.0, 5.0), title, curves, points, named, floor, note="\n".join(far))
 
 
 def draw_ablation(lines: Sequence[Line], title: str, floor: float) -> "Figure":
     """Error over KS along c̃: ours with error bars, the paper's points hollow."""
-    figure, ax = _plane(6.0, 4.2, title)
-    ax.plot([line.ks.mean for line in lines], [line.mse.mean for line in lines], color=ACCENT, linewidth=1.0)
     varied = "mean" if len({line.variant.mean_reduction for line in lines}) > 1 else "covariance"
     symbol = {"mean": r"$\tilde{c}_e$", "covariance": r"$\tilde{c}_v$"}[varied]
-    names = []
-    for line in lines:
-        _point(ax, line, "o", ACCENT)
-        reduction = getattr(line.variant, f"{varied}_reduction")
-        names.append((f"{symbol} = {reduction:g}", line.ks.mean, line.mse.mean, INK))
-    _finish(ax, names, floor)
-    return figure
+    points = [(line, "o", ACCENT, f"{symbol} = {getattr(line.variant, f'{varied}_reduction'):g}") for line in lines]
+    curve = [(line.ks.mean, line.mse.mean) for line in lines]
+    return _plane((6.0, 4.2), title, {ACCENT: curve}, points, [], floor)
 
 
 def _panels(results: Sequence[SeedResult], experiment: Experiment) -> Panels:
@@ -138,25 +123,32 @@ def _panels(results: Sequence[SeedResult], experiment: Experiment) -> Panels:
     }
 
 
-def _point(ax: "Axes", line: Line, marker: str, color: str) -> None:
-    ax.errorbar(line.ks.mean, line.mse.mean, xerr=line.ks.sd, yerr=line.mse.sd, fmt=marker, color=color,
-                markersize=9 if marker == "*" else 5, elinewidth=0.8, capsize=2, alpha=0.9, zorder=3)  # fmt: skip
-    if line.printed is not None:
-        ax.plot(line.printed.ks, line.printed.mse, marker, color="none", markeredgecolor=color, markersize=10, zorder=2)
-
-
-def _plane(width: float, height: float, title: str) -> tuple["Figure", "Axes"]:
-    figure = _figure(width, height)
+def _plane(
+    size: tuple[float, float],
+    title: str,
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    points: Sequence[tuple[Line, str, str, str]],
+    named: Sequence[tuple[str, float, float, str]],
+    floor: float,
+    note: str = "",
+) -> "Figure":
+    """Curves by their colour, points with marker, colour and name; axes and names as in `plots.plot_curve`."""
+    figure = _figure(*size)
     figure.suptitle(f"{title}\nfilled: ours, mean ± standard deviation; hollow: printed in the paper", fontsize=9)
-    return figure, figure.subplots()
-
-
-def _finish(ax: "Axes", names: Sequence[tuple[str, float, float, str]], floor: float, note: str = "") -> None:
-    """Axes and names as in `plots.plot_curve`."""
+    ax = figure.subplots()
+    for color, curve in curves.items():
+        ax.plot([ks for ks, _ in curve], [mse for _, mse in curve], color=color, linewidth=1.0, zorder=1.5)
+    for line, marker, color, _ in points:
+        ax.errorbar(line.ks.mean, line.mse.mean, xerr=line.ks.sd, yerr=line.mse.sd, fmt=marker, color=color,
+                    markersize=9 if marker == "*" else 5, elinewidth=0.8, capsize=2, alpha=0.9, zorder=3)  # fmt: skip
+        if line.printed is not None:
+            at = line.printed.ks, line.printed.mse
+            ax.plot(*at, marker, color="none", markeredgecolor=color, markersize=10, zorder=2)
     finish_tradeoff(ax, floor=floor)
-    if note:
-        ax.set_title(note, loc="right", fontsize=8, color=INK)
+    ax.set_title(note, loc="right", fontsize=8, color=INK)
+    names = [*named, *((name, line.ks.mean, line.mse.mean, color) for line, _, color, name in points)]
     name_points(ax, [name[:3] for name in names], colors=[color for *_, color in names], size=8)
+    return figure
 
 
 def _figure(width: float, height: float) -> "Figure":

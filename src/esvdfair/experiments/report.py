@@ -1,9 +1,12 @@
-"""docs/reproduction.md from saved rows: no number in it that a run did not produce (or the paper print).
+"""docs/reproduction.md from tables of rows: no number in it that a run did not produce (or the paper print).
 
-It shows the figures that `esvdfair reproduce` draws, from the folder reproduction/ beside it.
+Its words are in reproduction.md beside this file. It shows the figures that `esvdfair reproduce` draws, from the folder
+reproduction/ beside it.
 """
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -19,210 +22,132 @@ from esvdfair.experiments.config import (
     Preparation,
     Variant,
 )
-from esvdfair.experiments.rows import Row, collect
-from esvdfair.experiments.tables import Line, Statistic, Table, describe, markdown
+from esvdfair.experiments.rows import Row, from_csv, to_csv, with_regret, write_atomically
+from esvdfair.experiments.tables import Statistic, Table, describe, markdown
+
+Saved = dict[str, tuple[Table, list[Row]]]
+"""By the name of a table, such as "law-paper"."""
 
 # The error that `transport` is to reach on the test rows when KS ≤ 0.10 is asked for, with the paper's preparation.
-_GOALS = {("law", "paper"): 0.0555, ("compas", "paper"): 0.1985}
+_GOALS = {"law-paper": 0.0555, "compas-paper": 0.1985}
 
-_UNTOUCHED = Variant("untouched")
-_PRINTED_CUBIC, _UNGUARDED, _ALGORITHM_2 = (
-    Variant.reduced(name, *PAPER_REDUCTIONS) for name in ("paper_printed_cubic", "paper_unguarded_solve", "algorithm_2")
-)
-_RUNS: tuple[tuple[Experiment, Preparation], ...] = (
-    (LAW, "paper"), (COMPAS, "paper"), (LAW, "clean"), (COMPAS, "clean"),
-    (ABLATION_MEAN, "paper"), (ABLATION_COVARIANCE, "paper"),
-)  # fmt: skip
-_COMPARISONS = _RUNS[:4]
-
-_HEAD = """# Reproduction of the paper
-
-Made by `esvdfair reproduce report` from the rows that `esvdfair reproduce all` saved; every number is the mean ±
-standard deviation over the seeds of a table, or the paper's own. {extent}
-
-On which rows: networks are trained, and all is fitted, on 70 % of the rows; λ, strengths and points of curves are
-chosen on 15 % (validation); every number is measured on the other 15 % (test), which neither fitted nor chose. The
-ablations are measured on validation and test rows together, as the paper's are; nothing is chosen there.
-
-MSE is the mean squared error, KS the Kolmogorov–Smirnov distance between the two groups' predictions. *Excess over the
-plug-in optimum* is the distance to the best that a predictor without the attribute is estimated to do at the same KS,
-as a part of what the network gains over the best constant (0: as good as that estimate, 1: as bad as a constant). It is
-no regret: the estimate comes from the same training rows and errs itself, so a value below 0 means that the estimate
-was beaten, not the optimum. *Agrees* means that both of our means lie within one printed standard deviation of the
-paper's; in the ablations, within the tolerance after the ±. *Predicted group*: the method needs the group at prediction
-and gets a predicted one, as in the paper. *True group*: it is given the real one, which the other methods never see;
-these rows are no fair comparison and show what the missing attribute costs. *Last layer refitted without parity*: part
-of the accuracy of `parity` and `transport` is the refit's, and this is the error without the parity. *MSE + λ·W₂²*:
-what one would do instead, train all layers with a penalty on the distance between the groups' predictions, on from the
-trained network or from scratch, with as many epochs as it had and λ chosen on the validation rows as our points are.
-*KS ≤ 0.1* is asked of the population, not of these rows: a test sample of people with that distance shows a larger one
-(docs/method.md, 2.7), and so may a KS in the table be, without a promise being broken.
-"""
-_CLEAN = """On law the paper's features hold `dnn_bar_pass_prediction`, which takes 25 values, one for each value of the
-target: it is the target in disguise. `preparation="clean"` leaves it out, drops the four rows without gender, and fits
-scalers on the training rows only. The dates of COMPAS leak too (a custody date long after the screening goes with
-recidivism); they stay in both preparations."""
-_OTHERS = """The other slips that `docs/method.md` lists (`σk/(kγ)`, the divisor of the second covariance, the spectrum
-of W for that of M, the missing square root, transposes) are in the text alone: the tables above come from the right
-forms."""
-
-
-class _Saved:
-    """The saved rows of every experiment and the tables of them, by name and preparation."""
-
-    def __init__(self, out: Path, seeds: Sequence[int]) -> None:
-        self.rows = {(e.name, p): collect(e, p, seeds, out) for e, p in _RUNS}
-        self.tables = {(e.name, p): Table.of(self.rows[e.name, p], e, p) for e, p in _RUNS}
-        if not self.rows["law", "paper"] or not self.rows["compas", "paper"]:
-            raise ValueError(f"{out} holds no finished seed of law and compas; run `esvdfair reproduce all` first.")
+_UNTOUCHED, _REFITTED = Variant("untouched"), Variant("refitted")
+_PREDICTED = [
+    Variant(method, on, "predicted") for method in ("barycenter", "private_histogram") for on in ("targets", "scores")
+]
+_ERRATA = [Variant.reduced(f"paper_{name}", *PAPER_REDUCTIONS) for name in ("printed_cubic", "unguarded_solve")]
+_ALGORITHM_2 = Variant.reduced("algorithm_2", *PAPER_REDUCTIONS)
+_COMPARISONS = ("law-paper", "compas-paper", "law-clean", "compas-clean")
+_RUNS: dict[str, tuple[Experiment, Preparation]] = {
+    "law-paper": (LAW, "paper"),
+    "compas-paper": (COMPAS, "paper"),
+    "law-clean": (LAW, "clean"),
+    "compas-clean": (COMPAS, "clean"),
+    "ablation-mean-paper": (ABLATION_MEAN, "paper"),
+    "ablation-covariance-paper": (ABLATION_COVARIANCE, "paper"),
+}
 
 
 def write_report(out: Path, seeds: Sequence[int]) -> str:
-    """The document as Markdown.
+    """The document as Markdown, from the tables ``law-paper.csv``, … in the folder ``out``.
+
+    A file note.txt there, which may say what made the rows, stands at its head.
 
     Raises
     ------
     ValueError
-        When no seed of the law or COMPAS table is saved under ``out``.
+        When there is no table of law or COMPAS.
     """
-    saved = _Saved(out, seeds)
-    tables = saved.tables
-    sections = [
-        _HEAD.format(extent=_extent(saved)),
-        "## The paper's tables, with its preparation",
-        *(_section(tables[e.name, "paper"]) for e in (LAW, COMPAS)),
-        _differences(saved),
-        "## The ablations on law, on all rows that were held out",
-        *(_ablation(tables[e.name, "paper"]) for e in (ABLATION_MEAN, ABLATION_COVARIANCE)),
-        "## The errata and their effect",
-        *_errata(saved),
-        "## The same tables with the clean preparation",
-        _CLEAN,
-        *(_section(tables[e.name, "clean"]) for e in (LAW, COMPAS)),
-        "## Past the paper",
-        _goals(saved),
-        "## Against the others at equal KS",
-        _equal_ks(saved),
-    ]
-    return "\n\n".join(section.strip() for section in sections) + "\n"
+    saved: Saved = {}
+    for name, run in _RUNS.items():
+        rows = [row for row in from_csv(out / f"{name}.csv") if row.seed in set(seeds)]
+        saved[name] = Table.of(rows, *run), rows
+    if not saved["law-paper"][1] or not saved["compas-paper"][1]:
+        raise ValueError(f"{out} holds no finished seed of law and compas; run `esvdfair reproduce all` first.")
+    note = out / "note.txt"
+    fields = {
+        **{name: _section(name, table) for name, (table, _) in saved.items()},
+        "note": note.read_text(encoding="utf-8").strip() if note.exists() else "",
+        "extent": _extent([table for table, _ in saved.values()]),
+        "differences": _differences(saved),
+        "errata": markdown(_errata(saved)),
+        "goals": markdown(_goals(saved)),
+        "equal-ks": markdown(_equal_ks(saved)),
+    }
+    text = files("esvdfair.experiments").joinpath("reproduction.md").read_text("utf-8").format_map(fields)
+    return text.replace("\n\n\n\n", "\n\n")
 
 
-def _extent(saved: _Saved) -> str:
-    counts = {line.seeds for table in saved.tables.values() for line in table.lines}
-    seeds = saved.tables["law", "paper"].seeds
+def join(out: Path, onto: Path) -> None:
+    """Put the tables and figures of a run into the folder of another: rows of the same seed and method are replaced."""
+    for name in _RUNS:
+        rows = {(row.seed, row.variant): row for folder in (onto, out) for row in from_csv(folder / f"{name}.csv")}
+        by_seed: dict[int, list[Row]] = {}
+        for row in rows.values():
+            by_seed.setdefault(row.seed, []).append(row)
+        joined = [row for seed in sorted(by_seed) for row in with_regret(by_seed[seed])]
+        if joined:
+            write_atomically(onto / f"{name}.csv", to_csv(joined))
+    for figure in (out / "figures").glob("*.png"):
+        shutil.copy(figure, onto)
+
+
+def _extent(tables: Sequence[Table]) -> str:
+    counts, seeds = {line.seeds for table in tables for line in table.lines}, tables[0].seeds
     exact = f"{len(seeds)} seeds ({seeds[0]}–{seeds[-1]})"
     if len(counts) == 1:
         return f"Each table is over {exact}."
     return f"The first table is over {exact}; others, and lines that have fewer, say their own."
 
 
-def _section(table: Table) -> str:
+def _section(name: str, table: Table) -> str:
+    title = f"{table.experiment.name}, {table.extent}" if table.seeds else table.experiment.name
     if not table.seeds:
-        return f"### {table.experiment.name}\n\nNo seed is saved."
-    name = f"{table.experiment.name}, {table.extent}"
-    place = f"reproduction/{table.experiment.name}-{table.preparation}"
-    figures = f"![{name}: error over KS]({place}-tradeoff.png)\n\n![{name}: densities]({place}-densities.png)"
-    return f"### {name}\n\n{table.to_markdown()}\n\n{figures}"
+        return f"### {title}\n\nNo seed is saved."
+    figures = (f"![{title}: {what}](reproduction/{name}-{file}.png)" for what, file in
+               (("error over KS", "tradeoff"), ("densities", "densities")))  # fmt: skip
+    said = []
+    if not table.experiment.is_comparison:
+        errors, distances = [line.mse.mean for line in table.lines], [line.ks.mean for line in table.lines]
+        monotone = errors == sorted(errors) and distances == sorted(distances, reverse=True)
+        said = [f"{'The error rises and KS falls' if monotone else 'The means are not monotone'} along the parameter."]
+    return "\n\n".join([f"### {title}", table.to_markdown(), *figures, *said])
 
 
-def _ablation(table: Table) -> str:
-    if not table.seeds:
-        return _section(table)
-    errors, distances = [line.mse.mean for line in table.lines], [line.ks.mean for line in table.lines]
-    monotone = errors == sorted(errors) and distances == sorted(distances, reverse=True)
-    said = "The error rises and KS falls" if monotone else "The means are not monotone"
-    return f"{_section(table)}\n\n{said} along the parameter."
-
-
-def _differences(saved: _Saved) -> str:
+def _differences(saved: Saved) -> str:
     found = [
-        f"- {e.name}, {describe(line.variant)}: {_reason(e, line)}"
+        f"- {e.name}, {describe(line.variant)}: ours {line.mse} / {line.ks}, "
+        f"printed {line.printed.mse:.3f} / {line.printed.ks:.3f}."
         for e in (LAW, COMPAS)
-        for line in saved.tables[e.name, "paper"].lines
-        if line.agrees is False
+        for line in saved[f"{e.name}-paper"][0].lines
+        if line.printed is not None and not line.agrees
     ]
     if not found:
         return "Every printed row is reproduced within one printed standard deviation."
-    return "\n".join(["What differs, and why:", "", *found])
+    return "\n".join(["What differs:", "", *found])
 
 
-def _reason(experiment: Experiment, line: Line) -> str:
-    assert line.printed is not None
-    ours = f"ours {line.mse} / {line.ks}, printed {line.printed.mse:.3f} / {line.printed.ks:.3f}."
-    if experiment is COMPAS and line.variant.method == "private_histogram":
-        return (
-            f"{ours} The printed row cannot be reproduced: fitted on targets, which are 0 or 1, the histogram has two "
-            "bins that are not empty and the linear program is degenerate; each solver returns another of its many "
-            "solutions."
-        )
-    return f"{ours} Not explained."
+def _errata(saved: Saved) -> list[list[str]]:
+    """What every slip of the paper does to law and COMPAS."""
+    cells = [["", *(f"{data}: {what}" for data in ("law", "COMPAS") for what in ("MSE", "KS", "differs by", "missed"))]]
+    for variant in (_UNTOUCHED, PAPER, *_ERRATA, _ALGORITHM_2, *_PREDICTED):
+        line = [describe(variant)]
+        for table, rows in (saved["law-paper"], saved["compas-paper"]):
+            line += [str(table[variant].mse), str(table[variant].ks)]
+            line += _against_the_paper(rows, variant) if variant in _ERRATA else ["", ""]
+        cells.append(line)
+    return cells
 
 
-# --- what the errata do --------------------------------------------------------------------------------------------
-
-
-def _errata(saved: _Saved) -> list[str]:
-    """A table, and a paragraph for each erratum."""
-    both = [(e.name, saved.tables[e.name, "paper"], saved.rows[e.name, "paper"]) for e in (LAW, COMPAS)]
-    on = {
-        method: [Variant(method, on, "predicted") for on in ("targets", "scores")]
-        for method in ("barycenter", "private_histogram")
-    }
-    cells = [["", "law: MSE", "law: KS", "COMPAS: MSE", "COMPAS: KS"]]
-    for variant in (
-        _UNTOUCHED,
-        PAPER,
-        _PRINTED_CUBIC,
-        _UNGUARDED,
-        _ALGORITHM_2,
-        *on["barycenter"],
-        *on["private_histogram"],
-    ):
-        numbers = (str(value) for _, table, _ in both for value in (table[variant].mse, table[variant].ks))
-        cells.append([describe(variant), *numbers])
-
-    cubic = [
-        "**The cubic.** Under the root the paper prints `27γ⁴kσ²` where `27γ⁴k²σ²` is right. The root solve adapts γ "
-        "to the wrong formula, so the budget is met all the same and only its distribution over the directions changes."
-    ]
-    unguarded = [
-        "**The root solve.** With costs as direct products, no cut of the spectrum of M, and `fsolve` from 1.0 "
-        "(written after a description of the authors' code, not copied from it), nothing tells when it fails. The "
-        f"covariance budget asks for Σσ⁴ to fall {PAPER_REDUCTIONS[1]:g} times."
-    ]
-    least_squares = ["**Algorithm 2 as printed** refits the last layer by least squares, which undoes the edit:"]
-    targets = []
-    for name, table, rows in both:
-        mse, ks = _paired(rows, _PRINTED_CUBIC, PAPER)
-        cubic.append(f"On {name}, seed by seed, the printed formula moves MSE by {mse} and KS by {ks}.")
-        reached = np.array([r.covariance_reached for r in rows if r.variant == _UNGUARDED], dtype=np.float64)
-        failed = int(np.count_nonzero(reached < PAPER_REDUCTIONS[1] / 2))
-        least = f", the least {reached.min():.3g} times" if failed else ""
-        unguarded.append(f"On {name} it fell less than half as much in {failed} of {len(reached)} seeds{least}.")
-        least_squares.append(
-            f"on {name} KS is {table[_ALGORITHM_2].ks}, {table[PAPER].ks} after the fine-tune that stops early, and "
-            f"{table[_UNTOUCHED].ks} before any edit;"
-        )
-        for method, pair in on.items():
-            numbers = (f"{table[variant].mse.mean:.3f} / {table[variant].ks.mean:.3f}" for variant in pair)
-            targets.append(
-                f"{describe(Variant(method))} on {name} {next(numbers)} on targets, {next(numbers)} on scores"
-            )
-    least_squares.append("the edited features still carry the group, and least squares finds it.")
-    fitted = (
-        "**Baselines fitted on targets.** The maps of both baselines are meant for scores; the printed rows come from "
-        "maps between distributions of training targets, which are then applied to scores. MSE / KS with predicted "
-        f"groups: {'; '.join(targets)}."
-    )
-    return [markdown(cells), " ".join(cubic), " ".join(unguarded), " ".join(least_squares), fitted, _OTHERS]
-
-
-def _paired(rows: Sequence[Row], first: Variant, second: Variant) -> tuple[str, str]:
-    """Mean ± standard deviation of the differences first − second over seeds, for MSE and KS."""
-    a, b = ({row.seed: row for row in rows if row.variant == variant} for variant in (first, second))
-    seeds = sorted(a.keys() & b.keys())
-    mse, ks = ([getattr(a[s], name) - getattr(b[s], name) for s in seeds] for name in ("mse", "ks"))
-    return _signed(mse), _signed(ks)
+def _against_the_paper(rows: Sequence[Row], variant: Variant) -> list[str]:
+    """Differences from the right edit, seed by seed, and how often the covariance budget was not met."""
+    right = {row.seed: row for row in rows if row.variant == PAPER}
+    mine = [row for row in rows if row.variant == variant and row.seed in right]
+    apart = (_signed([getattr(r, name) - getattr(right[r.seed], name) for r in mine]) for name in ("mse", "ks"))
+    reached = [row.covariance_reached for row in mine if row.covariance_reached is not None]
+    failed = sum(value < PAPER_REDUCTIONS[1] / 2 for value in reached)
+    least = f", least {min(reached):.3g} times" if failed else ""
+    return [" / ".join(apart), f"{failed} of {len(reached)}{least}"]
 
 
 def _signed(values: Sequence[float]) -> str:
@@ -230,79 +155,51 @@ def _signed(values: Sequence[float]) -> str:
     return Statistic.of(values).text(digits=4, signed=True)
 
 
-# --- past the paper ------------------------------------------------------------------------------------------------
-
-
-def _goals(saved: _Saved) -> str:
+def _goals(saved: Saved) -> list[list[str]]:
     """`transport` between what was there before and what it is to reach."""
-    cells = [
-        [
-            "",
-            "as trained",
-            "refitted without parity",
-            "target KS",
-            "`transport`",
-            "KS, population",
-            "goal",
-            "excess",
-            "target met",
-        ]
-    ]
-    for e, preparation in _COMPARISONS:
-        table = saved.tables[e.name, preparation]
+    before = ("as trained", "refitted without parity")
+    cells = [["", *before, "target KS", "`transport`", "KS, population", "goal", "excess", "target met"]]
+    for name in _COMPARISONS:
+        table, rows = saved[name]
         for line in table.shown():
             if line.variant.method != "transport":
                 continue
             mse, ks = (s.text(digits=4, of_mean=line.seeds) for s in (line.mse, line.ks))
-            excess = line.regret.text(digits=3, of_mean=line.seeds) if line.regret else ""
-            asked = _GOALS.get((e.name, preparation)) if line.variant.level == e.target_ks else None
-            before = (_pair(table[variant]) for variant in (_UNTOUCHED, Variant("refitted")))
-            numbers = [f"{line.variant.level:g}", f"{mse} / {ks}", _population(saved.rows[e.name, preparation], line)]
-            numbers += [f"MSE ≤ {asked:g}" if asked else "", excess]
-            cells.append([f"{e.name}, {preparation}", *before, *numbers, f"{line.met or 0:.0%}"])
-    return (
-        "MSE / KS on the test rows; after ± here the standard error of the mean over seeds. *KS, population*: without "
-        "what sampling adds to the KS of so many test rows, √(mean of KS² − floor²); this is what a target speaks of. "
-        "*Target met*: in which part of the seeds the estimate from the validation rows keeps the target."
-        f"\n\n{markdown(cells)}"
-    )
+            square = float(np.mean([row.ks**2 - row.ks_floor**2 for row in rows if row.variant == line.variant]))
+            asked = _GOALS.get(name) if line.variant.level == table.experiment.target_ks else None
+            cells.append([
+                name.replace("-", ", "),
+                *(f"{table[v].mse.mean:.4f} / {table[v].ks.mean:.3f}" for v in (_UNTOUCHED, _REFITTED)),
+                f"{line.variant.level:g}",
+                f"{mse} / {ks}",
+                f"{np.sqrt(max(square, 0.0)):.3f}",
+                f"MSE ≤ {asked:g}" if asked else "",
+                line.regret.text(digits=3, of_mean=line.seeds) if line.regret else "",
+                f"{line.met or 0:.0%}",
+            ])  # fmt: skip
+    return cells
 
 
-def _population(rows: Sequence[Row], line: Line) -> str:
-    square = float(np.mean([row.ks**2 - row.ks_floor**2 for row in rows if row.variant == line.variant]))
-    return f"{np.sqrt(max(square, 0.0)):.3f}"
-
-
-def _pair(line: Line) -> str:
-    return f"{line.mse.mean:.4f} / {line.ks.mean:.3f}"
-
-
-def _equal_ks(saved: _Saved) -> str:
+def _equal_ks(saved: Saved) -> list[list[str]]:
     cells = [["", "method", "KS", "MSE", "transport at the same KS: MSE", "difference"]]
-    others = (
-        PAPER,
-        *(Variant(method, "scores", "predicted") for method in ("barycenter", "private_histogram")),
-        *(Variant(method, level=LAW.target_ks) for method in ("finetuned", "from_scratch")),
-    )
-    for e, preparation in _COMPARISONS:
-        rows = saved.rows[e.name, preparation]
+    retrained = [Variant(method, level=LAW.target_ks) for method in ("finetuned", "from_scratch")]
+    others = [PAPER, *(variant for variant in _PREDICTED if variant.fitted_on == "scores"), *retrained]
+    for name in _COMPARISONS:
+        rows = saved[name][1]
         for variant in others if rows else ():
-            repaired = {row.seed for row in rows if row.method == "transport"}
-            theirs = [row for row in rows if row.variant == variant and row.seed in repaired]
-            ours = [_transport_at(rows, row.seed, row.ks) for row in theirs]
-            difference = _signed([our - row.mse for our, row in zip(ours, theirs, strict=True)])
+            pairs = list(_beside_transport(rows, variant))
+            theirs, ours = [row for row, _ in pairs], [mse for _, mse in pairs]
             columns = [row.ks for row in theirs], [row.mse for row in theirs], ours
-            numbers = (str(Statistic.of(column)) for column in columns)
-            cells.append([f"{e.name}, {preparation}", describe(variant), *numbers, difference])
-    return (
-        "`transport` is one path of repaired networks. Seed by seed, its error is interpolated at the KS that another "
-        "method reached on the same test rows; where that method is fairer than the whole path, at the path's fairest "
-        f"point.\n\n{markdown(cells)}"
-    )
+            difference = _signed([mse - row.mse for row, mse in pairs])
+            numbers = [str(Statistic.of(column)) for column in columns]
+            cells.append([name.replace("-", ", "), describe(variant), *numbers, difference])
+    return cells
 
 
-def _transport_at(rows: Sequence[Row], seed: int, level: float) -> float:
-    """The MSE of transport where its path has this KS."""
-    path = sorted((row.ks, row.mse) for row in rows if row.method == "transport" and row.seed == seed)
-    ks, mse = np.array(path).T
-    return float(np.interp(level, ks, np.minimum.accumulate(mse)))
+def _beside_transport(rows: Sequence[Row], variant: Variant) -> Iterator[tuple[Row, float]]:
+    """Rows of a method, and the MSE of transport on the same seed where its path has the same KS."""
+    for row in rows:
+        path = sorted((r.ks, r.mse) for r in rows if r.method == "transport" and r.seed == row.seed)
+        if row.variant == variant and path:
+            ks, mse = np.array(path).T
+            yield row, float(np.interp(row.ks, ks, np.minimum.accumulate(mse)))

@@ -102,31 +102,27 @@ def judge(
     outcomes: Sequence[Outcome], here: Examples, experiment: Experiment, preparation: Preparation, seed: int
 ) -> SeedResult:
     """The rows of one seed of one experiment, from what the methods predict for the evaluated rows ``here``."""
-    where = {
-        "experiment": experiment.name,
-        "preparation": preparation,
-        "seed": seed,
-        "evaluated_on": experiment.evaluated_on,
-    }
-    rows = (_row(outcome, here, where) for outcome in outcomes)
+    groups: dict[str, Any] = {"sensitive_features": here.sensitive_features}
+    rows = (
+        Row(
+            experiment=experiment.name,
+            preparation=preparation,
+            seed=seed,
+            evaluated_on=experiment.evaluated_on,
+            **asdict(outcome.variant),
+            mse=float(np.mean((outcome.prediction - here.y) ** 2)),
+            ks=ks_distance(outcome.prediction, **groups),
+            ks_floor=ks_floor(**groups),
+            mean_gap=mean_gap(outcome.prediction, **groups),
+            variance_gap=variance_gap(outcome.prediction, **groups),
+            met=outcome.met,
+            mean_reached=outcome.mean_reached,
+            covariance_reached=outcome.covariance_reached,
+        )
+        for outcome in outcomes
+    )
     densities = (density for outcome in outcomes for density in _densities(outcome, here, experiment.shown_range))
     return SeedResult(tuple(rows), tuple(densities))
-
-
-def _row(outcome: Outcome, here: Examples, where: dict[str, Any]) -> Row:
-    prediction, groups = outcome.prediction, here.sensitive_features
-    return Row(
-        **where,
-        **asdict(outcome.variant),
-        mse=float(np.mean((prediction - here.y) ** 2)),
-        ks=ks_distance(prediction, sensitive_features=groups),
-        ks_floor=ks_floor(sensitive_features=groups),
-        mean_gap=mean_gap(prediction, sensitive_features=groups),
-        variance_gap=variance_gap(prediction, sensitive_features=groups),
-        met=outcome.met,
-        mean_reached=outcome.mean_reached,
-        covariance_reached=outcome.covariance_reached,
-    )
 
 
 def with_regret(rows: Sequence[Row]) -> list[Row]:
@@ -202,22 +198,13 @@ class Folder:
             When a file holds something else, or rows of another protocol.
         """
         missing = self.missing(seed)
-        parts = [self._read(part, seed) for part in self.experiment.parts if part not in missing]
+        parts = [
+            _parse(self.path(part, seed), self.experiment.protocol(part))
+            for part in self.experiment.parts
+            if part not in missing
+        ]
         rows = with_regret([row for result in parts for row in result.rows])
         return SeedResult(tuple(rows), tuple(density for result in parts for density in result.densities))
-
-    def _read(self, part: Part, seed: int) -> SeedResult:
-        path = self.path(part, seed)
-        saved, result = _parse(path)
-        wanted = self.experiment.protocol(part)
-        if saved != wanted:
-            names = [name for name in {**saved, **wanted} if saved.get(name) != wanted.get(name)]
-            changed = ", ".join(f"{name}: {saved.get(name)} there, {wanted.get(name)} here" for name in names)
-            raise ValueError(
-                f"{path} was made by another protocol ({changed}); rows of two protocols must not be averaged. "
-                "Choose another --out, or delete the folder."
-            )
-        return result
 
     def combine(self) -> Path:
         """Write the rows of all saved seeds as one CSV file, ``out/law-paper.csv``; returns its path."""
@@ -244,6 +231,20 @@ def to_csv(rows: Iterable[Row]) -> str:
     table.writerow([field.name for field in fields(Row)])
     table.writerows(["" if value is None else value for value in astuple(row)] for row in rows)
     return text.getvalue()
+
+
+def from_csv(path: Path) -> list[Row]:
+    """The rows of a table, none where there is no such file."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [Row(**{name: _value(name, text) for name, text in line.items()}) for line in csv.DictReader(file)]
+
+
+def _value(name: str, text: str) -> Any:
+    if name in ("experiment", "preparation", "evaluated_on", "method", "fitted_on", "group"):
+        return text
+    return json.loads(text.lower()) if text else None  # a number, or whether a target was met
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -273,17 +274,25 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(sorted(seeds))
 
 
-def _parse(path: Path) -> tuple[dict[str, Any], SeedResult]:
-    """The protocol and the result that a file holds."""
+def _parse(path: Path, protocol: dict[str, Any]) -> SeedResult:
+    """What a file holds, if this protocol made it."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["format"] != _FORMAT:
             raise KeyError(document["format"])
+        saved = dict(document["protocol"])
         rows = tuple(Row(**row) for row in document["rows"])
-        numbers = (value for r in rows for value in (r.mse, r.ks, r.ks_floor, r.mean_gap, r.variance_gap))
-        if not all(isinstance(value, float | int) and math.isfinite(value) for value in numbers):
-            raise TypeError("an error, a distance or a gap is no number")
+        if not all(math.isfinite(value) for r in rows for value in (r.mse, r.ks, r.ks_floor, r.mean_gap)):
+            raise TypeError("an error or a distance is no number")
         densities = (Density(Variant(**d["variant"]), d["label"], tuple(d["counts"])) for d in document["densities"])
-        return dict(document["protocol"]), SeedResult(rows, tuple(densities))
+        result = SeedResult(rows, tuple(densities))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not a saved seed ({error!r}); delete it to have it made again.") from error
+    if saved != protocol:
+        names = [name for name in {**saved, **protocol} if saved.get(name) != protocol.get(name)]
+        changed = ", ".join(f"{name}: {saved.get(name)} there, {protocol.get(name)} here" for name in names)
+        raise ValueError(
+            f"{path} was made by another protocol ({changed}); rows of two protocols must not be averaged. "
+            "Choose another --out, or delete the folder."
+        )
+    return result

@@ -4,10 +4,9 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing.connection import wait
@@ -15,8 +14,7 @@ from pathlib import Path
 
 from esvdfair.experiments.config import Experiment, Preparation, preparations_of
 from esvdfair.experiments.rows import Folder, judge
-
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+from esvdfair.threads import few_threads
 
 
 @dataclass(frozen=True)
@@ -57,32 +55,27 @@ def plan(
 def run(tasks: Sequence[Task], *, jobs: int, on_done: Callable[[], object] = lambda: None) -> None:
     """Run the tasks in ``jobs`` processes; ``on_done`` is called after each.
 
-    Also one job is another process: sums of floats depend on the number of threads, and so every row is made with one
-    thread, whatever the caller's settings are and whatever ``jobs`` is. An interrupt or an error lets no further task
-    start; what is saved stays.
+    An interrupt or an error lets no further task start; what is saved stays.
     """
     if not tasks:
         return
     if find_spec("torch") is None:
         raise ImportError("the experiments train networks with PyTorch: pip install 'esvdfair[torch]'.")
-    context = multiprocessing.get_context("spawn")  # a forked torch may hang; and threads are set before it loads
     others = set(multiprocessing.active_children())
-    with one_thread_each():
-        pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_start_worker)
-        try:
-            for future in as_completed([pool.submit(work, task) for task in tasks]):
-                future.result()
-                on_done()
-        except BrokenProcessPool as error:
-            raise RuntimeError(
-                "a worker process died, perhaps for want of memory; run again with fewer jobs."
-            ) from error
-        except KeyboardInterrupt:
-            for worker in set(multiprocessing.active_children()) - others:
-                worker.terminate()  # a seed is saved whole or not at all
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+    context = multiprocessing.get_context("spawn")  # a forked torch may hang
+    pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_start_worker)
+    try:
+        for future in as_completed([pool.submit(work, task) for task in tasks]):
+            future.result()
+            on_done()
+    except BrokenProcessPool as error:
+        raise RuntimeError("a worker process died, perhaps for want of memory; run again with fewer jobs.") from error
+    except KeyboardInterrupt:
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.terminate()  # a seed is saved whole or not at all
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _is_saved(task: Task) -> bool:
@@ -92,31 +85,11 @@ def _is_saved(task: Task) -> bool:
     return not any(folder.missing(task.seed) for folder in folders)
 
 
-@contextmanager
-def one_thread_each() -> Iterator[None]:
-    """Environment of the workers: thread pools read it once, when NumPy and torch are loaded."""
-    before = {name: os.environ.get(name) for name in _THREADS}
-    os.environ.update(dict.fromkeys(_THREADS, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 def work(task: Task) -> None:
-    """Train the network of a seed, run each part of an experiment that is not saved yet, save each at once."""
-    try:
-        _run_seed(task)
-    except (ValueError, ArithmeticError) as error:  # no input of the user reaches a seed: this is a fault of ours
-        names = ", ".join(experiment.name for experiment in task.experiments)
-        raise RuntimeError(f"seed {task.seed} of {names}, preparation {task.preparation}, failed: {error}") from error
+    """Train the network of a seed, run each part of an experiment that is not saved yet, save each at once.
 
-
-def _run_seed(task: Task) -> None:
+    With one thread, however many jobs there are: sums of floats depend on their number.
+    """
     from esvdfair.experiments.methods import METHODS  # torch: in the workers only
     from esvdfair.experiments.network import Shelf, load, train
 
@@ -126,24 +99,26 @@ def _run_seed(task: Task) -> None:
         return
     first = task.experiments[0]
     shelf = Shelf(task.out / "networks" / f"{first.dataset}-{task.preparation}")
-    trained = train(load(first.dataset, task.preparation), first.training, task.seed, shelf)
-    for folder, part in missing:
-        experiment = folder.experiment
-        outcomes = list(METHODS[part](trained, experiment))
-        here = trained.examples(experiment.evaluated_on)
-        folder.write(part, task.seed, judge(outcomes, here, experiment, task.preparation, task.seed))
+    try:
+        with few_threads(0):
+            trained = train(load(first.dataset, task.preparation), first.training, task.seed, shelf)
+            for folder, part in missing:
+                experiment = folder.experiment
+                outcomes = list(METHODS[part](trained, experiment))
+                here = trained.examples(experiment.evaluated_on)
+                folder.write(part, task.seed, judge(outcomes, here, experiment, task.preparation, task.seed))
+    except (ValueError, ArithmeticError) as error:  # no input of the user reaches a seed: this is a fault of ours
+        names = ", ".join(experiment.name for experiment in task.experiments)
+        raise RuntimeError(f"seed {task.seed} of {names}, preparation {task.preparation}, failed: {error}") from error
 
 
 def _start_worker() -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the parent, which ends its workers
+    """An interrupt is for the parent, which ends its workers; one whose parent was killed would wait for ever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
