@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from esvdfair.distributed import few_threads
 from esvdfair.experiments.config import Experiment, Preparation, preparations_of
 from esvdfair.experiments.rows import Folder, judge
-from esvdfair.threads import few_threads
 
 
 @dataclass(frozen=True)
