@@ -12,6 +12,7 @@ under masks for the sum, which is all that anybody sees; people read are counted
 import argparse
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,6 +28,11 @@ from esvdfair.models import adapt
 
 EPSILONS = (1.0, 3.0, 10.0)
 WAYS = ("unsafe", "default", "masked", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS))
+
+
+HEADER = """
+| sites | collected | units out / people withheld | blind, MSE / KS | target 0.1, MSE / KS | people read |
+|---|---|---|---|---|---|"""
 
 
 def dealt(trained: Trained, sites: int) -> list[np.ndarray]:
@@ -87,25 +93,59 @@ def _columns(found: Found, labels: Sequence[object], columns: list[int]) -> Foun
     return Found(found.certain[:, chosen], found.guesses[:, chosen])
 
 
-def lines(trained: Trained, sites: int) -> Iterator[str]:
-    """One line of the table for each way of collecting."""
+@dataclass(frozen=True)
+class Row:
+    """What one way of collecting gives: refused, or what was left out, both repairs on test rows, and people read."""
+
+    sites: int
+    way: str
+    left_out: float = np.nan
+    withheld: float = np.nan
+    blind: tuple[float, float] = (np.nan, np.nan)
+    judged: tuple[float, float] = (np.nan, np.nan)
+    read: float = np.nan
+    refused: int = 0
+
+    def __str__(self) -> str:
+        if self.refused:
+            return f"| {self.sites} | {self.way} | refused ({self.refused}) | | | |"
+        cells = [f"{error:.4f} / {ks:.3f}" for error, ks in (self.blind, self.judged)]
+        return f"| {self.sites} | {self.way} | {self.left_out:.0f} / {self.withheld:.0f} | {' | '.join(cells)} | {self.read:g} |"
+
+
+def measured(trained: Trained, sites: int) -> Iterator[Row]:
+    """One row of the table for each way of collecting."""
     test, shown = trained.split.test, trained.split.validation
     for way in WAYS:
         try:
             parts = collected(trained, way, sites)
-        except ValueError as error:
-            yield f"| {sites} | {way} | refused: {str(error).split(':')[0]} | | | |"
+        except ValueError:
+            yield Row(sites, way, refused=1)
             continue
-        whole = masked_sum(parts) if way == "masked" else merge_moments(parts)
-        read = people_read(trained, [whole] if way == "masked" else parts, 1 if way == "masked" else sites)
-        cells = []
+        whole = masked_sum(parts) if "masked" in way else merge_moments(parts)
+        seen = [whole] if "masked" in way else parts
+        figures = []
         for options in ({}, {"validation": shown, "target_ks": 0.1}):
-            fair = repair_from_moments(trained.network, whole, **options)
-            prediction = fair.predict(test.X)
+            prediction = repair_from_moments(trained.network, whole, **options).predict(test.X)
             error = float(np.mean((prediction - test.y) ** 2))
-            cells.append(f"{error:.4f} / {ks_distance(prediction, sensitive_features=test.sensitive_features):.3f}")
+            figures.append((error, ks_distance(prediction, sensitive_features=test.sensitive_features)))
         withheld = sum(site.withheld for part in parts for site in part.sites)
-        yield f"| {sites} | {way} | {len(whole.left_out)} / {withheld} | {cells[0]} | {cells[1]} | {read} |"
+        yield Row(sites, way, len(whole.left_out), withheld, *figures, people_read(trained, seen, len(seen)))
+
+
+def mean(rows: Sequence[Row]) -> Row:
+    """The mean over seeds; refused where one was, with how many."""
+    refused = sum(row.refused for row in rows)
+    if refused:
+        return replace(rows[0], refused=refused)
+    numbers = {
+        field.name: tuple(np.mean([getattr(row, field.name) for row in rows], axis=0).tolist())
+        if isinstance(getattr(rows[0], field.name), tuple)
+        else float(np.mean([getattr(row, field.name) for row in rows]))
+        for field in fields(Row)
+        if field.name not in ("sites", "way", "refused")
+    }
+    return replace(rows[0], **numbers)
 
 
 def main() -> None:
@@ -116,6 +156,7 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", ESVDFairWarning)
     for name in arguments.names:
+        found: dict[tuple[int, str], list[Row]] = {}
         for seed in arguments.seeds:
             trained = train(load(name, "paper"), Training(), seed)
             test, prediction = trained.split.test, predict(trained.network, trained.split.test.X)
@@ -123,12 +164,19 @@ def main() -> None:
                 np.mean((prediction - test.y) ** 2),
                 ks_distance(prediction, sensitive_features=test.sensitive_features),
             )
-            print(f"\n{name}, seed {seed}: {len(trained.split.train.y):,} rows; untouched {error:.4f} / {ks:.3f}\n")
-            print("| sites | collected | units out / people withheld | blind, MSE / KS | target 0.1, MSE / KS | read |")
-            print("|---|---|---|---|---|---|")
+            print(
+                f"\n{name}, seed {seed}: {len(trained.split.train.y):,} rows; untouched {error:.4f} / {ks:.3f}\n{HEADER}"
+            )
             for sites in arguments.sites:
-                for line in lines(trained, sites):
-                    print(line, flush=True)
+                for row in measured(trained, sites):
+                    found.setdefault((row.sites, row.way), []).append(row)
+                    print(row, flush=True)
+        print(
+            f"\n{name}, mean of {len(arguments.seeds)} seeds\n{HEADER}",
+            *map(mean, found.values()),
+            sep="\n",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
