@@ -110,7 +110,8 @@ class Row:
         if self.refused:
             return f"| {self.sites} | {self.way} | refused ({self.refused}) | | | |"
         cells = [f"{error:.4f} / {ks:.3f}" for error, ks in (self.blind, self.judged)]
-        return f"| {self.sites} | {self.way} | {self.left_out:.0f} / {self.withheld:.0f} | {' | '.join(cells)} | {self.read:g} |"
+        out = f"{self.left_out:.0f} / {self.withheld:.0f}"
+        return f"| {self.sites} | {self.way} | {out} | {' | '.join(cells)} | {self.read:.0f} |"
 
 
 def measured(trained: Trained, sites: int) -> Iterator[Row]:
@@ -164,9 +165,8 @@ def main() -> None:
                 np.mean((prediction - test.y) ** 2),
                 ks_distance(prediction, sensitive_features=test.sensitive_features),
             )
-            print(
-                f"\n{name}, seed {seed}: {len(trained.split.train.y):,} rows; untouched {error:.4f} / {ks:.3f}\n{HEADER}"
-            )
+            print(f"\n{name}, seed {seed}: {len(trained.split.train.y):,} rows; untouched {error:.4f} / {ks:.3f}")
+            print(HEADER)
             for sites in arguments.sites:
                 for row in measured(trained, sites):
                     found.setdefault((row.sites, row.way), []).append(row)

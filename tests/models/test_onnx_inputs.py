@@ -192,8 +192,8 @@ TWO = [("age", FLOAT, ["n", 1]), ("pay", INT, ["n", 1])]
         (TWO, np.array([["1", "2"]]), "column X is not numeric"),
         (TWO, np.array([[object(), 2]]), "column X is not numeric"),
         ([("u", BOOL, ["n", 2])], np.array([[0, 2]]), "holds 2; input 'u' takes 0 or 1"),
-        ([("t", TEXT, ["n", 2])], np.array([["a", np.nan]], dtype=object), "not text; input 't' takes text"),
-        ([("age", FLOAT, ["n", 1]), ("town", TEXT, ["n", 1])], np.zeros((2, 2)), "not text; input 'town' takes text"),
+        ([("t", TEXT, ["n", 2])], np.array([["a", np.nan]], dtype=object), "holds nan; input 't' takes text"),
+        ([("age", FLOAT, ["n", 1]), ("town", TEXT, ["n", 1])], np.zeros((2, 2)), "holds 0.0; input 'town' takes text"),
     ],
 )
 def test_a_table_that_does_not_fit(inputs, x, said):

@@ -26,14 +26,13 @@ Rules that every adapter keeps (for whoever writes the next one):
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.core.checks import row_count, row_slice, to_numpy
+from esvdfair.core.checks import check_numbers, row_count, row_slice, to_numpy
 from esvdfair.core.refit.quadratic import KINDS, Head
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models.heads import find_head, unsupported_head
@@ -103,6 +102,11 @@ class Column:
         if self.minus is not None:
             z[:, self.minus] = 0
         return z
+
+    def of(self, layer: LinearLayer) -> LinearLayer:
+        """The layer with this one output."""
+        bias = None if layer.bias is None else self.read(layer.bias)
+        return replace(layer, weight=self.read(layer.weight), bias=bias)
 
 
 @dataclass(frozen=True)
@@ -209,12 +213,16 @@ class ModelAdapter(ABC):
         """
 
     @abstractmethod
-    def replace(self, weights: Weights) -> "ModelAdapter":
-        """Put `{name: (weight, bias)}` into a copy of the model; a bias of None keeps the one that is there.
+    def _layer(self, name: str) -> LinearLayer:
+        """A layer that can be given new weights, all of its outputs; `ValueError` if there is none of that name."""
 
-        Type, dtype, device and training flags are those of the original. A layer without bias cannot be given
-        one: that would be another architecture, so it is a `ValueError`.
-        """
+    @abstractmethod
+    def _twin(self) -> Self:
+        """The adapter of a copy of the model."""
+
+    @abstractmethod
+    def _write(self, name: str, weight: NDArray[Any], bias: NDArray[Any] | None) -> None:
+        """Put new weights into this model, in the dtype of the old ones; a bias of None keeps the one that is there."""
 
     @abstractmethod
     def _predict(self, x: Any) -> Any:
@@ -229,6 +237,19 @@ class ModelAdapter(ABC):
         starts = range(0, max(row_count(x), 1), PREDICT_ROWS)
         return np.concatenate([to_numpy(self._predict(row_slice(x, start, start + PREDICT_ROWS))) for start in starts])
 
+    def replace(self, weights: Weights) -> Self:
+        """Put `{name: (weight, bias)}` into a copy of the model; a bias of None keeps the one that is there.
+
+        Type, dtype, device and training flags are those of the original. A layer without bias cannot be given
+        one: that would be another architecture, so it is a `ValueError`.
+        """
+        new = {name: self._whole(self._layer(name), *given) for name, given in weights.items()}
+        twin = self._twin()
+        twin.column = self.column
+        for name, (weight, bias) in new.items():
+            twin._write(name, weight, bias)
+        return twin
+
     def head(self, x: Any) -> Head:
         """Find what maps the last linear layer's output to the prediction.
 
@@ -237,7 +258,7 @@ class ModelAdapter(ABC):
         """
         tail = self._tail(first_rows(x))
         rows, shape = tail.rows, tail.output.shape
-        column = self._find_column(tail) if len(shape) == 2 and shape[1] > 1 else None
+        column = self._notice_column(tail) if len(shape) == 2 and shape[1] > 1 else None
         if column is None and shape not in ((row_count(rows),), (row_count(rows), 1)):
             raise ValueError(
                 f"the last linear layer {tail.layer!r} gives shape {shape} for {row_count(rows)} rows, and "
@@ -268,28 +289,25 @@ class ModelAdapter(ABC):
 
     def _narrowed(self, layers: tuple[LinearLayer, ...], rows: Any) -> tuple[LinearLayer, ...]:
         """The layers, the last of them, if it is wide, as what of it the prediction depends on."""
-        last = layers[-1]
-        if len(last.weight) == 1 or (column := self.column or self._find_column(self._tail(rows))) is None:
+        if len(layers[-1].weight) == 1:
             return layers
-        bias = None if last.bias is None else column.read(last.bias)
-        return (*layers[:-1], LinearLayer(last.name, last.index, column.read(last.weight), bias))
+        column = self.column or self._notice_column(self._tail(rows))
+        return layers if column is None else (*layers[:-1], column.of(layers[-1]))
 
-    def _find_column(self, tail: Tail) -> Column | None:
-        if self.column is None:
-            self.column = _find_column(tail)
+    def _notice_column(self, tail: Tail) -> Column | None:
+        self.column = self.column or _find_column(tail)
         return self.column
 
     def _whole(
         self, layer: LinearLayer, weight: NDArray[Any], bias: NDArray[Any] | None
     ) -> tuple[NDArray[Any], NDArray[Any] | None]:
         """New weights of a layer, checked; those of a column within what the layer holds."""
-        if self.column is None or self.column.layer != layer.name:
-            check_replacement(layer, weight, bias)
+        column = self.column if self.column is not None and self.column.layer == layer.name else None
+        check_replacement(layer if column is None else column.of(layer), weight, bias)
+        if column is None:
             return weight, bias
-        (seen,) = self._narrowed((layer,), None)
-        check_replacement(seen, weight, bias)
-        new = None if bias is None or layer.bias is None else self.column.write(layer.bias, np.asarray(bias))
-        return self.column.write(layer.weight, np.asarray(weight)), new
+        new = None if bias is None or layer.bias is None else column.write(layer.bias, bias)
+        return column.write(layer.weight, weight), new
 
     def _check_repeats(self, rows: Any, eps: float) -> NDArray[Any]:
         """Raise unless the model predicts the same for the same rows; the prediction."""
@@ -331,28 +349,30 @@ def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
     sklearn.exceptions.NotFittedError
         A scikit-learn model that is not fitted.
     """
-    if isinstance(model, str | bytes | bytearray | os.PathLike):
-        return _adapter("onnx", "OnnxAdapter", model, output)
     # By name, so that torch is not imported for those who do not use it.
     origins = {(base.__module__.partition(".")[0], base.__name__) for base in type(model).__mro__}
-    if ("torch", "Module") in origins:
-        return _adapter("torch", "TorchAdapter", model, output)
-    if ("sklearn", "BaseEstimator") in origins and not hasattr(model, "module_"):  # skorch, too, is an estimator
-        return _adapter("sklearn", "SklearnAdapter", model, output)
+    adapter: Callable[..., ModelAdapter]
+    if isinstance(model, str | bytes | bytearray | os.PathLike):
+        from esvdfair.models.onnx import OnnxAdapter as adapter
+    elif ("torch", "Module") in origins:
+        from esvdfair.models.torch import TorchAdapter as adapter
+    elif ("sklearn", "BaseEstimator") in origins and not hasattr(model, "module_"):  # skorch, too, is an estimator
+        from esvdfair.models.sklearn import SklearnAdapter as adapter
+    else:
+        raise TypeError(_not_supported(model))
+    return adapter(model, output=output)
+
+
+def _not_supported(model: Any) -> str:
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     for holder in ("module_", "lightning_module", "model"):  # skorch, Lightning's and Hugging Face's trainers
         if hasattr(getattr(model, holder, None), "state_dict"):
-            raise TypeError(f"cannot repair a {kind} itself; pass the network that it holds: its attribute {holder}.")
-    raise TypeError(
+            return f"cannot repair a {kind} itself; pass the network that it holds: its attribute {holder}."
+    return (
         f"cannot repair a {kind}. Supported are a torch.nn.Module, a scikit-learn MLPRegressor, MLPClassifier or "
         "linear model (also in a Pipeline, TransformedTargetRegressor, FrozenEstimator or GridSearchCV), and a path or "
         "the bytes of an ONNX model. The predictions of any other model can be moved by esvdfair.baselines."
     )
-
-
-def _adapter(module: str, name: str, model: Any, output: Any) -> ModelAdapter:
-    adapter: ModelAdapter = getattr(import_module(f"esvdfair.models.{module}"), name)(model, output=output)
-    return adapter
 
 
 def first_rows(x: Any) -> Any:
@@ -360,6 +380,38 @@ def first_rows(x: Any) -> Any:
     if row_count(x) == 0:
         raise ValueError("got a batch of no rows; at least one is needed to see the layers and the head of the model.")
     return row_slice(x, 0, PROBE_ROWS)
+
+
+def is_frame(x: Any) -> bool:
+    """Whether `x` is a table with named columns."""
+    return hasattr(x, "iloc") and hasattr(x, "columns")
+
+
+def numeric(x: Any, taker: str) -> NDArray[Any]:
+    """Numbers of an array or a table, missing ones as NaN.
+
+    Text that looks like a number is still text: how it was encoded in training is not ours to guess.
+    """
+    try:
+        return check_numbers(x.toarray() if hasattr(x, "toarray") else x, "X")
+    except InputError:
+        named = ((name, x.iloc[:, place]) for place, name in enumerate(x.columns if is_frame(x) else ()))
+        column, kind = next(
+            ((repr(name), values.dtype) for name, values in named if not _numbers(values)),
+            ("X", getattr(x, "dtype", type(x).__name__)),
+        )
+        raise ValueError(
+            f"column {column} is not numeric ({kind}), and {taker} takes numbers. Encode it as it was encoded in "
+            "training."
+        ) from None
+
+
+def _numbers(values: Any) -> bool:
+    try:
+        check_numbers(values, "X")
+    except InputError:
+        return False
+    return True
 
 
 def as_column(prediction: Any, rows: int, place: int | None = None) -> Any:

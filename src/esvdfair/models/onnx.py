@@ -9,7 +9,6 @@ metadata are as they were.
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -35,7 +34,6 @@ from esvdfair.models.base import (
     LinearLayer,
     ModelAdapter,
     Tail,
-    Weights,
     as_column,
     find_layer,
     first_rows,
@@ -116,23 +114,23 @@ class OnnxAdapter(ModelAdapter):
 
     def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
         """Run one forward pass: the inputs of the named layers and the prediction."""
-        tensors = {name: self._graph.layers[self._index(name)].input for name in names}
+        tensors = {name: self._graph.layers[self._layer(name).index].input for name in names}
         shown, prediction = self._run_open(x, tensors.values())
         return {name: shown[tensor] for name, tensor in tensors.items()}, prediction
 
-    def replace(self, weights: Weights) -> "OnnxAdapter":
-        """Put new weights into a copy of the model, in the dtype of the old ones; all else is as it was."""
-        new = {name: self._whole(self._layers[self._index(name)], *given) for name, given in weights.items()}
-        adapter = OnnxAdapter.__new__(OnnxAdapter)
-        adapter.__setstate__(self.__getstate__() | {"_given": None})
-        adapter._proto = onnx.ModelProto()
-        adapter._proto.CopyFrom(self._proto)
-        for name, (weight, bias) in new.items():
-            layer = adapter._graph.layers[self._index(name)]
-            layer.weight.write(weight, name)
-            if layer.bias is not None and bias is not None:
-                layer.bias.write(bias, name)
-        return adapter
+    def _layer(self, name: str) -> LinearLayer:
+        return find_layer(self._layers, name)
+
+    def _twin(self) -> "OnnxAdapter":
+        twin = OnnxAdapter.__new__(OnnxAdapter)
+        twin.__dict__.update(self.__getstate__() | {"_given": None, "_proto": _copy(self._proto)})
+        return twin
+
+    def _write(self, name: str, weight: NDArray[Any], bias: NDArray[Any] | None) -> None:
+        (layer,) = (layer for layer in self._graph.layers if layer.name == name)
+        layer.weight.write(weight, name)
+        if layer.bias is not None and bias is not None:
+            layer.bias.write(bias, name)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model as `onnx_io.save_model` does; tensors that were in external data are so again."""
@@ -142,9 +140,6 @@ class OnnxAdapter(ModelAdapter):
         # A session cannot be pickled, and the graph refers to tensors inside the model: both are made anew when needed.
         kept = ("_given", "_proto", "_external", "_output", "_place", "column")
         return {name: getattr(self, name) for name in kept}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
 
     @cached_property
     def _graph(self) -> Graph:
@@ -181,9 +176,6 @@ class OnnxAdapter(ModelAdapter):
         """A session that takes the output of the last layer as a further input."""
         last = self._graph.layers[-1]
         return _start_session(_substitute(self._proto, last.output, last.weight.data_type, self._output))
-
-    def _index(self, name: str) -> int:
-        return find_layer(self._layers, name).index
 
     def _run_open(self, x: Any, tensors: Iterable[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
         """Tensors inside the model, and the prediction, for all rows of `x`."""
@@ -237,56 +229,45 @@ class OnnxAdapter(ModelAdapter):
         )
 
 
-@dataclass(frozen=True)
-class _Output:
-    """An output of a model: its name, the tensor that holds its numbers if they are such, and how many a row."""
-
-    name: str
-    tensor: str | None
-    width: int | None
-
-
-def _model_output(value: onnx.ValueInfoProto, model: onnx.ModelProto) -> _Output:
+def _tensor_of(value: onnx.ValueInfoProto, model: onnx.ModelProto) -> tuple[str | None, int | None]:
+    """The tensor that holds the numbers of an output, if they are such, and how many there are a row."""
     kind = value.type.tensor_type
     if value.type.HasField("tensor_type") and kind.elem_type in FLOATS:
-        width = kind.shape.dim[1].dim_value if len(kind.shape.dim) == 2 else 0
-        return _Output(value.name, value.name, width or None)
+        return value.name, (kind.shape.dim[1].dim_value or None) if len(kind.shape.dim) == 2 else None
     for node in model.graph.node:  # probabilities by class, as scikit-learn's exporter writes them
         if node.op_type == "ZipMap" and value.name in node.output:
-            return _Output(value.name, node.input[0], max(len(a.ints or a.strings) for a in node.attribute))
-    return _Output(value.name, None, None)
+            return node.input[0], max(len(a.ints or a.strings) for a in node.attribute)
+    return None, None
 
 
 def _choose_output(model: onnx.ModelProto, output: Selector | None) -> tuple[str, Any]:
     """Name of the tensor that is the prediction, and which of its columns, or that it is a logit."""
-    outputs = [_model_output(value, model) for value in model.graph.output]
-    names = [item.name for item in outputs]
+    names = [value.name for value in model.graph.output]
+    tensors = {value.name: _tensor_of(value, model) for value in model.graph.output}
+    numbers = [name for name in names if tensors[name][0] is not None]
     listing = ", ".join(map(repr, names))
-    numbers = [item for item in outputs if item.tensor is not None]
     which, place = _name_and_place(output, names)
-    if which is None and len(outputs) > 1 and len(numbers) != 1:
+    if which is None and len(names) > 1 and len(numbers) != 1:
         raise InputError(
             "the model has {count} outputs: {listing}. Say which is the prediction: {output}.",
-            count=len(outputs),
+            count=len(names),
             listing=listing,
             output=Given(),
         )
     known = place == SIGMOID or isinstance(place, int | None)
     if isinstance(which, bool) or not isinstance(which, str | int | None) or not known:
         raise TypeError(f"output must be the name or the position of an output, got {output!r}.")
-    if which is None:
-        chosen = numbers or outputs
-    elif isinstance(which, str):
-        chosen = [item for item in outputs if item.name == which]
-    else:
-        chosen = [outputs[which]] if -len(outputs) <= which < len(outputs) else []
-    if not chosen:
+    if isinstance(which, int):
+        which = names[which] if -len(names) <= which < len(names) else which
+    chosen = (numbers or names)[0] if which is None else which
+    if chosen not in tensors:
         raise ValueError(f"the model has no output {which!r}; it has {listing}.")
-    if chosen[0].tensor is None:
-        raise ValueError(f"output {chosen[0].name!r} is not a tensor of floating-point numbers, as predictions are.")
-    if place is None and chosen[0].width == 2 and len(outputs) == 2 and len(numbers) == 1:
+    tensor, width = tensors[chosen]
+    if tensor is None:
+        raise ValueError(f"output {chosen!r} is not a tensor of floating-point numbers, as predictions are.")
+    if place is None and width == 2 and len(names) == 2 and len(numbers) == 1:
         place = 1  # beside a label, the probability of the second of two classes
-    return chosen[0].tensor, place
+    return tensor, place
 
 
 def _name_and_place(output: Any, names: Sequence[str]) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ model's folder, and neither onnx nor onnxruntime is ever given a file name.
 import math
 import os
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,11 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]  # protobuf ships no types
 from numpy.typing import NDArray
+from onnx.external_data_helper import set_external_data, uses_external_data
 
 from esvdfair.core.checks import several_inputs, to_numpy
 from esvdfair.files import whole_file
+from esvdfair.models.base import is_frame, numeric
 
 ModelSource = str | os.PathLike[str] | bytes
 Feeds = dict[str, NDArray[Any]]
@@ -69,10 +71,10 @@ def read_model(source: ModelSource) -> tuple[onnx.ModelProto, frozenset[int]]:
             raise ValueError(f"{str(path)!r} is a pipe or a device; save the model to a file first.")
         data, folder, label = path.read_bytes(), path.parent, repr(str(path))
     model = _parse(data, label)
-    external = frozenset(index for index, tensor in enumerate(all_tensors(model)) if _is_external(tensor))
+    external = frozenset(index for index, tensor in enumerate(all_tensors(model)) if uses_external_data(tensor))
     budget = LARGEST - len(data)
     for tensor in all_tensors(model):
-        if _is_external(tensor):
+        if uses_external_data(tensor):
             budget -= _load(tensor, folder, budget)
     _check(model, label)
     return model, external
@@ -184,10 +186,6 @@ def _size(tensor: onnx.TensorProto) -> int | None:
     return None if itemsize is None else math.prod(tensor.dims) * itemsize
 
 
-def _is_external(tensor: onnx.TensorProto) -> bool:
-    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
-
-
 def _entries(tensor: onnx.TensorProto) -> dict[str, str]:
     return {entry.key: entry.value for entry in tensor.external_data}
 
@@ -245,11 +243,9 @@ def _move_out(model: onnx.ModelProto, external: Collection[int], location: str, 
     for index, tensor in enumerate(all_tensors(moved)):
         if index in external:
             file.write(bytes(-file.tell() % _ALIGNMENT))
-            place = {"location": location, "offset": file.tell(), "length": len(tensor.raw_data)}
+            set_external_data(tensor, location, offset=file.tell(), length=len(tensor.raw_data))
             file.write(tensor.raw_data)
             tensor.ClearField("raw_data")
-            tensor.data_location = onnx.TensorProto.EXTERNAL
-            tensor.external_data.extend(onnx.StringStringEntryProto(key=k, value=str(v)) for k, v in place.items())
     return moved
 
 
@@ -302,37 +298,30 @@ def batch_size(inputs: Sequence[ModelInput]) -> int | None:
 def make_feeds(x: Any, inputs: Sequence[ModelInput]) -> Feeds:
     """Split `x` into the inputs of a model, each in its own dtype.
 
-    With one input for each column, the columns of a DataFrame are taken by name; else columns are taken in order.
+    Several inputs are taken by name, or in order. With one input for each column, the columns of a DataFrame are taken
+    by name; else columns are taken in order.
     """
     several = several_inputs(x)
     if several is not None:
-        return _feeds_of_several(several, inputs)
+        by_place = set(several) == set(range(len(inputs)))
+        if not by_place and set(several) != {item.name for item in inputs}:
+            raise ValueError(
+                f"X has the inputs {', '.join(map(str, several))}; the model takes "
+                f"{', '.join(sorted(item.name for item in inputs))}."
+            )
+        keys = several if by_place else [item.name for item in inputs]
+        return {item.name: _convert(to_numpy(several[key]), item) for key, item in zip(keys, inputs, strict=True)}
     x = x.toarray() if hasattr(x, "toarray") else x
-    x = x if _is_frame(x) else to_numpy(x)
+    x = x if is_frame(x) else to_numpy(x)
     if len(inputs) == 1 and (inputs[0].shape is None or len(inputs[0].shape) > 2):
-        whole = np.asarray(x)
-        return {inputs[0].name: _convert(whole, inputs[0], "X")}
+        return {inputs[0].name: _convert(np.asarray(x), inputs[0])}
     if x.ndim != 2:
         raise ValueError(f"X has {x.ndim} dimensions; the model takes a table of {_columns_of(inputs)}.")
     feeds = {}
     for item, columns in zip(inputs, _assign_columns(x, inputs), strict=True):
-        block = _take(x, columns, item)
+        block = _convert(x.iloc[:, columns] if is_frame(x) else x[:, columns], item)
         feeds[item.name] = block[:, 0] if item.shape is not None and len(item.shape) == 1 else block
     return feeds
-
-
-def _feeds_of_several(several: Mapping[Any, Any], inputs: Sequence[ModelInput]) -> Feeds:
-    """Inputs that were given one by one: by name, or in order."""
-    names = {item.name for item in inputs}
-    by_place = set(several) == set(range(len(inputs)))
-    if not by_place and set(several) != names:
-        raise ValueError(
-            f"X has the inputs {', '.join(map(str, several))}; the model takes {', '.join(sorted(names))}."
-        )
-    return {
-        item.name: _convert(to_numpy(several[place if by_place else item.name]), item, item.name)
-        for place, item in enumerate(inputs)
-    }
 
 
 def _model_input(value: onnx.ValueInfoProto) -> ModelInput:
@@ -348,7 +337,7 @@ def _model_input(value: onnx.ValueInfoProto) -> ModelInput:
 
 def _assign_columns(x: Any, inputs: Sequence[ModelInput]) -> list[list[int]]:
     """Positions of the columns of `x` that go to each input."""
-    names = list(x.columns) if _is_frame(x) else []
+    names = list(x.columns) if is_frame(x) else []
     if len(inputs) > 1 and any(isinstance(name, str) for name in names) and all(item.width == 1 for item in inputs):
         if sorted(map(str, names)) != sorted(item.name for item in inputs):
             raise ValueError(
@@ -365,7 +354,7 @@ def _assign_columns(x: Any, inputs: Sequence[ModelInput]) -> list[list[int]]:
 
 
 def _columns_in(x: Any) -> str:
-    names = f" ({', '.join(map(str, x.columns))})" if _is_frame(x) else ""
+    names = f" ({', '.join(map(str, x.columns))})" if is_frame(x) else ""
     return f"{x.shape[1]} columns{names}"
 
 
@@ -386,55 +375,24 @@ def blank_rows(inputs: Sequence[ModelInput]) -> dict[str, NDArray[Any]]:
     }
 
 
-def _is_frame(x: Any) -> bool:
-    return hasattr(x, "iloc") and hasattr(x, "columns")
-
-
-def _take(x: Any, columns: list[int], item: ModelInput) -> NDArray[Any]:
-    """Columns of a table as (rows, columns), in the dtype of the input that they go to."""
-    if not _is_frame(x):
-        return _convert(x[:, columns[0] : columns[-1] + 1], item, "X")
-    parts = [_convert(_values(x.iloc[:, column]), item, repr(x.columns[column])) for column in columns]
-    return np.column_stack(parts)
-
-
-def _values(series: Any) -> NDArray[Any]:
-    """Values of a column; a missing number becomes NaN."""
-    if isinstance(series.dtype, np.dtype):
-        return np.asarray(series.to_numpy())
-    numeric = getattr(series.dtype, "kind", "O") in "fiub"
-    return np.asarray(series.to_numpy(np.float64, na_value=np.nan) if numeric else series.to_numpy(object))
-
-
-def _convert(values: NDArray[Any], item: ModelInput, column: str) -> NDArray[Any]:
-    """Values in the dtype of an input, if they can be said in it."""
+def _convert(values: Any, item: ModelInput) -> NDArray[Any]:
+    """An array or a table in the dtype of an input, if it can be said in it."""
+    names = list(map(repr, values.columns)) if is_frame(values) else ["X"] * (values.shape[-1] if values.ndim else 1)
     if item.dtype.kind == "O":
-        if not all(isinstance(value, str) for value in values.ravel()):
-            raise ValueError(f"column {column} holds values that are not text; input {item.name!r} takes text.")
-        return values.astype(object)
-    values = _numbers(values, item, column)
+        texts = np.asarray(values, dtype=object)
+        _refuse(~np.vectorize(lambda value: isinstance(value, str), otypes=[bool])(texts), texts, names, item, "text")
+        return texts
+    numbers = numeric(values, f"input {item.name!r}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        converted = numbers.astype(item.dtype)
     if item.dtype.kind in "iub":
-        with np.errstate(invalid="ignore"):
-            same = values.astype(item.dtype) == values
-        if not np.all(same):
-            kind = "0 or 1" if item.dtype.kind == "b" else "whole numbers"
-            raise ValueError(
-                f"column {column} holds {values[~same].ravel()[0]!s}; input {item.name!r} takes {kind} ({item.dtype})."
-            )
-    with np.errstate(over="ignore"):
-        return values.astype(item.dtype)
+        kind = "0 or 1" if item.dtype.kind == "b" else "whole numbers"
+        _refuse(converted != numbers, numbers, names, item, f"{kind} ({item.dtype})")
+    return converted
 
 
-def _numbers(values: NDArray[Any], item: ModelInput, column: str) -> NDArray[Any]:
-    if values.dtype.kind in "fiub":
-        return values
-    # Text that looks like a number is still text: how it was encoded in training is not ours to guess.
-    if values.dtype.kind == "O" and not any(isinstance(value, str | bytes) for value in values.ravel()):
-        try:
-            return values.astype(np.float64)
-        except (TypeError, ValueError):
-            pass
-    raise ValueError(
-        f"column {column} is not numeric ({values.dtype}), and input {item.name!r} takes {item.dtype}. Encode it as it "
-        "was encoded in training."
-    )
+def _refuse(bad: NDArray[np.bool_], values: NDArray[Any], names: Sequence[str], item: ModelInput, takes: str) -> None:
+    """Raise if one of the values cannot be said in the dtype of an input."""
+    if bad.any():
+        place = tuple(np.argwhere(bad)[0])
+        raise ValueError(f"column {names[place[-1]]} holds {values[place]!s}; input {item.name!r} takes {takes}.")

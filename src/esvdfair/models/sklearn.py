@@ -38,7 +38,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from esvdfair.core.checks import check_features, several_inputs, to_numpy
 from esvdfair.exceptions import Given, InputError
-from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, rounded
+from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, find_layer, rounded
 
 _NETWORKS = (MLPRegressor, MLPClassifier)
 _LINES: dict[type, str] = {  # estimators with one linear layer, and what follows it
@@ -132,22 +132,18 @@ class SklearnAdapter(ModelAdapter):
 
     def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
         """Run one forward pass: inputs of the named layers and the prediction."""
-        wanted = [self._index(name) for name in names]
+        wanted = {name: self._layer(name).index for name in names}
         inputs, last = self._forward(x)
-        return {self._names[index]: inputs[index] for index in wanted}, self._finish(last)
+        return {name: inputs[index] for name, index in wanted.items()}, self._finish(last)
 
-    def replace(self, weights: Weights) -> "SklearnAdapter":
-        """Put new weights into a deep copy of the estimator, in the dtype of the old ones."""
-        whole = {layer.name: layer for layer in self._all_layers()}
-        new = {name: self._whole(whole[self._names[self._index(name)]], *given) for name, given in weights.items()}
-        adapter = SklearnAdapter(copy.deepcopy(self._model), output=self._place)
-        adapter.column = self.column
-        for name, (weight, bias) in new.items():
-            adapter._write(name, np.asarray(weight), bias)
-        return adapter
+    def _layer(self, name: str) -> LinearLayer:
+        return find_layer(self._all_layers(), name)
+
+    def _twin(self) -> "SklearnAdapter":
+        return SklearnAdapter(copy.deepcopy(self._model), output=self._place)
 
     def _write(self, name: str, weight: NDArray[Any], bias: NDArray[Any] | None) -> None:
-        last, index = self._last, self._index(name)
+        last, index = self._last, self._layer(name).index
         if self._network:
             last.coefs_[index] = _like(last.coefs_[index], weight.T, name)
             if bias is not None:
@@ -173,11 +169,6 @@ class SklearnAdapter(ModelAdapter):
                 return values, self._finish(values)
 
         return Tail(self._names[-1], rows, last, run, operation=self._finishing())
-
-    def _index(self, name: str) -> int:
-        if name not in self._names:
-            raise ValueError(f"the model has no layer {name!r}; it has {', '.join(self._names)}.")
-        return self._names.index(name)
 
     def _forward(self, x: Any) -> tuple[list[NDArray[Any]], NDArray[Any]]:
         """Input of every layer, and output of the last, (rows, outputs)."""

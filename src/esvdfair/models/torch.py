@@ -8,7 +8,6 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,11 +19,10 @@ from torch import nn
 from esvdfair.core.checks import each_input, row_count, take, to_numpy
 from esvdfair.core.refit.quadratic import KINDS
 from esvdfair.exceptions import Given, InputError
-from esvdfair.models.base import SIGMOID, LinearLayer, ModelAdapter, Tail, Weights, as_column, first_rows
+from esvdfair.models.base import SIGMOID, LinearLayer, ModelAdapter, Tail, as_column, first_rows, numeric
 from esvdfair.models.torch_graph import (
     INPUT,
     VOCABULARY,
-    Operation,
     Trace,
     assign,
     check_initialised,
@@ -45,17 +43,6 @@ Inputs = torch.Tensor | tuple[Any, ...] | dict[str, Any]
 """What a module is called with: one tensor, tensors in order, or tensors by name."""
 
 Hook = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class _Probe:
-    """What one traced forward pass told: the layers, and how the last one reaches the prediction."""
-
-    layers: tuple[LinearLayer, ...]
-    rows: Inputs
-    last_output: torch.Tensor
-    prediction: torch.Tensor
-    path: tuple[Operation, ...] | None  # None: the way was lost outside torch
 
 
 class TorchAdapter(ModelAdapter):
@@ -80,7 +67,7 @@ class TorchAdapter(ModelAdapter):
         check_initialised(unwrap(model))
         self._core = private(unwrap(model))
         self._output = output
-        self._probed: _Probe | None = None
+        self._probed: tuple[tuple[LinearLayer, ...], Tail] | None = None
         self._lock = threading.Lock()  # hooks of one call must not be seen by another
 
     @property
@@ -98,40 +85,40 @@ class TorchAdapter(ModelAdapter):
 
     def layers(self, x: Any) -> tuple[LinearLayer, ...]:
         """List the linear layers that feed the prediction, in order of execution."""
-        return self._narrowed(self._probe(x).layers, x)
+        return self._narrowed(self._probe(x)[0], x)
 
     def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Run one forward pass: the inputs of the named layers and the prediction, on the model's device."""
-        for copies in (False, True):
-            captured = _Captured(copies=copies)
-            hooks = {name: partial(captured.keep, name) for name in names}
-            prediction = self._run(_to_inputs(x, self._core), hooks)
-            if not captured.overwritten():
-                break  # else the model went on to write into what a layer had read: run again, with copies
+        inputs: dict[str, torch.Tensor] = {}
+
+        def keep(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if name in inputs:
+                raise ValueError(_TWICE.format(name))
+            inputs[name] = _layer_input(args, kwargs).detach().clone()  # the model may go on to write into it
+
+        prediction = self._run(_to_inputs(x, self._core), {name: partial(keep, name) for name in names})
         for name in names:
-            if name not in captured.inputs:
+            if name not in inputs:
                 raise ValueError(
                     f"the forward pass does not reach layer {name!r}, so its weights have no effect on this output."
                 )
-        return {name: captured.inputs[name] for name in names}, prediction
+        return inputs, prediction
 
-    def replace(self, weights: Weights) -> "TorchAdapter":
-        """Put new weights into a deep copy; dtype, device, requires_grad and training flags stay."""
-        new: dict[str, Any] = {}
-        for name, (weight, bias) in weights.items():
-            module = self._linear(name)
-            problem = find_problem(name, module, self._core)
-            if problem is not None:
-                raise ValueError(problem)
-            new[name] = self._whole(describe_layer(name, 0, module), weight, bias)
-        adapter = TorchAdapter(copied(self._model), output=self._output)
-        adapter.column = self.column
-        for name, (weight, bias) in new.items():
-            module = adapter._linear(name)
-            assign(name, module.weight, weight)
-            if bias is not None:
-                assign(name, module.bias, bias)
-        return adapter
+    def _layer(self, name: str) -> LinearLayer:
+        module = self._linear(name)
+        problem = find_problem(name, module, self._core)
+        if problem is not None:
+            raise ValueError(problem)
+        return describe_layer(name, 0, module)
+
+    def _twin(self) -> "TorchAdapter":
+        return TorchAdapter(copied(self._model), output=self._output)
+
+    def _write(self, name: str, weight: NDArray[Any], bias: NDArray[Any] | None) -> None:
+        module = self._linear(name)
+        for parameter, values in ((module.weight, weight), (module.bias, bias)):
+            if values is not None:
+                assign(name, parameter, values)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"model": self._model, "output": self._output}
@@ -143,33 +130,15 @@ class TorchAdapter(ModelAdapter):
         return self._run(_to_inputs(x, self._core), {})
 
     def _tail(self, rows: Any) -> Tail:
-        probe = self._probe(rows)
-        name, like, path = probe.layers[-1].name, probe.last_output, probe.path or ()
+        return self._probe(rows)[1]
 
-        def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
-            values = torch.as_tensor(np.ascontiguousarray(z)).to(like.dtype)
-            x = take(probe.rows, np.arange(len(values)) % row_count(probe.rows))
-            return to_numpy(values), to_numpy(self._run_from(name, x, values))
-
-        operations = [operation.name for operation in path]
-        return Tail(
-            name,
-            probe.rows,
-            to_numpy(like),
-            run,
-            operation=VOCABULARY.describe(operations),
-            kinds=KINDS if probe.path is None else VOCABULARY.kinds(operations),
-            joined=mixing(path, name),
-            eps=max(torch.finfo(dtype).eps for dtype in (like.dtype, probe.prediction.dtype)),
-        )
-
-    def _probe(self, x: Any) -> _Probe:
-        """Trace the forward pass over the first rows of `x`, once."""
+    def _probe(self, x: Any) -> tuple[tuple[LinearLayer, ...], Tail]:
+        """The layers, and what follows the last one: from one traced forward pass over the first rows of `x`."""
         if self._probed is None:
             self._probed = self._trace(_to_inputs(first_rows(x), self._core))
         return self._probed
 
-    def _trace(self, x: Inputs) -> _Probe:
+    def _trace(self, x: Inputs) -> tuple[tuple[LinearLayer, ...], Tail]:
         modules = {name: module for name, module in self._core.named_modules() if is_linear(module)}
         trace = Trace({name: module._parameters.get("weight") for name, module in modules.items()})
         outputs: dict[str, torch.Tensor] = {}
@@ -201,8 +170,25 @@ class TorchAdapter(ModelAdapter):
         if not names:
             raise ValueError("no nn.Linear layer feeds the prediction, so there is no weight to edit.")
         layers = tuple(describe_layer(name, index, modules[name]) for index, name in enumerate(names))
-        path = tuple(trace.path(names[-1], prediction)) if names[-1] in reached else None
-        return _Probe(layers, rows, outputs[names[-1]], prediction, path)
+        last, like = names[-1], outputs[names[-1]]
+        path = trace.path(last, prediction)
+        operations = [operation.name for operation in path]
+
+        def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
+            values = torch.as_tensor(np.ascontiguousarray(z)).to(like.dtype)
+            repeated = take(rows, np.arange(len(values)) % row_count(rows))
+            return to_numpy(values), to_numpy(self._run_from(last, repeated, values))
+
+        return layers, Tail(
+            last,
+            rows,
+            to_numpy(like),
+            run,
+            operation=VOCABULARY.describe(operations),
+            kinds=VOCABULARY.kinds(operations) if last in reached else KINDS,  # else the way was lost outside torch
+            joined=mixing(path, last),
+            eps=max(torch.finfo(dtype).eps for dtype in (like.dtype, prediction.dtype)),
+        )
 
     def _moves(self, name: str, x: Inputs, output: torch.Tensor, prediction: torch.Tensor) -> bool:
         """Whether the prediction follows a layer whose trace was lost (a detour through NumPy, a foreign kernel)."""
@@ -267,30 +253,6 @@ class TorchAdapter(ModelAdapter):
         return module
 
 
-class _Captured:
-    """Inputs of layers, kept by forward hooks; as views where nobody overwrites them."""
-
-    def __init__(self, *, copies: bool) -> None:
-        self.inputs: dict[str, torch.Tensor] = {}
-        self._versions: dict[str, int] = {}
-        self._copies = copies
-
-    def keep(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if name in self.inputs:
-            raise ValueError(_TWICE.format(name))
-        value = _layer_input(args, kwargs).detach()
-        if self._copies or value.is_inference():  # a tensor of inference mode does not count its versions
-            value = value.clone()
-        self.inputs[name] = value
-        self._versions[name] = -1 if value.is_inference() else value._version
-
-    def overwritten(self) -> bool:
-        """Whether an input was written to after its layer had read it."""
-        return any(
-            not value.is_inference() and value._version != self._versions[name] for name, value in self.inputs.items()
-        )
-
-
 _TWICE = (
     "layer {!r} shares its weights: one forward pass uses them more than once, so an edit would act in several places. "
     "Give each use a layer of its own."
@@ -328,7 +290,7 @@ def _to_tensor(x: Any, model: nn.Module, *, whole: bool = False) -> torch.Tensor
     """
     like = _reference(model)
     if not isinstance(x, torch.Tensor):
-        values = np.ascontiguousarray(_numeric(x))  # torch takes no negative strides
+        values = np.ascontiguousarray(numeric(x, "a torch model"))  # torch takes no negative strides
         keep = whole and values.dtype.kind in "iub"
         return torch.tensor(values, dtype=None if keep else like.dtype).to(like.device)
     embeds = whole or any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
@@ -346,50 +308,34 @@ def _reference(model: nn.Module) -> torch.Tensor:
     return torch.empty(0)
 
 
-def _numeric(x: Any) -> NDArray[Any]:
-    if hasattr(x, "toarray"):
-        x = x.toarray()
-    if hasattr(x, "iloc") and hasattr(x, "columns"):
-        for column, dtype in zip(x.columns, x.dtypes, strict=True):
-            if not (hasattr(dtype, "kind") and dtype.kind in "fiub"):
-                raise ValueError(
-                    f"column {column!r} is not numeric ({dtype}), and a torch model takes numbers only. Encode it as "
-                    "it was encoded in training."
-                )
-        return np.asarray(x.to_numpy(dtype=np.float64, na_value=np.nan))
-    array = np.asarray(x)
-    return array if array.dtype.kind in "fiub" else array.astype(np.float64)
-
-
 def _select(result: Any, output: Selector | None) -> torch.Tensor:
     """Take the prediction out of what a model returned."""
     value = output(result) if callable(output) else result
-    for step in output if isinstance(output, tuple) else () if callable(output) or output is None else (output,):
+    for step in () if callable(output) or output is None else output if isinstance(output, tuple) else (output,):
         value = _item(value, step, output)
     if isinstance(value, torch.Tensor):
         return value
-    if output is None:
-        raise InputError(
-            "the model returns {contents}. Say which is the prediction: {output}, a key or an index.",
-            contents=_contents(result),
-            output=Given(),
-        )
     raise InputError(
-        "{output} gives a {kind}, not a tensor of predictions.", output=Given(output), kind=type(value).__name__
+        "the model returns {contents}. Say which is the prediction: {output}, a key or an index."
+        if output is None
+        else "{output} gives a {kind}, not a tensor of predictions.",
+        contents=_contents(result),
+        kind=type(value).__name__,
+        output=Given(output),
     )
 
 
 def _item(result: Any, step: str | int, output: Selector | None) -> Any:
+    if isinstance(result, torch.Tensor) and step == SIGMOID:
+        return torch.sigmoid(result)
+    if isinstance(result, torch.Tensor) and not (result.ndim == 2 and result.shape[1] > 1 and isinstance(step, int)):
+        raise InputError(
+            "{output} selects from a dict, a tuple or several columns; the model returns one tensor: drop it.",
+            output=Given(output),
+        )
     try:
         if isinstance(result, torch.Tensor):
-            if step == SIGMOID:
-                return torch.sigmoid(result)
-            if result.ndim == 2 and result.shape[1] > 1 and isinstance(step, int):
-                return result[:, step]
-            raise InputError(
-                "{output} selects from a dict, a tuple or several columns; the model returns one tensor: drop it.",
-                output=Given(output),
-            )
+            return result[:, int(step)]
         if isinstance(step, str) and not isinstance(result, Mapping):
             return getattr(result, step)  # a named tuple or a dataclass
         return result[step]
@@ -404,8 +350,7 @@ def _item(result: Any, step: str | int, output: Selector | None) -> Any:
 def _contents(result: Any) -> str:
     if isinstance(result, torch.Tensor):
         return f"{result.shape[1]} columns"
+    kind = f"a {type(result).__name__}"
     if isinstance(result, Mapping):
-        return f"a {type(result).__name__} with keys {', '.join(map(repr, result))}"
-    if isinstance(result, list | tuple):
-        return f"a {type(result).__name__} of {len(result)}"
-    return f"a {type(result).__name__}"
+        return f"{kind} with keys {', '.join(map(repr, result))}"
+    return f"{kind} of {len(result)}" if isinstance(result, list | tuple) else kind
