@@ -86,14 +86,44 @@ def test_the_split_is_by_rows_and_seed(files):
     assert again == list(judge.X.index) != other
 
 
-@pytest.mark.parametrize("validation", [True, False])
-def test_the_same_words_give_what_repair_gives(files, invoke, tmp_path, monkeypatch, validation):
+@pytest.mark.parametrize(
+    "more",
+    [[], ["--validation", "new"], ["--confidence", "0.8", "--test", "new"], ["--validation", "new", "--test", "test"]],
+    ids=" ".join,
+)
+def test_the_same_words_give_what_repair_gives(files, invoke, tmp_path, monkeypatch, more):
     """Learnt from, chosen and judged on the same rows as `esvdfair repair`."""
     without_scans(monkeypatch, *set(NAMES) - {"the model as it is", "parity"})
-    words = [files.model, files.data, *ROLES, "--target-ks", "0.15", "--quick", "--seed", 3, "--json"]
-    words += ["--validation", files.new] if validation else []
+    files.people(300, 8).to_parquet(tmp_path / "test")
+    more = [{"new": files.new, "test": tmp_path / "test"}.get(word, word) for word in more]
+    words = [files.model, files.data, *ROLES, "--target-ks", "0.3", "--quick", "--seed", 3, "--json", *more]
     before, parity = json.loads(invoke("compare", *words).stdout)["scores"]
-    reached = json.loads(invoke("repair", *words, "--method", "parity", "-o", tmp_path / "fair.onnx").stdout)["reached"]
+    record = json.loads(invoke("repair", *words, "--method", "parity", "-o", tmp_path / "fair.onnx").stdout)
+    reached = record["tested"] or record["reached"]
     for score, when in ((before, "before"), (parity, "after")):
         assert score["ks"] == pytest.approx(reached[f"ks_{when}"], abs=1e-6)
         assert score["mse"] == pytest.approx(reached[f"mse_{when}"], rel=1e-5)
+
+
+def test_baselines_adjust_for_controls(files, invoke, tmp_path, monkeypatch):
+    """The barycentre closes the gap between people of the same job, which it leaves open without --control."""
+    data = files.people(3000, 4)
+    data = data.assign(job=(data["age"] + data["school"] > 0.8).astype(int))
+    data.to_csv(tmp_path / "jobs.csv", index=False)
+    files.people(3000, 5).assign(job=lambda t: (t["age"] + t["school"] > 0.8).astype(int)).to_csv(
+        tmp_path / "test.csv", index=False
+    )
+    without_scans(monkeypatch, *set(NAMES) - {"the model as it is", "barycenter"})
+    words = ["compare", files.model, tmp_path / "jobs.csv", *ROLES, "--features", "age,hours,school", "--json"]
+    found = json.loads(invoke(*words, "--control", "job", "--test", tmp_path / "test.csv").stdout)
+    before, barycenter = found["scores"]
+    assert before["ks"] > 2.5 * found["ks_floor"]
+    assert barycenter["ks"] < 2 * found["ks_floor"]  # both the rows that fit it and those that judge it are samples
+    monkeypatch.setattr(compare, "_learned", compare._beside)
+    _, raw = json.loads(invoke(*words, "--control", "job", "--test", tmp_path / "test.csv").stdout)["scores"]
+    assert barycenter["ks"] < 0.7 * raw["ks"]
+
+
+def test_a_bound_on_the_error_is_refused_with_a_reason(files, refused):
+    said = refused("compare", files.model, files.data, *ROLES, "--max-mse-increase", "0.1")
+    assert "baselines have no rule for it" in said

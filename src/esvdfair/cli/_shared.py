@@ -77,10 +77,11 @@ class Reading:
     ) -> tuple[TableBatches, TableBatches | None]:
         """The rows that fit and those that judge, if they have a file; their inputs are the same columns, by name."""
         rows = self.table(data, *models, progress=progress)
-        if validation is None:
-            return rows, None
-        alike = replace(self, roles=replace(self.roles, features=tuple(rows.inputs)))
-        return rows, alike.table(validation, progress=progress)
+        return rows, None if validation is None else self.like(rows).table(validation, progress=progress)
+
+    def like(self, rows: TableBatches) -> "Reading":
+        """For another table whose inputs are the same columns, by name."""
+        return replace(self, roles=replace(self.roles, features=tuple(rows.inputs)))
 
     def _other_width(self, path: Path, names: Sequence[str], width: int) -> str:
         apart = ", ".join(f"{name} ({role})" for name, role in self.roles.named().items() if name not in names)
@@ -284,6 +285,18 @@ seed_option = click.option(
 validation_option = click.option(
     "--validation", metavar="FILE", type=FILE, help="Rows that the model was not trained on, to choose and to judge."
 )
+test_option = click.option(
+    "--test",
+    metavar="FILE",
+    type=FILE,
+    help="Rows that neither fit nor choose: what is printed and reported is then about them.",
+)
+max_mse_option = click.option(
+    "--max-mse-increase",
+    metavar="PART",
+    type=click.FloatRange(min=0),
+    help="Instead of --target-ks: the fairest candidate whose error grows by at most this part (0.05: five per cent).",
+)
 force_option = click.option("--force", is_flag=True, help="Replace files that are there.")
 quick_option = click.option("--quick", is_flag=True, help="Try few candidates instead of many: for a first look.")
 
@@ -312,7 +325,7 @@ def model_and_data(command: Command) -> Command:
     return _with([model, click.argument("data", metavar="DATA", type=FILE), output_option], command)
 
 
-def repair_options(command: Command) -> Command:
+def repair_options(*, one_method: bool = True, target_ks: float | None = None) -> Option:
     """What a repair aims at and how; the command gets them as ``options`` of ESVDFair, and which rows judge it."""
     method = click.option(
         "--method",
@@ -337,17 +350,22 @@ def repair_options(command: Command) -> Command:
         help="The bound behind it; hoeffding holds at every sample size and needs about three times as many rows.",
     )
 
-    @wraps(command)
-    def collected(*args: Any, quick: bool, seed: int, **rest: Any) -> Any:
-        from esvdfair.sample import Effort
+    aim: list[Option] = [target_ks_option(default=target_ks), confidence, certificate]
+    which: list[Option] = [method, layer] if one_method else []
 
-        names = ("target_ks", "confidence", "certificate", "method", "layer", "output")
-        options = {name: rest.pop(name) for name in names}
-        options |= {"random_state": seed, "effort": Effort.quick() if quick else None}
-        return command(*args, options=options, **rest)
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def collected(*args: Any, quick: bool, seed: int, **rest: Any) -> Any:
+            from esvdfair.sample import Effort
 
-    target = [target_ks_option(), confidence, certificate]
-    return _with([*target, method, layer, validation_option, quick_option, seed_option], collected)
+            names = ("target_ks", "confidence", "certificate", "output", *("method", "layer") * one_method)
+            options = {name: rest.pop(name) for name in names}
+            options |= {"random_state": seed, "effort": Effort.quick() if quick else None}
+            return command(*args, options=options, **rest)
+
+        return _with([*aim, *which, validation_option, quick_option, seed_option], collected)
+
+    return decorate
 
 
 def _with(options: Sequence[Option], command: Command) -> Command:

@@ -41,14 +41,6 @@ class Case:
     fit: "TableRows"
     judge: "TableRows"
 
-    @property
-    def target_ks(self) -> float:
-        return float(self.options["target_ks"])
-
-    @property
-    def seed(self) -> int:
-        return int(self.options["random_state"])
-
 
 class Method(NamedTuple):
     """One line of the table: a method, and how its predictions for the judging rows are made.
@@ -81,46 +73,50 @@ class Score:
 @click.command()
 @cli.model_and_data
 @cli.table_options()
-@cli.validation_option
-@cli.target_ks_option(default=0.1)
-@cli.quick_option
-@cli.seed_option
+@cli.repair_options(one_method=False, target_ks=0.1)
+@cli.max_mse_option
+@cli.test_option
 @cli.json_option
 def compare(
     model: Path,
     data: Path,
-    output: str | None,
     reading: cli.Reading,
+    options: dict[str, Any],
     validation: Path | None,
-    target_ks: float,
-    quick: bool,
-    seed: int,
+    max_mse_increase: float | None,
+    test: Path | None,
     as_json: bool,
 ) -> None:
     """Run our methods and the baselines on the same rows.
 
     Our methods do what `esvdfair repair` does with the same words: they learn from DATA, and the rows of --validation,
-    or a quarter of DATA, choose their point. The baselines learn from the same rows, and the others judge all of them.
+    or a quarter of DATA, choose their point. The baselines learn from the same rows; with --control in weights that
+    give every group the same mix. All are judged on the rows of --test, or else on those that chose. Only our methods
+    know of --confidence, and none of --max-mse-increase, for which baselines have no rule.
+
     The barycentre (Chzhen et al. 2020) and the private histogram (Xian et al. 2024) need to know a person's group at
-    prediction, or predict it, and know nothing of --control, by which all are judged; the unaware optimum is the best
-    that can be done without it, as far as its guess of the group is right, but is no longer the model.
+    prediction, or predict it; the unaware optimum is the best that can be done without it, as far as its guess of the
+    group is right, but is no longer the model.
 
     \b
     Example:
       esvdfair compare model.onnx people.csv --sensitive sex --target income --target-ks 0.1
     """
     from esvdfair.core.metrics import ks_floor
-    from esvdfair.sample import Effort
 
-    options = {
-        "output": output, "target_ks": target_ks, "random_state": seed, "effort": Effort.quick() if quick else None
-    }  # fmt: skip
-    chosen = methods()
+    if max_mse_increase is not None:
+        raise click.UsageError(
+            "--max-mse-increase: baselines have no rule for it, so methods are compared at one --target-ks."
+        )
+    chosen, seed, target_ks = methods(), options["random_state"], options["target_ks"]
     with cli.at_work(len(chosen) + 1) as work:
         work.step("reading")
-        adapter = cli.load_model(model, output)
+        adapter = cli.load_model(model, options["output"])
         rows, judging = reading.tables(data, validation, adapter, progress=work.read)
-        case = Case(str(model), adapter, rows, judging, options, *cli.learning_and_judging(rows, judging, seed))
+        learn, judge = cli.learning_and_judging(rows, judging, seed)
+        if test is not None:
+            judge = cli.some_rows(reading.like(rows).table(test, adapter), cli.EXPLAINED_ROWS, seed=seed)
+        case = Case(str(model), adapter, rows, judging, options, learn, judge)
         scores = []
         for method in chosen:
             work.step(method.name)
@@ -128,12 +124,13 @@ def compare(
     floor = ks_floor(random_state=seed, **_compared(case.judge))
     if as_json:
         cli.print_json({
-            "model": model, "data": data, "validation": validation, "target_ks": target_ks, "ks_floor": floor,
+            "model": model, "data": data, "validation": validation, "test": test, "target_ks": target_ks,
+            "ks_floor": floor,
             "rows_fit": len(case.fit), "rows_test": len(case.judge), "scores": [asdict(score) for score in scores],
         })  # fmt: skip
         return
-    which = cli.JUDGED_ON["heldout" if validation is None else "validation"]
-    judged = f"{len(case.judge):,}, {which}, which also chose the points of our methods"
+    which = cli.JUDGED_ON["test" if test else "validation" if validation else "heldout"]
+    judged = f"{len(case.judge):,}, {which}" + (", which also chose the points of our methods" if test is None else "")
     told = f"target KS ≤ {target_ks:g}; parity itself would show about {share(floor)}."
     click.echo(click.wrap_text(f"Fitted on {len(case.fit):,} rows, judged on {judged}; {told}", width=100) + "\n")
     click.echo(_table(scores))
@@ -173,7 +170,7 @@ def methods() -> list[Method]:
 
     def aware(make: Callable[[Case], Any]) -> Callable[[Case], Array]:
         def run(case: Case) -> Array:
-            fitted = make(case).fit(case.adapter.predict(case.fit.X), case.fit.y, **_beside(case.fit))
+            fitted = make(case).fit(case.adapter.predict(case.fit.X), case.fit.y, **_learned(case.fit))
             return np.asarray(fitted.predict(case.adapter.predict(case.judge.X), sensitive_features=case.judge.groups))
 
         return run
@@ -184,14 +181,17 @@ def methods() -> list[Method]:
     lines = [Method("the model as it is", "nothing", True, lambda case: case.adapter.predict(case.judge.X))]
     lines += [Method(name, "nothing", True, repaired(name)) for name in reversed(METHODS)]
     for name, make in (
-        ("barycenter", lambda case: WassersteinBarycenter(random_state=case.seed)),
-        ("private histogram", lambda case: PrivateHistogram(alpha=case.target_ks, random_state=case.seed)),
+        ("barycenter", lambda case: WassersteinBarycenter(random_state=case.options["random_state"])),
+        (
+            "private histogram",
+            lambda case: PrivateHistogram(alpha=case.options["target_ks"], random_state=case.options["random_state"]),
+        ),
     ):
         lines.append(Method(name, "the group", False, aware(make)))
         lines.append(Method(f"{name}, group predicted", "nothing", False, unaware(make)))
 
     def optimum(case: Case) -> Array:
-        return _from_features(case, UnawareOptimum(alpha=case.target_ks))
+        return _from_features(case, UnawareOptimum(alpha=case.options["target_ks"]))
 
     return [*lines, Method("unaware optimum", "nothing", False, optimum)]
 
@@ -214,7 +214,7 @@ def run_method(case: Case, method: Method) -> Score:
         score,
         mse=float(np.average((prediction - truth) ** 2, weights=judge.weight)),
         ks=ks_distance(prediction, **_compared(judge)),
-        ks_interval=ks_distance_ci(prediction, random_state=case.seed, **_compared(judge)),
+        ks_interval=ks_distance_ci(prediction, random_state=case.options["random_state"], **_compared(judge)),
         group_mse=group_mse(truth, prediction, **_beside(judge)),
         seconds=seconds,
     )
@@ -230,10 +230,22 @@ def _compared(rows: "TableRows") -> dict[str, Any]:
     return {**_beside(rows), "control_features": rows.control}
 
 
+def _learned(rows: "TableRows") -> dict[str, Any]:
+    """What baselines are given beside scores: weights that give every group the same mix of the controls."""
+    if rows.control is None:
+        return _beside(rows)
+    from esvdfair.core.checks import check_groups, check_strata
+    from esvdfair.core.strata import adjusted_weights
+
+    (labels, codes), (_, strata) = check_groups(rows.groups, len(rows)), check_strata(rows.control, len(rows))
+    weight = None if rows.weight is None else np.asarray(rows.weight, dtype=np.float64)
+    return _beside(rows) | {"sample_weight": adjusted_weights(codes, len(labels), strata, weight)}
+
+
 def _from_features(case: Case, baseline: Any) -> Array:
     """Fit and predict with what the last layer sees: numbers of like size, whatever the inputs are."""
     (train, scores), (test, unseen) = (_last_inputs(case.adapter, rows.X) for rows in (case.fit, case.judge))
-    baseline.fit(scores, case.fit.y, X=train, **_beside(case.fit))
+    baseline.fit(scores, case.fit.y, X=train, **_learned(case.fit))
     return np.asarray(baseline.predict(unseen, X=test))
 
 

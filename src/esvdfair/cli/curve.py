@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command()
 @cli.model_and_data
 @cli.table_options()
-@cli.repair_options
+@cli.repair_options()
 @click.option("--plot", metavar="FILE", type=cli.FILE, help="Also draw the curve: .png, .svg or .pdf.")
 @cli.force_option
 @cli.json_option

@@ -38,19 +38,9 @@ UNKNOWN_KS = (
     target="Column with the true value; without it the repair aims at the model's own predictions.",
     sensitive_required=False,
 )
-@cli.repair_options
-@click.option(
-    "--max-mse-increase",
-    metavar="PART",
-    type=click.FloatRange(min=0),
-    help="Instead of --target-ks: the fairest candidate whose error grows by at most this part (0.05: five per cent).",
-)
-@click.option(
-    "--test",
-    metavar="FILE",
-    type=cli.FILE,
-    help="Rows that neither fit nor choose: what is printed and reported is then about them.",
-)
+@cli.repair_options()
+@cli.max_mse_option
+@cli.test_option
 @click.option("-o", "--out", metavar="FILE", required=True, type=cli.FILE, help="Where the repaired model goes.")
 @click.option("--report", metavar="FILE", type=cli.FILE, help="Also write a report of one HTML page.")
 @click.option("--model-card", metavar="FILE", type=cli.FILE, help="Also write a model card, as Hugging Face reads it.")
@@ -102,7 +92,7 @@ def repair(
         if site is None:
             assert data is not None
             rows, judging = reading.tables(data, validation, adapter, progress=work.read)
-            alike = replace(reading, roles=replace(reading.roles, features=tuple(rows.inputs)))
+            alike = reading.like(rows)
         else:
             alike = _columns_of(site, reading)
             rows, judging = None, None if validation is None else alike.table(validation, adapter, progress=work.read)
