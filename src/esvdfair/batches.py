@@ -72,6 +72,11 @@ class ArrayBatches:
         self._groups = _groups(sensitive_features, control_features, self.rows, missing)
         self._weight = None if sample_weight is None else check_weight(sample_weight, self.rows)
 
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        """The groups, or the cells, of all its rows."""
+        return self._groups[0]
+
     def __iter__(self) -> Iterator[Batch]:
         labels, codes, group_parts = self._groups
         for start in range(0, self.rows, self._batch_size):

@@ -378,9 +378,9 @@ class Refits:
         """The quadratic of every ridge, for "labels", "predictions", or every level of the "optimum"."""
         if target == "optimum":
             for level, values in self._optimum_values:
-                outputs = self.sample.head.inverse(values)
+                quadratic = self._towards(self.sample.head.inverse(values), 0.0)
                 for ridge in ridges:
-                    yield f"optimum {level:.3g}", self._towards(outputs, ridge)
+                    yield f"optimum {level:.3g}", replace(quadratic, ridge=ridge)
         else:
             for ridge in ridges:
                 yield target, self.labels(ridge) if target == "labels" else self._predictions(ridge)

@@ -557,6 +557,7 @@ class _Pass:
         labelled: bool | None = None
         group_parts = 0
         order = hashlib.sha256()
+        later = self._keeps_all(batches)
         with reading() as listen:
             for batch in batches:
                 rows = len(batch.codes)
@@ -572,6 +573,7 @@ class _Pass:
                     found.update_codes(inputs[name], batch.labels, batch.codes, weight)
                 if self.features:
                     check_features(last, inputs[last.name], rows)
+                if self.features and not later:
                     moments.update_codes(inputs[last.name], batch.labels, batch.codes, weight, beside=y)
                 features = self._kept(inputs, rows)
                 for keeper, mine in zip(kept, (~out, out), strict=True):
@@ -584,6 +586,12 @@ class _Pass:
         inner = {name: found.all_reduce() for name, found in inner.items()}
         group_parts = max(all_gather(group_parts))  # a rank without rows does not know
         return _Seen(cells, group_parts, moments.all_reduce(), inner, kept, order.digest())
+
+    def _keeps_all(self, batches: Batches) -> bool:
+        """Whether it is known that all rows stay: then their moments are gathered once, from them (`_in_order`)."""
+        if not isinstance(batches, ArrayBatches) or self.inner or world_size() > 1:
+            return False
+        return batches.rows * max(len(batches.labels), 2) <= self.setting.effort.training_rows
 
     def sample(
         self, seen: _Seen, judging: Rows | None, judged_on: str, judging_sizes: tuple[int, ...] | None = None

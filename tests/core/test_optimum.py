@@ -455,9 +455,6 @@ def test_bad_rows_are_refused(eta, probability, message):
         ({"levels": [0.1], "sample_weight": [1.0, 2.0]}, "sample_weight"),
         ({"levels": [0.1], "sample_weight": [0.0, 0.0, 0.0]}, "not zero everywhere"),
         ({"levels": [0.1], "sample_weight": [1.0, -1.0, 1.0]}, "not be negative"),
-        ({"levels": [0.1], "n_grid": 1}, "n_grid=1"),
-        ({"levels": [0.1], "n_cells": 0}, "n_cells=0"),
-        ({"levels": [0.1], "sharpness": 0.0}, "sharpness"),
     ],
 )
 def test_bad_options_are_refused(options, message):

@@ -1,6 +1,8 @@
 """Closed-form edits of one linear layer that bring the groups' means or covariances together after it."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -125,7 +127,6 @@ def edit_paper(
     *,
     mean_reduction: float | None = PAPER_REDUCTIONS[0],
     covariance_reduction: float | None = PAPER_REDUCTIONS[1],
-    epsilon: float = 1e-5,
     bias: ArrayLike | None = None,
     layer: str = "",
 ) -> tuple[LayerEdit, ...]:
@@ -133,17 +134,8 @@ def edit_paper(
     w, b = _checked(weight, bias, moments)
     _refuse_single_output(w)
     factor = gaps.scatter_factor(gaps.scatter_about(moments, centred=False))
-    edits = []
-    if covariance_reduction is not None:
-        edits.append(
-            edit_covariance_paper(w, moments, reduction=covariance_reduction, bias=b, layer=layer, factor=factor)
-        )
-        w = edits[-1].weight_after
-    if mean_reduction is not None:
-        edits.append(
-            edit_mean_paper(w, moments, reduction=mean_reduction, epsilon=epsilon, bias=b, layer=layer, factor=factor)
-        )
-    return tuple(edits)
+    steps = (edit_covariance_paper, covariance_reduction), (edit_mean_paper, mean_reduction)
+    return tuple(_in_turn(steps, w, b, moments, layer=layer, factor=factor))
 
 
 # --- without its restrictions --------------------------------------------------------------------------------------
@@ -217,18 +209,27 @@ def edit_exact(
     The mean edit moves the covariance gap again, a little up or down: the first account says where it ends.
     """
     w, b = _checked(weight, bias, moments)
-    whitening = _whitening(b, moments)
-    edits: list[LayerEdit] = []
-    if covariance_reduction is not None:
-        edits.append(
-            edit_covariance(w, moments, reduction=covariance_reduction, bias=b, layer=layer, whitening=whitening)
-        )
-        w, b = edits[-1].weight_after, edits[-1].bias_after
-    if mean_reduction is not None:
-        edits.append(edit_mean(w, moments, reduction=mean_reduction, bias=b, layer=layer, whitening=whitening))
+    steps = (edit_covariance, covariance_reduction), (edit_mean, mean_reduction)
+    edits = _in_turn(steps, w, b, moments, layer=layer, whitening=_whitening(b, moments))
     if len(edits) == 2:
         edits[0] = replace(edits[0], gap_after=gaps.squared_covariance_gap(edits[1].weight_after, moments))
     return tuple(edits)
+
+
+def _in_turn(
+    steps: Iterable[tuple[Callable[..., LayerEdit], float | None]],
+    weight: Array,
+    bias: Array | None,
+    moments: GroupMoments,
+    **shared: Any,
+) -> list[LayerEdit]:
+    """Each edit on the result of the one before; a reduction of None leaves one out."""
+    edits: list[LayerEdit] = []
+    for edit, reduction in steps:
+        if reduction is not None:
+            edits.append(edit(weight, moments, reduction=reduction, bias=bias, **shared))
+            weight, bias = edits[-1].weight_after, edits[-1].bias_after
+    return edits
 
 
 def _whitening(bias: Array | None, moments: GroupMoments) -> tuple[Array, Array]:

@@ -136,7 +136,8 @@ def fit_optimum(
     weight = weight / weight.sum()
     if n_grid is None:
         n_grid = int(np.clip(384 // probability.shape[1], 48, 128))
-    _check_options(levels, n_grid, n_cells, sharpness)
+    if not all(level >= 0 for level in levels):
+        raise ValueError(f"levels {list(levels)} has a negative or missing bound on the KS distance; use 0 or more.")
     if not np.all(weight @ probability > 0):
         raise ValueError(
             f"groups {np.flatnonzero(weight @ probability <= 0).tolist()} have probability 0 in every row; leave their "
@@ -482,13 +483,3 @@ def _check_rows(eta: ArrayLike, group_probability: ArrayLike) -> tuple[Floats, F
             "give one probability for each group, for example from predict_proba."
         )
     return eta, probability
-
-
-def _check_options(levels: Sequence[float], n_grid: int, n_cells: int, sharpness: float) -> None:
-    if not all(level >= 0 for level in levels):
-        raise ValueError(f"levels {list(levels)} has a negative or missing bound on the KS distance; use 0 or more.")
-    if n_grid < 2 or n_cells < 2 or not sharpness > 0:
-        raise ValueError(
-            f"n_grid={n_grid}, n_cells={n_cells}, sharpness={sharpness}; the first two must be at least 2, "
-            "sharpness positive."
-        )

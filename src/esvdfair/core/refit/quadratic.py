@@ -215,33 +215,24 @@ class Quadratic:
 
 # --- what follows the layer ----------------------------------------------------------------------------------------
 
-KINDS = ("identity", "affine", "sigmoid", "softplus", "exp")
-
 
 def _exp(u: Array) -> Array:
     with np.errstate(over="ignore"):
         return np.exp(u)
 
 
-def _softplus(u: Array) -> Array:
-    return np.logaddexp(0.0, u)
-
-
 def _sigmoid(u: Array) -> Array:
     return np.asarray(expit(u), dtype=np.float64)
-
-
-def _sigmoid_derivative(u: Array) -> Array:
-    return _sigmoid(u) * _sigmoid(-u)
 
 
 _FUNCTIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
     "identity": (lambda u: u, np.ones_like),
     "affine": (lambda u: u, np.ones_like),
-    "sigmoid": (_sigmoid, _sigmoid_derivative),
-    "softplus": (_softplus, _sigmoid),
+    "sigmoid": (_sigmoid, lambda u: _sigmoid(u) * _sigmoid(-u)),
+    "softplus": (lambda u: np.logaddexp(0.0, u), _sigmoid),
     "exp": (_exp, _exp),
 }
+KINDS = tuple(_FUNCTIONS)
 
 
 @dataclass(frozen=True)
