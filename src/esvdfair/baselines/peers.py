@@ -30,21 +30,24 @@ def _import(module: str, distribution: str) -> Any:
         ) from error
 
 
-def _refuse_weights(sample_weight: Any, library: str) -> None:
+class _OnScores(ScoreMap):
+    """What the maps of other libraries share: they are fitted on scores, and take no weights."""
+
+    fitted_on = "scores"
+
+    def _check_parameters(self, sample_weight: Any) -> None:
+        _refuse_weights(sample_weight)
+
+
+def _refuse_weights(sample_weight: Any) -> None:
     if sample_weight is not None:
-        raise ValueError(f"{library} takes no sample weights, so they would be ignored; pass sample_weight=None.")
+        raise ValueError("this library takes no sample weights, so they would be ignored; pass sample_weight=None.")
 
 
-class FairlearnCorrelationRemover(ScoreMap):
+class FairlearnCorrelationRemover(_OnScores):
     """Fairlearn's `CorrelationRemover` on the score: equal group means, nothing else; needs the group at prediction.
 
     Fairlearn has no post-processing for the distribution of a regression, so this is its nearest.
-
-    Parameters
-    ----------
-    alpha : float in [0, 1]
-        1 removes all correlation between score and group, 0 none.
-    fitted_on : {"scores", "targets"}
 
     Attributes
     ----------
@@ -52,17 +55,10 @@ class FairlearnCorrelationRemover(ScoreMap):
     remover_ : the fitted CorrelationRemover
     """
 
-    def __init__(self, *, alpha: float = 1.0, fitted_on: FittedOn = "scores") -> None:
-        self.alpha = alpha
-        self.fitted_on = fitted_on
-
-    def _check_parameters(self, sample_weight: Any) -> None:
-        _refuse_weights(sample_weight, "Fairlearn's CorrelationRemover")
-
     def _learn(self, rows: FitRows) -> None:
         preprocessing = _import("fairlearn.preprocessing", "fairlearn")
         groups = range(1, len(rows.labels))  # columns of the table below
-        self.remover_ = preprocessing.CorrelationRemover(sensitive_feature_ids=list(groups), alpha=self.alpha)
+        self.remover_ = preprocessing.CorrelationRemover(sensitive_feature_ids=list(groups))
         self.remover_.fit(_score_and_dummies(rows.values, rows.codes, len(rows.labels)))
 
     def _move(self, f: Floats, codes: Codes) -> Floats:
@@ -74,16 +70,13 @@ def _score_and_dummies(values: Floats, codes: Any, groups: int) -> Floats:
     return np.column_stack([values, np.eye(groups)[codes][:, 1:]])
 
 
-class EquipyWasserstein(ScoreMap):
+class EquipyWasserstein(_OnScores):
     """EquiPy's `FairWasserstein`: another implementation of Chzhen et al.; needs the group at prediction.
 
     Parameters
     ----------
-    epsilon : float in [0, 1]
-        Share of the original score that is kept; 0 is full parity.
     sigma : float
         Half-width of the uniform jitter, in units of the score.
-    fitted_on : {"scores", "targets"}
     random_state : int
 
     Attributes
@@ -92,16 +85,9 @@ class EquipyWasserstein(ScoreMap):
     fair_ : the fitted FairWasserstein
     """
 
-    def __init__(
-        self, *, epsilon: float = 0.0, sigma: float = 1e-4, fitted_on: FittedOn = "scores", random_state: int = 0
-    ) -> None:
-        self.epsilon = epsilon
+    def __init__(self, *, sigma: float = 1e-4, random_state: int = 0) -> None:
         self.sigma = sigma
-        self.fitted_on = fitted_on
         self.random_state = random_state
-
-    def _check_parameters(self, sample_weight: Any) -> None:
-        _refuse_weights(sample_weight, "EquiPy's FairWasserstein")
 
     def _learn(self, rows: FitRows) -> None:
         fairness = _import("equipy.fairness", "equipy")
@@ -114,7 +100,7 @@ class EquipyWasserstein(ScoreMap):
         padded = np.concatenate([f, np.full(every.size, f[0])])
         groups = pd.DataFrame({"group": np.concatenate([codes, every])})
         fair = copy.deepcopy(self.fair_)  # its transform moves its generator on
-        return np.asarray(fair.transform(padded, groups, epsilon=self.epsilon), dtype=np.float64)[: f.size]
+        return np.asarray(fair.transform(padded, groups), dtype=np.float64)[: f.size]
 
 
 class LeaceRegression(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -130,17 +116,8 @@ class LeaceRegression(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
     """
 
     def fit(self, scores: Any, y: Any = None, *, sensitive_features: Any, X: Any, sample_weight: Any = None) -> Self:
-        """Erase and regress.
-
-        Parameters
-        ----------
-        scores : (rows,) predictions of the model, the target of the regression when y is None
-        y : (rows,) targets or None
-        sensitive_features : (rows,) or (rows, attributes) group labels
-        X : (rows, features)
-        sample_weight : must be None
-        """
-        _refuse_weights(sample_weight, "concept-erasure's LEACE")
+        """Erase the groups from X (rows, features) and regress y on what is left, or the scores when y is None."""
+        _refuse_weights(sample_weight)
         fitted_on: FittedOn = "scores" if y is None else "targets"
         rows = fit_rows(scores, y, sensitive_features=sensitive_features, sample_weight=None, fitted_on=fitted_on)
         erasure = _import("concept_erasure", "concept-erasure")

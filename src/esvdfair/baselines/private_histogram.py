@@ -160,18 +160,13 @@ def _conditional(plans: Floats, seen: NDArray[np.bool_]) -> Floats:
 # --- distributions on a grid ---------------------------------------------------------------------------------------
 
 
-def isotonic_linf(x: Floats) -> Floats:
-    """Non-decreasing z that minimises ``max |z − x|``: the mean of the running maximum and the later minimum."""
-    return np.asarray((np.maximum.accumulate(x) + np.minimum.accumulate(x[::-1])[::-1]) / 2)
-
-
 def repair_cdf(x: Floats) -> Floats:
     """The distribution function on the same points that is nearest to x in the largest deviation.
 
-    Clipping the isotonic solution to [0, 1] and raising its end to 1 keeps it optimal: what clipping adds to the
-    deviation no distribution function could avoid.
+    The mean of the running maximum and the later minimum is the nearest that does not fall. Clipping it to [0, 1] and
+    raising its end to 1 keeps it nearest: what clipping adds to the deviation no distribution function could avoid.
     """
-    z = np.clip(isotonic_linf(x), 0.0, 1.0)
+    z = np.clip((np.maximum.accumulate(x) + np.minimum.accumulate(x[::-1])[::-1]) / 2, 0.0, 1.0)
     z[-1] = 1.0
     return z
 

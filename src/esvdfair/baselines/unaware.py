@@ -11,7 +11,6 @@ from sklearn.utils.validation import check_is_fitted
 
 from esvdfair.baselines.base import Floats
 from esvdfair.core.checks import (
-    Label,
     check_column,
     check_features,
     check_rows,
@@ -79,7 +78,9 @@ class GroupPredictor(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         """Label of the most likely group, shape (rows,)."""
         check_is_fitted(self)
         codes = np.asarray(self.classifier_.predict(self._features(X))).astype(np.intp).ravel()
-        return _label_array(self.labels_)[codes]
+        mixed = isinstance(self.labels_[0], tuple) or len({type(label) for label in self.labels_}) > 1
+        labels = np.fromiter(self.labels_, dtype=object, count=len(self.labels_)) if mixed else np.asarray(self.labels_)
+        return labels[codes]
 
     def predict_proba(self, X: Any) -> Floats:
         """P̂(group | x), shape (rows, groups), columns in the order of ``labels_``.
@@ -96,13 +97,6 @@ class GroupPredictor(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
                 "for. Use a classifier that gives them, such as LogisticRegression."
             )
         return np.asarray(self.classifier_.predict_proba(self._features(X)), dtype=np.float64)
-
-
-def _label_array(labels: tuple[Label, ...]) -> NDArray[Any]:
-    """Labels as a one-dimensional array, also when they are tuples (intersections of attributes) or of mixed type."""
-    if isinstance(labels[0], tuple) or len({type(label) for label in labels}) > 1:
-        return np.fromiter(labels, dtype=object, count=len(labels))
-    return np.asarray(labels)
 
 
 class WithPredictedGroups(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -166,11 +160,10 @@ class WithPredictedGroups(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
                 "same rows without noise, so the whole is not private. Pass not_private=True if that is meant, or "
                 "epsilon=None."
             )
-        predictor = GroupPredictor() if self.group_predictor is None else self.group_predictor
         self.baseline_ = clone(self.baseline).fit(
             scores, y, sensitive_features=sensitive_features, sample_weight=sample_weight
         )
-        self.group_predictor_ = clone(predictor).fit(X, sensitive_features, sample_weight=sample_weight)
+        self.group_predictor_ = _fitted(self.group_predictor, X, sensitive_features, sample_weight)
         return self
 
     def predict(self, scores: Any, *, X: Any) -> Floats:
@@ -183,8 +176,7 @@ class WithPredictedGroups(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
 class UnawareOptimum(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Attribute-unaware optimum: the scores are taken as η(x) = E[Y|x], the group enters through P̂(group|x) alone.
 
-    Where the other baselines take ``sensitive_features`` in predict, this one takes what the group is guessed from:
-    the features X (a classifier is fitted on them) or, for those who have them, the probabilities themselves.
+    Where the other baselines take ``sensitive_features`` in predict, this one takes what the group is guessed from, X.
     The optimum is optimal only as far as the scores are E[Y|x] and the probabilities are right.
 
     Parameters
@@ -192,13 +184,14 @@ class UnawareOptimum(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
     alpha : float, at least 0
         Bound on the largest pairwise KS distance, measured with P̂(group|x).
     group_predictor : GroupPredictor or None
-        Used when X is given; its classifier needs ``predict_proba``. None takes a logistic regression.
+        Its classifier needs ``predict_proba``. None takes a logistic regression. Wrap a fitted one, whose probabilities
+        are known to be right, in ``sklearn.frozen.FrozenEstimator``.
 
     Attributes
     ----------
     optimum_ : core.optimum.Optimum
     unit_ : int, exponent of the power of two in which it takes scores; 0 unless squares of the scores leave float64
-    group_predictor_ : the fitted copy, or None when probabilities were given
+    group_predictor_ : the fitted copy
 
     Examples
     --------
@@ -215,46 +208,17 @@ class UnawareOptimum(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         self.alpha = alpha
         self.group_predictor = group_predictor
 
-    def fit(
-        self,
-        scores: Any,
-        y: Any = None,
-        *,
-        sensitive_features: Any = None,
-        X: Any = None,
-        group_probability: Any = None,
-        sample_weight: Any = None,
-    ) -> Self:
-        """Solve for the optimum at level ``alpha``.
-
-        Parameters
-        ----------
-        scores : (rows,) η(x), the predictions of the model
-        y : not used; part of the common shape
-        sensitive_features : (rows,) or (rows, attributes) group labels; needed with X
-        X : (rows, features) what the group is predicted from
-        group_probability : (rows, groups) P̂(group|x), instead of X
-        sample_weight : (rows,) or None
-
-        Raises
-        ------
-        ValueError
-            Neither or both of X and ``group_probability``, or X without ``sensitive_features``.
-        """
+    def fit(self, scores: Any, y: Any = None, *, sensitive_features: Any, X: Any, sample_weight: Any = None) -> Self:
+        """Solve for the optimum at level ``alpha``; as :meth:`WithPredictedGroups.fit`, but y is not used."""
         eta = check_column(scores, None, "scores")
-        _exactly_one(X, group_probability)
-        self.group_predictor_ = None
-        if X is not None:
-            if sensitive_features is None:
-                raise ValueError("X without sensitive_features: the classifier of groups learns from both. Pass both.")
-            predictor = GroupPredictor() if self.group_predictor is None else self.group_predictor
-            self.group_predictor_ = clone(predictor).fit(X, sensitive_features, sample_weight=sample_weight)
-            group_probability = self.group_predictor_.predict_proba(X)
+        self.group_predictor_ = _fitted(self.group_predictor, X, sensitive_features, sample_weight)
         weight = None if sample_weight is None else check_weight(sample_weight, eta.size, of="scores")
         unit = unit_scale(eta)
         self.unit_ = unit if abs(unit) > _FAR else 0
-        eta = np.ldexp(eta, -self.unit_)
-        (self.optimum_,) = fit_optimum(eta, group_probability, levels=[self.alpha], sample_weight=weight)
+        probability = self.group_predictor_.predict_proba(X)
+        (self.optimum_,) = fit_optimum(
+            np.ldexp(eta, -self.unit_), probability, levels=[self.alpha], sample_weight=weight
+        )
         if not self.optimum_.converged:
             warnings.warn(
                 f"the optimum at alpha={self.alpha} did not converge (KS reached {self.optimum_.ks:.3f}); "
@@ -264,28 +228,14 @@ class UnawareOptimum(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
             )
         return self
 
-    def predict(self, scores: Any, *, X: Any = None, group_probability: Any = None) -> Floats:
-        """f*(x), shape (rows,).
-
-        Parameters
-        ----------
-        scores : (rows,) η(x), the predictions of the model
-        X : (rows, features), when fitted with X
-        group_probability : (rows, groups), columns as in fit; may replace X
-        """
+    def predict(self, scores: Any, *, X: Any) -> Floats:
+        """f*(x), shape (rows,); ``scores`` (rows,) are η(x), the predictions of the model."""
         check_is_fitted(self, "optimum_")
-        _exactly_one(X, group_probability)
-        if X is not None:
-            if self.group_predictor_ is None:
-                raise ValueError("fitted with group_probability, so there is no classifier for X; pass probabilities.")
-            group_probability = self.group_predictor_.predict_proba(X)
         eta = np.ldexp(check_column(scores, None, "scores"), -self.unit_)
-        return np.ldexp(self.optimum_.predict(eta, group_probability), self.unit_)
+        return np.ldexp(self.optimum_.predict(eta, self.group_predictor_.predict_proba(X)), self.unit_)
 
 
-def _exactly_one(X: Any, group_probability: Any) -> None:
-    if (X is None) == (group_probability is None):
-        raise ValueError(
-            f"got {'neither' if X is None else 'both'} of X and group_probability; pass one of them: the features to "
-            "predict the group from, or the probabilities themselves."
-        )
+def _fitted(predictor: GroupPredictor | None, X: Any, sensitive_features: Any, sample_weight: Any) -> GroupPredictor:
+    """A fitted copy of the predictor of groups; by default a logistic regression."""
+    copy: GroupPredictor = clone(GroupPredictor() if predictor is None else predictor)
+    return copy.fit(X, sensitive_features, sample_weight=sample_weight)

