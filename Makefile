@@ -91,13 +91,13 @@ $(VENV)/.dev: pyproject.toml constraints.txt $(BIN)/python
 	@$(PIP) -e '.[dev]'
 	@touch $(VENV)/.demo $(VENV)/.bench $@
 
-# Pytest 9 warns of what scikit-learn 1.6 does in its own tests, and a warning is an error.
+# Pytest 9 and pyparsing 3.3 warn of what scikit-learn 1.6 and matplotlib 3.8 do, and a warning is an error.
 $(VENV)-lowest/.dev: pyproject.toml constraints.txt .ci/lowest.py
 	@$(MAKE) --no-print-directory VENV=$(VENV)-lowest $(VENV)-lowest/bin/python
 	@echo "Installing the lowest versions into $(VENV)-lowest; the first time takes a few minutes"
 	@$(VENV)-lowest/bin/python .ci/lowest.py --except torch >$(VENV)-lowest/lowest.txt
 	@$(VENV)-lowest/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt \
-		-c $(VENV)-lowest/lowest.txt -e '.[all]' 'pytest<9' pytest-xdist pyyaml hypothesis onnxscript skl2onnx
+		-c $(VENV)-lowest/lowest.txt -e '.[all]' 'pytest<9' 'pyparsing<3.3' pytest-xdist pyyaml hypothesis onnxscript skl2onnx
 	@touch $@
 
 $(BIN)/python:

@@ -16,7 +16,12 @@ from trust import arrays, files, models, processes, properties
 from trust.verdict import Tally, judge_all
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "reliability.md"
-MUTATIONS, KILLS, FITS = 2100, 100, 500  # a mutation may give back the file as it was, which does not count
+MUTATIONS, KILLS, FITS, PROBLEMS = (
+    2100,
+    100,
+    500,
+    48,
+)  # a mutation may give back the file as it was, which does not count
 
 Row = tuple[str, Callable[[], Tally]]
 SUITES: dict[str, list[Row]] = {
@@ -49,6 +54,9 @@ def main() -> None:
         if name == "properties":
             for title, fraction in (("All rows fit and judge", 0.0), ("A quarter of the rows is held out", 0.25)):
                 replace_table(options.out, title, properties.table(properties.measure(fraction)))
+            worse = properties.worse_in_both(PROBLEMS)
+            replace_table(options.out, f"Of {PROBLEMS} made-up problems", properties.table(worse))
+            bad += sum(sum(worse[name].values()) for name in worse if name.startswith("without"))
             continue
         for title, run in SUITES[name]:
             start = time.process_time()

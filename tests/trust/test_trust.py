@@ -65,6 +65,12 @@ def test_order_names_and_units_change_nothing():
     assert max(held_out["another order of rows"].values()) > properties.HELD  # another draw, as the guide says
 
 
+def test_a_repair_is_never_worse_in_both_on_its_rows_without_a_warning():
+    found = properties.worse_in_both(2)
+    for goal in ("no target", "target 0.1"):
+        assert set(found[f"without, {goal}"].values()) == {0}, goal
+
+
 # --- the judge itself: it must be able to fail -----------------------------------------------------------------------
 
 

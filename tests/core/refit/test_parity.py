@@ -363,7 +363,10 @@ def test_when_only_a_constant_is_fair_the_fit_says_so():
     groups = np.repeat([0, 1, 2], 100)
     h = rng.normal(size=(300, 3)) * np.array([1.0, 1.1, 5.0])[groups][:, None]
     problem = ParityProblem(make_quadratic(h, h.sum(1), groups, np.ones(3)), 0.0)
-    assert problem.solve(0.0).diagnostics["constant"]
+    fit = problem.solve(0.0)
+    assert fit.diagnostics["constant"]
+    assert not fit.weight.any()  # rounding noise would have a KS distance of its own
+    assert fit.bias == pytest.approx(problem.quadratic.target_mean)
     assert not problem.solve(problem.budget(2.0)).diagnostics["constant"]
 
 

@@ -9,7 +9,7 @@ With ``B = (I + λ_e DᵀD)^{-1/2}`` the substitution ``u = B v`` leaves ``min �
 ``B C_g B``: the problem of :mod:`esvdfair.core.refit.nearest`. For two groups one spectrum serves every budget.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -139,7 +139,8 @@ class ParityProblem:
         spread, before = (
             float(quadratic.space.variances @ (quadratic.scale * x) ** 2) for x in (u, quadratic.minimiser)
         )
-        return quadratic.fit(
+        constant = spread <= _CONSTANT * before
+        fit = quadratic.fit(
             u,
             strength=self.mean_penalty,
             converged=known.pop("converged"),
@@ -147,10 +148,16 @@ class ParityProblem:
                 "mean_gap": mean_gap,
                 "variance_gap": variance_gap,
                 "budget": float(budget),
-                "constant": spread <= _CONSTANT * before,
+                "constant": constant,
                 **known,
             },
         )
+        if constant:  # to the last bit: what rounding leaves of a weight could still tell the groups apart
+            space = quadratic.space
+            spreads = space.axes**2 @ space.variances  # (p,) of the features; the dead ones keep their weights
+            moved = np.where(spreads > 1e-12 * spreads.max(), fit.weight, 0.0)
+            fit = replace(fit, weight=fit.weight - moved, bias=fit.bias + float(space.mean @ moved))
+        return fit
 
     def _solve_two(self, budget: float, aim: Array) -> tuple[Array, dict[str, Any]]:
         eigenvalues, vectors = self._spectrum
