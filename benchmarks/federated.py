@@ -27,7 +27,8 @@ from esvdfair.federated import SiteMoments, collect_moments, make_key, mask_mome
 from esvdfair.models import adapt
 
 EPSILONS = (1.0, 3.0, 10.0)
-WAYS = ("unsafe", "default", "masked", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS))
+NOISY = tuple(f"epsilon {epsilon:g}" for epsilon in EPSILONS)
+WAYS = ("unsafe", "default", "masked", *NOISY, *(f"masked, {way}" for way in NOISY))
 
 
 HEADER = """
@@ -45,8 +46,9 @@ def collected(trained: Trained, way: str, sites: int) -> list[SiteMoments]:
     """The moments of every site."""
     rows, shown = trained.split.train, trained.split.validation
     options: dict[str, object] = {"unsafe": True} if way == "unsafe" else {}
-    if way.startswith("epsilon"):
-        options = {"epsilon": float(way.split()[1]), "public": (shown.X, shown.y, shown.sensitive_features)}
+    if "epsilon" in way:
+        options = {"epsilon": float(way.split()[-1]), "public": (shown.X, shown.y, shown.sensitive_features)}
+        options["sharing"] = sites if "masked" in way else 1
     return [
         collect_moments(trained.network, rows.X[i], rows.y[i], sensitive_features=rows.sensitive_features[i], **options)
         for i in dealt(trained, sites)
@@ -114,10 +116,10 @@ class Row:
         return f"| {self.sites} | {self.way} | {out} | {' | '.join(cells)} | {self.read:.0f} |"
 
 
-def measured(trained: Trained, sites: int) -> Iterator[Row]:
+def measured(trained: Trained, sites: int, ways: Sequence[str]) -> Iterator[Row]:
     """One row of the table for each way of collecting."""
     test, shown = trained.split.test, trained.split.validation
-    for way in WAYS:
+    for way in ways:
         try:
             parts = collected(trained, way, sites)
         except ValueError:
@@ -152,6 +154,7 @@ def mean(rows: Sequence[Row]) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=["law", "compas"])
+    parser.add_argument("--ways", type=lambda text: text.split(";"), default=WAYS, help="such as 'unsafe;default'")
     parser.add_argument("--seeds", type=parse_seeds, default=parse_seeds("1-1"))
     parser.add_argument("--sites", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 5, 20])
     arguments = parser.parse_args()
@@ -168,7 +171,7 @@ def main() -> None:
             print(f"\n{name}, seed {seed}: {len(trained.split.train.y):,} rows; untouched {error:.4f} / {ks:.3f}")
             print(HEADER)
             for sites in arguments.sites:
-                for row in measured(trained, sites):
+                for row in measured(trained, sites, arguments.ways):
                     found.setdefault((row.sites, row.way), []).append(row)
                     print(row, flush=True)
         print(

@@ -7,9 +7,17 @@ from scipy.stats import norm
 
 from attack import attack
 from esvdfair.core.moments import GroupMoments
-from esvdfair.federated import SiteMoments, collect_moments, gaussian_sigma, merge_moments, repair_from_moments
+from esvdfair.federated import (
+    Noise,
+    SiteMoments,
+    collect_moments,
+    gaussian_sigma,
+    make_key,
+    mask_moments,
+    merge_moments,
+    repair_from_moments,
+)
 from esvdfair.federated.noise import Frame, add_noise, make_noise
-from esvdfair.federated.sites import Noise
 from esvdfair.models import adapt
 
 
@@ -137,3 +145,37 @@ def test_what_is_refused(setting, people):
     rows = {"sensitive_features": data.a, "public": (few.X, few.y, few.a)}
     with pytest.raises(ValueError, match="public has 20 rows"):
         collect_moments(model, data.X, data.y, epsilon=1.0, **rows)
+
+
+def test_sites_add_the_noise_together_under_masks(setting, tmp_path):
+    """The sum of four shares has at least the noise of one; a share alone can be neither saved nor merged."""
+    model, data, public = setting
+    parts = [
+        collect_moments(
+            model, data.X[i::4], data.y[i::4], sensitive_features=data.a[i::4],
+            epsilon=5.0, public=(public.X, public.y, public.a), sharing=4,
+        )
+        for i in range(4)
+    ]  # fmt: skip
+    noise = parts[0].sites[0].noise
+    assert noise.own == pytest.approx(noise.sigma / np.sqrt(2))
+    for refused in (lambda: parts[0].save(tmp_path / "a"), lambda: merge_moments(parts[:2])):
+        with pytest.raises(ValueError, match="one site's part of a noise that 4 sites add together"):
+            refused()
+    keys = [make_key(tmp_path / str(i)) for i in range(4)]
+    with pytest.raises(ValueError, match="sharing is more than the 2 sites that mask for each other"):
+        mask_moments(parts[0], tmp_path / "0", keys[1:2], groups=("a", "b"))
+    masked = [mask_moments(parts[i], tmp_path / str(i), keys[:i] + keys[i + 1 :]) for i in range(4)]
+    whole = merge_moments(masked)
+    whole.save(tmp_path / "all")
+    assert SiteMoments.load(tmp_path / "all").sites[0].noise == noise
+    assert whole.moments.counts.sum() == pytest.approx(len(data.y), abs=30 * noise.sigma)
+
+
+def test_shares_of_noise_have_the_variance_they_say():
+    moments = GroupMoments().update(np.random.default_rng(0).normal(size=(400, 2)), ["a"] * 400)
+    random = np.random.default_rng(1)
+    for sites in (1, 2, 8):
+        noise = make_noise(1.0, 1e-6, axes=2, sites=sites)
+        counts = [add_noise(moments, noise, labelled=False, random=random).counts[0] for _ in range(400)]
+        assert np.std(counts) == pytest.approx(2 * noise.sigma * min(1.0, 2 / sites) ** 0.5, rel=0.12)

@@ -127,6 +127,7 @@ def collect(
             epsilon=epsilon,
             delta=delta,
             public=None if public is None else (reading.table(public, adapter, min_groups=1), None, None),
+            sharing=1 if epsilon is None else 1 + len(peers),
         )
         cli.only_first_rank()
         roles = rows.roles

@@ -40,6 +40,7 @@ def collect_moments(
     epsilon: float | None = None,
     delta: float = 1e-6,
     public: tuple[Any, ...] | None = None,
+    sharing: int = 1,
 ) -> SiteMoments:
     """Moments of ``[h, y]`` in every group, h the inputs of the model's last linear layer: one pass over the rows.
 
@@ -60,6 +61,9 @@ def collect_moments(
         Add noise, so that everything in the moments but the names of the groups is (epsilon, delta)-private for one
         person more or less (:mod:`.noise`); then no unit is left out and nobody withheld. ``public`` is
         (X, y, sensitive_features) of rows that need no protection; they bound the others.
+    sharing : int
+        Number of sites that add the noise together, each a part of it. Such moments must be masked for all of these
+        sites (:func:`mask_moments`); they cannot be saved or merged as they are.
 
     Returns
     -------
@@ -108,7 +112,7 @@ def collect_moments(
                 moments, left_out, withheld = guard.finish()
                 group_parts = max(all_gather(group_parts))  # a rank without rows does not know
             else:
-                moments, noise = _with_noise(setting, epsilon, delta, public, missing, batch_size)
+                moments, noise = _with_noise(setting, epsilon, delta, sharing, public, missing, batch_size)
                 left_out, withheld = (), 0
     version = version_of("esvdfair") or "unknown"
     site = SiteMoments(
@@ -129,7 +133,13 @@ def collect_moments(
 
 
 def _with_noise(
-    setting: Setting, epsilon: float, delta: float, public: tuple[Any, ...] | None, missing: str, batch_size: int
+    setting: Setting,
+    epsilon: float,
+    delta: float,
+    sharing: int,
+    public: tuple[Any, ...] | None,
+    missing: str,
+    batch_size: int,
 ) -> tuple[GroupMoments, Noise]:
     """Moments of the rows as public rows frame them, with noise."""
     if public is None:
@@ -141,7 +151,7 @@ def _with_noise(
     shown = replace(setting, batches=validation_batches(public, missing=missing, batch_size=batch_size))
     labelled = setting.has_labels
     frame = Frame.of([rows for rows, *_ in _rows(shown)], setting.last.weight[0], labelled=labelled)
-    noise = make_noise(epsilon, delta, axes=len(frame.axes))
+    noise = make_noise(epsilon, delta, axes=len(frame.axes), sites=sharing)
     moments = GroupMoments()
     for rows, batch, weight in _rows(setting):
         if (weight != 1).any() or batch.group_parts:
@@ -197,6 +207,8 @@ def merge_moments(parts: Sequence[SiteMoments | MaskedMoments | MomentsFile]) ->
         return _merge_masked(parts)
     plain = [part for part in parts if not isinstance(part, MaskedMoments)]  # all of them, as the type checker sees
     named = [(_name_of(part, place), loaded(part)) for place, part in enumerate(plain, start=1)]
+    for _, part in named:
+        part.check_noise()
     (first_name, first), *others = named
     for name, part in others:
         _check_alike(first_name, first, name, part)

@@ -156,6 +156,12 @@ def mask_moments(
             peers=Given(),
             count=len(others),
         )
+    if any(part.noise is not None and part.noise.sites > 1 + len(others) for part in site.sites):
+        raise InputError(
+            "{sharing} is more than the {count} sites that mask for each other; the sum would lack noise.",
+            sharing=Given(),
+            count=1 + len(others),
+        )
     agreed = tuple(sorted(groups or site.moments.labels, key=sort_key))
     check_labels([*agreed, *site.moments.labels])
     if unknown := set(site.moments.labels) - set(agreed):

@@ -9,6 +9,9 @@ With z the coordinates along the axes, divided by the spread, rows are seen as `
 each entry beside it is then (ε, δ)-private, by the calibration of Balle and Wang (2018). Counts and means are in Σxxᵀ
 too: all numbers in the file have noise. Which groups there are is not protected, and *replacing* a person is a change
 of up to √2, not 1.
+
+Where only the sum of m sites is ever seen (:mod:`.masks`), they add the noise together: each adds the part ``2/m`` of
+its variance, so that the sum has at least all of it as long as half of the sites keep what they added to themselves.
 """
 
 import math
@@ -45,12 +48,19 @@ class Noise:
     epsilon, delta : what it guarantees, for one person more or less
     sigma : standard deviation of the noise, for a sum that one person changes by 1 at most
     axes : directions of the layer's inputs that the moments tell of
+    sites : how many add it together under masks; moments of one of them have a part of it only
     """
 
     epsilon: float
     delta: float
     sigma: float
     axes: int
+    sites: int = 1
+
+    @property
+    def own(self) -> float:
+        """Standard deviation of what one site adds."""
+        return self.sigma * math.sqrt(min(1.0, 2 / self.sites))
 
 
 def gaussian_sigma(epsilon: float, delta: float) -> float:
@@ -135,16 +145,16 @@ class Frame:
         return GroupMoments.from_arrays(found.labels, *arrays)
 
 
-def make_noise(epsilon: float, delta: float, *, axes: int) -> Noise:
+def make_noise(epsilon: float, delta: float, *, axes: int, sites: int = 1) -> Noise:
     """The mechanism for these parameters, checked."""
-    if not (0 < epsilon <= 100 and 1e-12 <= delta < 0.5):
+    if not (0 < epsilon <= 100 and 1e-12 <= delta < 0.5 and sites >= 1):
         raise InputError(
             "{epsilon} and {delta}: expected an epsilon above 0 and up to 100 and a delta from 1e-12 to 0.5, far below "
             "one over the number of people.",
             epsilon=Given(epsilon),
             delta=Given(delta),
         )
-    return Noise(float(epsilon), float(delta), gaussian_sigma(epsilon, delta), axes)
+    return Noise(float(epsilon), float(delta), gaussian_sigma(epsilon, delta), axes, sites)
 
 
 def add_noise(moments: GroupMoments, noise: Noise, *, labelled: bool, random: np.random.Generator) -> GroupMoments:
@@ -158,7 +168,7 @@ def add_noise(moments: GroupMoments, noise: Noise, *, labelled: bool, random: np
     parts, found = 2 + labelled, []
     for g, label in enumerate(moments.labels):
         second = second_moments(moments, g)
-        second += parts * _symmetric(len(second), noise.sigma, random)  # on Σxxᵀ of rows x = (1, z/R, y')/√parts
+        second += parts * _symmetric(len(second), noise.own, random)  # on Σxxᵀ of rows x = (1, z/R, y')/√parts
         count, mean = float(second[0, 0]), second[0, 1:] / second[0, 0]
         if count < FEWEST:
             raise InputError(

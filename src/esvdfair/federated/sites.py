@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from esvdfair.core.checks import Label
 from esvdfair.core.moments import GroupMoments, label_from_json
 from esvdfair.core.refit.quadratic import Head
+from esvdfair.exceptions import Given, InputError
 from esvdfair.federated.noise import Noise
 from esvdfair.models.base import LinearLayer
 
@@ -100,6 +101,7 @@ class SiteMoments:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to one file: a zip of plain arrays with a header in JSON, no pickle; it appears whole or not at all."""
+        self.check_noise()
         self.moments.save(path, about=self.about())
 
     @classmethod
@@ -164,6 +166,17 @@ class SiteMoments:
             inputs=None if about.get("inputs") is None else int(about["inputs"]),
             **{name: None if found is None else tuple(map(str, found)) for name, found in names.items()},
         )
+
+    def check_noise(self) -> None:
+        """Raise if these moments have only a part of the noise that their epsilon needs."""
+        noises = [site.noise for site in self.sites if site.noise is not None]
+        if any(noise.sites > len(noises) for noise in noises):
+            raise InputError(
+                "these moments have one site's part of a noise that {sites} sites add together ({sharing}); only the "
+                "sum may be seen. Mask them.",
+                sites=max(noise.sites for noise in noises),
+                sharing=Given(),
+            )
 
     @cached_property
     def compared(self) -> GroupMoments:
