@@ -6,6 +6,7 @@ import sys
 from threading import Thread
 
 import numpy as np
+import onnx
 import pandas as pd
 import pytest
 
@@ -210,6 +211,24 @@ def test_a_pipe_or_a_device_as_the_model(refuses, tmp_path):
     os.mkfifo(tmp_path / "pipe.onnx")
     assert "is a pipe or a device" in refuses(model=tmp_path / "pipe.onnx")
     assert "is a pipe or a device" in refuses(model="/dev/zero")
+
+
+def test_a_model_that_takes_too_long(refuses, files, tmp_path, monkeypatch):
+    """A loop that never ends; the option reaches the model, and only this command's."""
+    monkeypatch.setenv("ESVDFAIR_TIME_LIMIT", "600")  # what the option sets goes with the test
+    model = onnx.load(files.model)
+    body = onnx.parser.parse_graph("body (int64 i, bool c, float[N, K] v) => (bool d, float[N, K] w) "
+                                   "{ d = Identity(c) w = Neg(v) }")  # fmt: skip
+    old = model.graph.output[0].name
+    yes = onnx.numpy_helper.from_array(np.array(True), "yes")
+    model.graph.initializer.append(yes)
+    model.graph.node.append(onnx.helper.make_node("Loop", ["", "yes", old], ["forever"], body=body))
+    model.graph.output[0].name = "forever"
+    onnx.save(model, tmp_path / "endless.onnx")
+    said = refuses(model=tmp_path / "endless.onnx", more=["--model-timeout", "0.2"])
+    assert "has not finished a batch of" in said
+    assert "in 0.2 seconds, maybe for an endless loop" in said
+    assert "'--model-timeout': 0.0 is not in the range" in refuses(more=["--model-timeout", "0"])
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RecursionError("too deep")])

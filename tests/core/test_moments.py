@@ -400,3 +400,12 @@ def test_adjusted_moments_are_neither_mapped_nor_merged_nor_saved(tmp_path):
     ):
         with pytest.raises(ValueError, match="adjusted for strata, and no longer add up; keep those of the cells"):
             use()
+
+
+@pytest.mark.parametrize("header", [b"[" * 100_000, b'{"format": ' * 50_000], ids=["lists", "objects"])
+def test_a_header_that_is_nested_without_end(tmp_path, header):
+    """JSON that would be a RecursionError."""
+    with zipfile.ZipFile(tmp_path / "deep.moments", "w") as archive:
+        archive.writestr("header.json", header)
+    with pytest.raises(ValueError, match=r"deep\.moments' is not a moments file of esvdfair, or damaged"):
+        GroupMoments.load(tmp_path / "deep.moments")

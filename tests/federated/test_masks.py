@@ -1,5 +1,6 @@
 """Secure aggregation: the sum is that of the sites, and a file alone is noise."""
 
+import hashlib
 import subprocess
 import sys
 from dataclasses import replace
@@ -147,3 +148,12 @@ def test_without_the_extra_its_name_is_said(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "esvdfair[secure]" in done.stderr
+
+
+@pytest.mark.parametrize("header", [b"[" * 100_000, b"{}", b'{"groups": 3}', b"\xff"])
+def test_a_header_that_nobody_wrote(tmp_path, header):
+    """The checksum of a file that was made on purpose is right."""
+    content = len(header).to_bytes(8, "big") + header
+    (tmp_path / "odd.masked").write_bytes(b"esvdfair-masked-1\n" + hashlib.sha256(content).digest() + content)
+    with pytest.raises(ValueError, match="is a damaged file of masked moments"):
+        merge_moments([tmp_path / "odd.masked"])

@@ -1,5 +1,6 @@
 """A part of what `make trust` tries: nothing is silent, raw or hangs; and what must not change a repair does not."""
 
+import signal
 import sys
 import threading
 from itertools import islice
@@ -54,6 +55,10 @@ def test_threads_on_one_model_give_what_one_gives():
     assert len(found) == 4
     assert all(np.array_equal(values, known) for values in found)
     assert model.training
+
+
+def test_control_c_ends_a_model_that_loops_for_ever():
+    assert processes._signalled(signal.SIGINT, 130, 1.0, endless=True)[0]
 
 
 def test_order_names_and_units_change_nothing():

@@ -112,9 +112,12 @@ class MaskedMoments:
         if hashlib.sha256(content).digest() != digest:
             raise ValueError(f"{os.fspath(path)!r} is no file of masked moments, or damaged: its SHA-256 differs.")
         end = 8 + int.from_bytes(content[:8], "big")
-        header = json.loads(content[8:end])
-        groups = tuple(label_from_json(item) for item in header["groups"])
-        return cls(header["about"], groups, header["public"], tuple(header["everyone"]), content[end:])
+        try:
+            header = json.loads(content[8:end])
+            groups = tuple(label_from_json(item) for item in header["groups"])
+            return cls(header["about"], groups, header["public"], tuple(header["everyone"]), content[end:])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"{os.fspath(path)!r} is a damaged file of masked moments ({error!s:.100}).") from error
 
 
 def is_masked(source: Any) -> bool:

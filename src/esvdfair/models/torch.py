@@ -5,6 +5,7 @@ own device; a repaired copy wears the same wrapper. Layer names are those inside
 """
 
 import inspect
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -43,6 +44,8 @@ Inputs = torch.Tensor | tuple[Any, ...] | dict[str, Any]
 """What a module is called with: one tensor, tensors in order, or tensors by name."""
 
 Hook = Callable[..., Any]
+
+_HOME = os.getpid()  # the process whose threads torch's pool has
 
 
 class TorchAdapter(ModelAdapter):
@@ -211,6 +214,8 @@ class TorchAdapter(ModelAdapter):
         mode: AbstractContextManager[Any] | None = None,
     ) -> torch.Tensor:
         """Forward pass with hooks after and before the named layers: the prediction, (rows,)."""
+        if os.getpid() != _HOME:  # a fork has none of the threads of its parent's pool, and would wait for them
+            torch.set_num_threads(1)
         with ExitStack() as stack:
             stack.enter_context(self._lock)
             stack.enter_context(torch.no_grad())
