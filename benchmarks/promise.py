@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from sklearn.neural_network import MLPRegressor
 
 from esvdfair import methods
+from esvdfair.batches import Data
 from esvdfair.core.ks import (
     Groups,
     Null,
@@ -297,18 +298,18 @@ def _fitted(network: MLPRegressor, share: float, fitting: int, judging: int, see
     """One fit, judged by ten samples; the certificates are those at 90 %."""
     rng, adapter = np.random.default_rng(seed), adapt(network)
 
-    def rows(count: int) -> dict[str, Any]:
+    def rows(count: int) -> Data:
         x, y, a = _people(rng, count, share)
-        return {"X": x, "y": y, "sensitive_features": a}
+        return Data(x, y, a)
 
-    sample = draw(prepare(adapter, **rows(fitting), validation=_people(rng, judging, share), effort=EFFORT))
+    sample = draw(prepare(adapter, rows(fitting), validation=_people(rng, judging, share), effort=EFFORT))
     known = methods.Candidates.of(sample, methods.transport(sample, effort=EFFORT)).with_untouched()
-    fresh = draw_judging(prepare(adapter, **rows(FRESH)), sample.labels)
+    fresh = draw_judging(prepare(adapter, rows(FRESH)), sample.labels)
     everyone = methods.outputs(sample.head, fresh, known.fits)
     true = np.array([ks_between(column, Groups(fresh.codes, 2)) for column in everyone.T])
     decisions = []
     for _ in range(JUDGE_A_FIT):
-        here = replace(sample, judging=draw_judging(prepare(adapter, **rows(judging)), sample.labels))
+        here = replace(sample, judging=draw_judging(prepare(adapter, rows(judging)), sample.labels))
         judged = replace(known, sample=here, judging=methods.outputs(here.head, here.judging, known.fits))
         decision: Row = {"fairest": float(true.min())}
         for confidence in (None, 0.9):

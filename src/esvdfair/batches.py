@@ -1,7 +1,12 @@
-"""Anything that holds rows -> a re-iterable of batches, and the split of rows into training and held-out ones."""
+"""Rows: as they come, in batches that can be read again; which are held out, and which stay, by a hash of their number.
 
+Anything that holds rows becomes `Batch`es; a `Keeper` keeps a bounded number of rows at the input of the last layer, as
+`Rows`.
+"""
+
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,12 +22,43 @@ from esvdfair.core.checks import (
     row_count,
     row_slice,
     several_inputs,
+    sort_key,
     take,
+    take_rows,
     to_numpy,
 )
-from esvdfair.core.strata import label_parts, make_cells
-from esvdfair.distributed import all_gather, rank, world_size
+from esvdfair.core.strata import label_parts, make_cells, split_cell
+from esvdfair.distributed import all_gather, first_rank_rows, rank, world_size
 from esvdfair.exceptions import Given, InputError
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Data:
+    """Rows as a user gives them, columns in memory or a stream in place of X: see :meth:`esvdfair.ESVDFair.fit`."""
+
+    X: Any
+    y: Any = None
+    sensitive_features: Any = None
+    sample_weight: Any = None
+    control_features: Any = None
+
+    @classmethod
+    def of(cls, validation: Any) -> "Data":
+        """What ``validation=`` and its like hold: columns, or a stream."""
+        if is_stream(validation):
+            return cls(validation)
+        if not isinstance(validation, tuple | list) or len(validation) not in (3, 4, 5):
+            raise ValueError(
+                "validation must be (X, y, sensitive_features[, sample_weight[, control_features]]), where y and "
+                "weight may be None, or yield such batches."
+            )
+        return cls(*validation)
+
+    @property
+    def is_stream(self) -> bool:
+        return is_stream(self.X)
 
 
 @dataclass(frozen=True)
@@ -34,12 +70,21 @@ class Batch:
     """
 
     x: Any
-    y: NDArray[np.float64] | None
+    y: Array | None
     labels: tuple[Label, ...]
     codes: NDArray[np.intp]
-    weight: NDArray[np.float64] | None
+    weight: Array | None
     row_id: NDArray[np.int64]
     group_parts: int = 0
+
+    @property
+    def group_codes(self) -> NDArray[np.intp]:
+        """(rows,) positions among the groups, also where ``codes`` are of cells."""
+        if not self.group_parts:
+            return self.codes
+        groups = [split_cell(cell, self.group_parts)[0] for cell in self.labels]
+        known = sorted(set(groups), key=sort_key)
+        return np.array([known.index(group) for group in groups], dtype=np.intp)[self.codes]
 
     def take(self, index: NDArray[np.intp]) -> "Batch":
         """Some of the rows."""
@@ -54,73 +99,65 @@ class ArrayBatches:
 
     def __init__(
         self,
-        x: Any,
-        y: Any,
-        sensitive_features: Any,
-        sample_weight: Any = None,
-        control_features: Any = None,
+        data: Data,
         *,
         missing: str = "error",
         batch_size: int = 8192,
         first_row: int = 0,
         classes: Sequence[Any] | None = None,
     ) -> None:
-        self.rows = row_count(x)
-        self._x, self._batch_size, self._first_row = x, batch_size, first_row
-        self._y = _labels(y, self.rows, classes)
-        sensitive_features, control_features = (_column(x, named) for named in (sensitive_features, control_features))
-        self._groups = _groups(sensitive_features, control_features, self.rows, missing)
-        self._weight = None if sample_weight is None else check_weight(sample_weight, self.rows)
+        self.rows = row_count(data.X)
+        self._x, self._batch_size, self._first_row = data.X, batch_size, first_row
+        self._columns = _columns(data, missing, classes)
 
     @property
     def labels(self) -> tuple[Label, ...]:
         """The groups, or the cells, of all its rows."""
-        return self._groups[0]
+        return self._columns[1]
 
     def __iter__(self) -> Iterator[Batch]:
-        labels, codes, group_parts = self._groups
+        y, labels, codes, weight, group_parts = self._columns
         for start in range(0, self.rows, self._batch_size):
             stop = min(start + self._batch_size, self.rows)
             part = slice(start, stop)
             yield Batch(
                 row_slice(self._x, start, stop),
-                None if self._y is None else self._y[part],
+                None if y is None else y[part],
                 labels,
                 codes[part],
-                None if self._weight is None else self._weight[part],
+                None if weight is None else weight[part],
                 np.arange(start, stop) + self._first_row,
                 group_parts,
             )
 
 
-def _labels(y: Any, rows: int, classes: Sequence[Any] | None) -> NDArray[np.float64] | None:
-    """(rows,) numbers, or 0 and 1 for the two classes of a classifier; None when there are none."""
-    if y is None:
-        return None
-    return check_column(y, rows, "y") if classes is None else check_classes(y, rows, classes)
+Columns = tuple[Array | None, tuple[Label, ...], NDArray[np.intp], Array | None, int]
 
 
-def _column(x: Any, named: Any) -> Any:
+def _columns(data: Data, missing: str, classes: Sequence[Any] | None) -> Columns:
+    """Everything but the inputs, checked: labels, groups or cells and their codes, weights, parts of a group's name."""
+    rows, y, weight = row_count(data.X), data.y, data.sample_weight
+    if y is not None:
+        y = check_column(y, rows, "y") if classes is None else check_classes(y, rows, classes)
+    labels, codes = check_groups(_named(data.X, data.sensitive_features), rows, missing)
+    group_parts = 0
+    if data.control_features is not None and labels:
+        group_parts = label_parts(labels[0])
+        strata = check_strata(_named(data.X, data.control_features), rows, missing)
+        labels, codes = make_cells((labels, codes), strata)
+    return y, labels, codes, None if weight is None else check_weight(weight, rows), group_parts
+
+
+def _named(x: Any, column: Any) -> Any:
     """A column of a DataFrame `x` that is named rather than given."""
-    if not isinstance(named, str):
-        return named
-    if list(getattr(x, "columns", ())).count(named) != 1:
+    if not isinstance(column, str):
+        return column
+    if list(getattr(x, "columns", ())).count(column) != 1:
         raise InputError(
             "{sensitive_features} is a name, and X has no such column (or several). Give the labels themselves.",
-            sensitive_features=Given(named),
+            sensitive_features=Given(column),
         )
-    return x[named]
-
-
-def _groups(
-    sensitive_features: Any, control_features: Any, rows: int, missing: str
-) -> tuple[tuple[Label, ...], NDArray[np.intp], int]:
-    """Labels and codes of groups, or of cells, and how many parts of a cell's label name its group."""
-    labels, codes = check_groups(sensitive_features, rows, missing)
-    if control_features is None or not labels:
-        return labels, codes, 0
-    strata = check_strata(control_features, rows, missing)
-    return *make_cells((labels, codes), strata), label_parts(labels[0])
+    return x[column]
 
 
 class StreamBatches:
@@ -147,18 +184,10 @@ class StreamBatches:
         if not isinstance(item, tuple | list) or len(item) not in (3, 4, 5):
             got = f"{len(item)} items" if isinstance(item, tuple | list) else type(item).__name__
             raise ValueError(f"a batch must be (X, y, sensitive[, weight[, control]]); got {got}.")
-        x, y, sensitive, weight, control = [*item, None, None][:5]
-        rows = row_count(x)
-        labels, codes, group_parts = _groups(sensitive, control, rows, self._missing)
-        return Batch(
-            x,
-            _labels(y, rows, self._classes),
-            labels,
-            codes,
-            None if weight is None else check_weight(weight, rows),
-            np.arange(start, start + rows) * world_size() + rank(),
-            group_parts,
-        )
+        data = Data(*item)
+        y, labels, codes, weight, group_parts = _columns(data, self._missing, self._classes)
+        row_id = np.arange(start, start + row_count(data.X)) * world_size() + rank()
+        return Batch(data.X, y, labels, codes, weight, row_id, group_parts)
 
 
 class Batches(Protocol):
@@ -207,11 +236,7 @@ def inputs_of(source: Any) -> Iterator[Any]:
 
 
 def make_batches(
-    x: Any,
-    y: Any,
-    sensitive_features: Any,
-    sample_weight: Any = None,
-    control_features: Any = None,
+    data: Data,
     *,
     missing: str = "error",
     batch_size: int = 8192,
@@ -229,44 +254,27 @@ def make_batches(
         A stream with columns beside it, or one that can be read only once; rows in memory without groups; some ranks
         with rows in memory and others with a stream, whose numbers would collide.
     """
-    stream = is_stream(x)
-    x = x if stream else as_rows(x)
-    first_row = _first_row(None if stream else row_count(x), name)
-    if not stream:
-        if sensitive_features is None:
+    data = data if data.is_stream else replace(data, X=as_rows(data.X))
+    first_row = _first_row(None if data.is_stream else row_count(data.X), name)
+    if not data.is_stream:
+        if data.sensitive_features is None:
             raise ValueError(
                 "sensitive_features is missing; parity is between groups, so fit needs one label for each row: "
                 "fit(X, y, sensitive_features=a). Prediction will not need it."
             )
-        return ArrayBatches(
-            x,
-            y,
-            sensitive_features,
-            sample_weight,
-            control_features,
-            missing=missing,
-            batch_size=batch_size,
-            first_row=first_row,
-            classes=classes,
-        )
-    columns = {
-        "y": y,
-        "sensitive_features": sensitive_features,
-        "sample_weight": sample_weight,
-        "control_features": control_features,
-    }
-    beside = [name for name, value in columns.items() if value is not None]
+        return ArrayBatches(data, missing=missing, batch_size=batch_size, first_row=first_row, classes=classes)
+    beside = [field.name for field in fields(data)[1:] if getattr(data, field.name) is not None]
     if beside:
         raise ValueError(
             f"X yields batches, yet {' and '.join(beside)} came beside it; a shuffled loader would misalign them "
             "silently. Yield (X, y, sensitive[, weight[, control]]) batches instead."
         )
-    if not callable(x) and iter(x) is x:
+    if not callable(data.X) and iter(data.X) is data.X:
         raise ValueError(
             f"{name} is an iterator, which can be read only once. Pass arrays, a DataLoader, or a function that makes "
             "the iterator."
         )
-    return StreamBatches(x, missing=missing, classes=classes)
+    return StreamBatches(data.X, missing=missing, classes=classes)
 
 
 def _first_row(rows: int | None, name: str) -> int:
@@ -279,7 +287,7 @@ def _first_row(rows: int | None, name: str) -> int:
     return 0 if rows is None else sum(known[: rank()])
 
 
-def row_key(row_id: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
+def row_key(row_id: NDArray[np.int64], seed: int) -> Array:
     """A number in [0, 1) for every row, from its global index and the seed alone (splitmix64).
 
     Does not depend on how rows are batched, ordered or sharded, so that the held-out rows and the bounded sample are
@@ -299,3 +307,192 @@ Splitter = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
 def held_out(fraction: float, seed: int) -> Splitter:
     """Which rows are kept out of the fit: a fraction of every group, chosen by hash."""
     return lambda row_id: row_key(row_id, seed) < fraction
+
+
+# --- rows that stay ------------------------------------------------------------------------------------------------
+
+
+class Digest:
+    """Tells rows in one order from other rows, and from the same in another order, however they are batched."""
+
+    def __init__(self) -> None:
+        self._codes, self._labels = hashlib.sha256(), hashlib.sha256()
+
+    def add(self, batch: Batch) -> "Digest":
+        self._codes.update(batch.group_codes.tobytes())
+        self._labels.update(b"" if batch.y is None else batch.y.tobytes())
+        return self
+
+    @property
+    def value(self) -> bytes:
+        return self._codes.digest() + self._labels.digest()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows at the input of the last layer.
+
+    Attributes
+    ----------
+    features : (n, p) inputs of the layer, in the dtype of the model
+    prediction : (n,) what the model predicts for them
+    y : (n,) labels; the untouched model's own predictions when there are none
+    codes : (n,) groups, positions in ``Sample.labels``
+    weight : (n,) sample weights, scaled up where a group was sampled
+    adjusted, strata : (n,) where gaps are adjusted, the weights that give all groups the same mix of strata, and those
+    kept_of : the `Digest` of all rows, in their order, that these were kept of
+    """
+
+    features: NDArray[Any]
+    prediction: Array
+    y: Array
+    codes: NDArray[np.intp]
+    weight: Array
+    adjusted: Array | None = None
+    strata: NDArray[np.intp] | None = None
+    kept_of: bytes = b""
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @property
+    def parity_weight(self) -> Array:
+        """What a row counts where groups are compared; ``weight`` is what it counts in the error."""
+        return self.weight if self.adjusted is None else self.adjusted
+
+    @classmethod
+    def none(cls, width: int) -> "Rows":
+        """No rows, of so many features."""
+        empty = np.zeros(0)
+        return cls(np.zeros((0, width)), empty, empty, np.zeros(0, dtype=np.intp), empty)
+
+
+class Keeper:
+    """Of every group the rows with the smallest hash keys, at most ``bound / groups`` of each."""
+
+    def __init__(self, bound: int, seed: int) -> None:
+        self._bound, self._seed = bound, seed
+        self._kept: dict[Label, _Columns] = {}
+        self._like: NDArray[Any] = np.zeros((0, 0))  # no rows, of the dtype and width of the features of all ranks
+        self.counts: dict[Label, tuple[int, float]] = {}  # rows and Σw of every group
+
+    def add(self, batch: Batch, chosen: NDArray[np.bool_], features: Sequence[Any], prediction: Any, y: Array) -> None:
+        """Keep some of the chosen rows; their features stand side by side."""
+        weight = np.ones(len(chosen)) if batch.weight is None else batch.weight
+        chosen = chosen & (weight > 0)
+        key = row_key(batch.row_id, self._seed + 1)  # another hash than that of the split
+        for code, label in enumerate(batch.labels):
+            mine = chosen & (batch.codes == code)
+            if not mine.any():
+                continue
+            self._count(label, int(mine.sum()), float(weight[mine].sum()))
+            kept = self._kept.setdefault(label, _Columns())
+            index = np.flatnonzero(mine & (key < kept.threshold))
+            prediction_here = take_rows(prediction, index).astype(np.float64)
+            columns = np.concatenate([take_rows(part, index) for part in features], axis=1)
+            kept.add(key[index], columns, prediction_here, y[index], weight[index])
+            kept.prune(self._share())
+
+    def _count(self, label: Label, rows: int, weight: float) -> None:
+        before = self.counts.get(label, (0, 0.0))
+        self.counts[label] = before[0] + rows, before[1] + weight
+
+    def _share(self) -> int:
+        return max(self._bound // max(len(self.counts), 2), 1)
+
+    def count_all_ranks(self) -> None:
+        """Add up what the ranks have seen, so that all of them know every group and its share."""
+        own = [kept.columns[1][:0] for kept in self._kept.values()]
+        described = all_gather((self.counts, own[:1] and [own[0].astype(np.result_type(*own))]))
+        alike = [features for _, kind in described for features in kind]
+        self._like = alike[0].astype(np.result_type(*alike)) if alike else np.zeros((0, 0))
+        self.counts = {}
+        for counts, _ in described:
+            for label, (rows, weight) in counts.items():
+                self._count(label, rows, weight)
+
+    def rows(self, labels: tuple[Label, ...]) -> Rows:
+        """The rows that stay, on the first rank, in an order that does not depend on how or where they came."""
+        parts = [(code, self._kept[label].columns) for code, label in enumerate(labels) if label in self._kept]
+        code = np.repeat([code for code, _ in parts], [len(part[0]) for _, part in parts]).astype(np.intp)
+        key = np.concatenate([np.zeros(0), *(part[0] for _, part in parts)])
+        known = all_gather((code, key))
+        chosen = self._smallest(*(np.concatenate(part) for part in zip(*known, strict=True)))
+        first = sum(len(part) for part, _ in known[: rank()])
+        own = np.flatnonzero(chosen[first : first + len(code)])
+        own = own[np.lexsort((key[own], code[own]))]
+        # Only rows that stay leave their rank; each is copied once, to where it belongs.
+        empty = (self._like, np.zeros(0), np.zeros(0), np.zeros(0))  # what a rank without rows has
+        columns = (_pick([part[i] for _, part in parts], none, own) for i, none in enumerate(empty, 1))
+        code, key, features, prediction, y, weight = map(first_rank_rows, (code[own], key[own], *columns))
+        order = np.lexsort((key, code))
+        if world_size() > 1:
+            features = features[order]  # of one rank it is in order already
+        code, weight = code[order], weight[order]
+        for group in np.unique(code):
+            mine = code == group
+            rows, total = self.counts[labels[group]]
+            if mine.sum() < rows:
+                weight[mine] *= total / weight[mine].sum()  # they stand for the whole group
+        return Rows(features, prediction[order], y[order], code, weight)
+
+    def _smallest(self, code: NDArray[np.intp], key: Array) -> NDArray[np.bool_]:
+        """Which rows are among the smallest keys of their group."""
+        order = np.lexsort((key, code))
+        start = np.searchsorted(code[order], code[order])
+        chosen = np.empty(len(code), dtype=bool)
+        chosen[order] = np.arange(len(code)) - start < self._share()
+        return chosen
+
+
+class _Columns:
+    """Rows of one group, in arrays with room to spare.
+
+    One array for each part of a batch that stays would leave holes between the large arrays that come and go, and the
+    process would grow with the number of rows though it holds no more of them.
+    """
+
+    def __init__(self) -> None:
+        self._room: list[NDArray[Any]] = []
+        self._size = 0
+        self.threshold = 1.0  # rows with a larger key cannot be among the smallest any more
+
+    @property
+    def columns(self) -> list[NDArray[Any]]:
+        """Keys first, then what was added beside them."""
+        return [column[: self._size] for column in self._room]
+
+    def add(self, *columns: NDArray[Any]) -> None:
+        """Copy rows in: their keys, then anything else that has as many rows."""
+        end = self._size + len(columns[0])
+        if not self._room:
+            self._room = [column[:0] for column in columns]
+        for i, (room, column) in enumerate(zip(self._room, columns, strict=True)):
+            dtype = np.result_type(room, column)
+            if end > len(room) or dtype != room.dtype:
+                wider = np.empty((max(end, 2 * len(room)), *column.shape[1:]), dtype=dtype)
+                wider[: self._size] = room[: self._size]
+                self._room[i] = wider
+            self._room[i][self._size : end] = column
+        self._size = end
+
+    def prune(self, share: int) -> None:
+        """Drop the largest keys when there are a quarter more rows than ``share``."""
+        if self._size <= 1.25 * share:
+            return
+        order = np.argsort(self._room[0][: self._size], kind="stable")[:share]
+        for column in self._room:
+            column[:share] = column[order]
+        self._size = share
+        self.threshold = float(self._room[0][share - 1])
+
+
+def _pick(parts: list[NDArray[Any]], none: NDArray[Any], index: NDArray[np.intp]) -> NDArray[Any]:
+    """Rows of the parts, taken as one below the other; ``none`` has no rows, and the dtype and width of all."""
+    picked = np.empty((len(index), *none.shape[1:]), dtype=none.dtype)
+    start = 0
+    for part in parts:
+        mine = np.flatnonzero((index >= start) & (index < start + len(part)))
+        picked[mine] = part[index[mine] - start]
+        start += len(part)
+    return picked

@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from esvdfair.batches import Rows
 from esvdfair.core.checks import by_group
 from esvdfair.core.ks import (
     Groups,
@@ -33,7 +34,7 @@ from esvdfair.distributed import broadcast
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.methods import UNTOUCHED, Candidates, outputs, weights_of
 from esvdfair.models.base import ModelAdapter, Weights
-from esvdfair.sample import Effort, Rows, Sample
+from esvdfair.sample import Effort, Sample
 
 Array = NDArray[np.float64]
 

@@ -1,6 +1,6 @@
 """ESVDFair: the scikit-learn estimator around a trained model, and `fit_curve`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -12,7 +12,7 @@ from sklearn.utils import check_random_state, get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from esvdfair import methods
-from esvdfair.batches import as_rows, inputs_of, is_stream, row_key
+from esvdfair.batches import Batch, Data, Digest, Rows, as_rows, held_out, inputs_of, is_stream
 from esvdfair.core.checks import row_count, take, to_numpy
 from esvdfair.core.edits import PAPER_REDUCTIONS, check_reduction
 from esvdfair.core.moments import GroupMoments
@@ -23,7 +23,7 @@ from esvdfair.exceptions import Given, InputError
 from esvdfair.methods import Candidates
 from esvdfair.models import adapt
 from esvdfair.models.base import ModelAdapter
-from esvdfair.sample import Effort, Rows, Sample, Setting, draw, draw_judging, prepare
+from esvdfair.sample import Effort, Sample, Setting, draw, draw_judging, prepare
 
 METHODS = ("paper", "exact", "parity", "transport")
 
@@ -181,20 +181,19 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         -------
         self
         """
+        data = Data(X, y, sensitive_features, sample_weight, control_features)
         with together():
             check_options(self)
-            setting = self._prepare(X, y, sensitive_features, sample_weight, control_features, validation)
+            setting = self._prepare(data, validation)
             with few_threads(setting.width):
                 hidden = self._hidden(setting)
-                tried = self._refit_last(setting) if hidden is None else self._refit_edited(hidden)
-                tried = tried.with_untouched()
-                curve = self._judge(setting, tried)
+                candidates = self._refit_last(setting) if hidden is None else self._refit_edited(hidden)
+                candidates = candidates.with_untouched()
+                curve = self._judge(setting, candidates)
                 point = self._choose(curve)
-                chosen = tried.fits[curve.candidates[point]]
-                if hidden is not None and tried.sample.partial and "reductions" in chosen.diagnostics:
-                    tried = hidden.candidates([chosen.diagnostics["reductions"]])
-                    curve, point = _replaced(curve, point, self._judge(setting, tried))
-                take_point(self, tried, curve, point)
+                if hidden is not None and candidates.sample.partial:
+                    candidates, curve, point = self._on_all_rows(setting, hidden, candidates, curve, point)
+                take_point(self, candidates, curve, point)
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -226,20 +225,9 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         ``met`` and ``certified`` are decided anew, on these rows; ``evaluated_on`` is "test".
         """
         check_is_fitted(self, "estimator_")
+        data = Data(X, y, sensitive_features, sample_weight, control_features)
         with together():
-            setting = prepare(
-                adapt(self.model_, output=self.output),
-                X if is_stream(X) else as_rows(X),
-                y,
-                sensitive_features=sensitive_features,
-                sample_weight=sample_weight,
-                control_features=control_features,
-                missing=self.missing,
-                batch_size=self.batch_size,
-                validation_fraction=0.0,
-                seed=self.seed(),
-                effort=self.effort,
-            )
+            setting = self._setting(adapt(self.model_, output=self.output), data, validation_fraction=0.0)
             labels, layer = tuple(self.summary_["group_sizes"]), setting.last
             rows = draw_judging(setting, labels)
             after = draw_judging(replace(setting, adapter=self._predictor), labels).prediction
@@ -249,11 +237,23 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             refit = self.curve_.refit if hasattr(self, "curve_") else None
             fits, plain = (Fit(layer.weight[0], 0.0),), () if refit is None else (refit,)
             curve = self._judge(setting, Candidates(sample, fits, after[:, None], np.zeros((0, 1)), plain))
-            point = curve.points[0]
-            found = broadcast(
-                lambda: summarise(sample, after, curve, point, method=self.method, target_ks=self.target_ks)
-            )
+            asked = {"method": self.method, "target_ks": self.target_ks}
+            found = broadcast(lambda: summarise(sample, after, curve, curve.points[0], **asked))
         return found | {"decided_by": self.summary_["decided_by"]}
+
+    def judged(self, rows: Batch) -> NDArray[np.bool_] | None:
+        """Which of these rows judged the repair: known where they are the rows of ``fit``, or those that judged it.
+
+        None where they are others, or the same in another order, or where only a part of them was kept to judge.
+        """
+        digest, seed = getattr(self, "_judged_of", (b"", 0))
+        if Digest().add(rows).value != digest:
+            return None
+        out = np.ones(len(rows.codes), dtype=bool)
+        if self.summary_["evaluated_on"] == "heldout":
+            out = held_out(self.validation_fraction, seed)(rows.row_id)
+        counted = out if rows.weight is None else out & (rows.weight > 0)
+        return out if np.count_nonzero(counted) == self.summary_["rows"] else None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -265,37 +265,31 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
 
     # --- the steps of fit ------------------------------------------------------------------------------------------
 
-    def _prepare(
-        self, X: Any, y: Any, sensitive_features: Any, sample_weight: Any, control_features: Any, validation: Any
-    ) -> Setting:
+    def _prepare(self, data: Data, validation: Any) -> Setting:
         """The model and the rows, checked; the same on every rank but for the rows."""
-        stream = is_stream(X)
-        X = X if stream else self._rows(X, reset=True)
+        data = data if data.is_stream else replace(data, X=self._rows(data.X, reset=True))
         _check_ranks(self, validation)
-        counts = all_gather(None if stream else row_count(X))  # a stream's length nobody knows
+        counts = all_gather(None if data.is_stream else row_count(data.X))  # a stream's length nobody knows
         known = [rows for rows in counts if rows is not None]
         if len(known) == len(counts) and sum(known) < 2:
             raise ValueError(f"X has n_samples={sum(known)}; parity between groups needs at least two of each.")
         seed = self.seed()
-        setting = prepare(
-            lambda: self._adapter(X, y, sample_weight, None if validation is not None else seed, stream),
-            X,
-            y,
-            sensitive_features=sensitive_features,
-            sample_weight=sample_weight,
-            control_features=control_features,
+        setting = self._setting(
+            lambda: self._adapter(data, None if validation is not None else seed),
+            data,
             validation=validation,
-            missing=self.missing,
-            batch_size=self.batch_size,
             validation_fraction=self.validation_fraction,
             seed=seed,
-            effort=self.effort,
-            classes=self._classes(y),
+            classes=self._classes(data.y),
         )
-        if stream and hasattr(setting.probe, "shape"):
+        if data.is_stream and hasattr(setting.probe, "shape"):
             self.n_features_in_ = int(setting.probe.shape[1])
         self.model_ = setting.adapter.model
         return setting
+
+    def _setting(self, adapter: Any, data: Data, **options: Any) -> Setting:
+        known = {"missing": self.missing, "batch_size": self.batch_size, "effort": self.effort}
+        return prepare(adapter, data, **known, **options)
 
     def _refit_last(self, setting: Setting) -> Candidates:
         """One pass and a refit of the last layer."""
@@ -304,18 +298,15 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         # Rows that certify may not even choose a regularisation.
         fitting = sample if self.confidence is None else replace(sample, judging=sample.training)
         if self.method == "transport":
-            fits = methods.transport(fitting, targets=targets, effort=effort)
-        else:
-            mean, covariance = self.mean_reduction, self.covariance_reduction
-            if not self._has_target() and mean is None and covariance is None:
-                mean = covariance = np.inf
-            if self.targets == "auto" and (mean is not None or covariance is not None):
-                # Where the reductions say how fair to be, a target that is fair already adds nothing (docs/method.md).
-                targets = tuple(name for name in targets if name != "optimum")
-            fits = methods.parity(
-                fitting, targets=targets, mean_reduction=mean, covariance_reduction=covariance, effort=effort
-            )
-        return Candidates.of(sample, fits)
+            return Candidates.of(sample, methods.transport(fitting, targets=targets, effort=effort))
+        mean, covariance = self.mean_reduction, self.covariance_reduction
+        if not self._has_target() and mean is None and covariance is None:
+            mean = covariance = np.inf
+        if self.targets == "auto" and (mean is not None or covariance is not None):
+            # Where the reductions say how fair to be, a target that is fair already adds nothing (docs/method.md).
+            targets = tuple(name for name in targets if name != "optimum")
+        given = {"mean_reduction": mean, "covariance_reduction": covariance}
+        return Candidates.of(sample, methods.parity(fitting, targets=targets, **given, effort=effort))
 
     def _hidden(self, setting: Setting) -> methods.HiddenEdit | None:
         """The pass over the rows that an edit of a hidden layer begins with; None for methods that make none."""
@@ -350,6 +341,16 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             as_far_as_told=self.method == "transport",
         )
 
+    def _on_all_rows(
+        self, setting: Setting, hidden: methods.HiddenEdit, tried: Candidates, curve: Curve, point: CurvePoint
+    ) -> tuple[Candidates, Curve, CurvePoint]:
+        """What was chosen on a part of the rows, done and judged again on all of them."""
+        chosen = tried.fits[curve.candidates[point]]
+        if "reductions" not in chosen.diagnostics:
+            return tried, curve, point  # the model as given
+        again = hidden.candidates([chosen.diagnostics["reductions"]])
+        return again, *_replaced(curve, point, self._judge(setting, again))
+
     # --- inputs ----------------------------------------------------------------------------------------------------
 
     def _rows(self, X: Any, *, reset: bool) -> Any:
@@ -363,7 +364,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         validate_data(self, X, skip_check_array=True, reset=reset)
         return X
 
-    def _adapter(self, X: Any, y: Any, sample_weight: Any, seed: int | None, stream: bool) -> ModelAdapter:
+    def _adapter(self, data: Data, seed: int | None) -> ModelAdapter:
         """The adapter of the model, which is fitted first when it is a scikit-learn model that is not."""
         try:
             return adapt(self.model, output=self.output)
@@ -373,17 +374,18 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
                     f"the {type(self.model).__name__} is not fitted, and each rank would fit another one on its shard; "
                     "fit it first, and give the same to all ranks."
                 ) from None
-            if stream or y is None:
+            if data.is_stream or data.y is None:
                 raise NotFittedError(
                     f"the {type(self.model).__name__} is not fitted; fit it first, or pass X and y as arrays so that "
                     "it can be fitted here."
                 ) from None
-        rows = np.arange(row_count(X))
-        chosen = rows if seed is None else rows[row_key(rows, seed) >= self.validation_fraction]
-        weight = None if sample_weight is None else to_numpy(sample_weight)[chosen]
+        rows = np.arange(row_count(data.X))
+        chosen = rows if seed is None else rows[~held_out(self.validation_fraction, seed)(rows)]
+        weight = None if data.sample_weight is None else to_numpy(data.sample_weight)[chosen]
         from esvdfair.models.sklearn import fit_model
 
-        return adapt(fit_model(self.model, take(X, chosen), to_numpy(y)[chosen], weight), output=self.output)
+        model = fit_model(self.model, take(data.X, chosen), to_numpy(data.y)[chosen], weight)
+        return adapt(model, output=self.output)
 
     def _classes(self, y: Any) -> Any:
         """The two classes that a scikit-learn classifier tells apart, or will when it is fitted; else None."""
@@ -426,19 +428,11 @@ def take_point(fair: ESVDFair, candidates: Candidates, curve: Curve, point: Curv
     sample, chosen = candidates.sample, curve.candidates[point]
     fit = candidates.fits[chosen]
     fair.curve_, fair.point_ = curve, point
+    fair._judged_of = sample.judging.kept_of, sample.seed
     take_model(fair, curve.model(point.index))
     fair.edits_ = [] if fit.target == methods.UNTOUCHED else broadcast(lambda: methods.account_for(sample, fit))
-    fair.summary_ = broadcast(
-        lambda: summarise(
-            sample,
-            candidates.judging[:, chosen],
-            curve,
-            point,
-            method=fair.method,
-            target_ks=fair.target_ks,
-            max_mse_increase=fair.max_mse_increase,
-        )
-    )
+    asked = {"method": fair.method, "target_ks": fair.target_ks, "max_mse_increase": fair.max_mse_increase}
+    fair.summary_ = broadcast(lambda: summarise(sample, candidates.judging[:, chosen], curve, point, **asked))
 
 
 def _replaced(curve: Curve, point: CurvePoint, again: Curve) -> tuple[Curve, CurvePoint]:
@@ -461,72 +455,60 @@ def _replaced(curve: Curve, point: CurvePoint, again: Curve) -> tuple[Curve, Cur
     ), point
 
 
+CHOICES = {
+    "method": METHODS,
+    "missing": ("error", "group"),
+    "refit": (None, "sgd", "ols"),
+    "certificate": ("normal", "hoeffding"),
+}
+"""Values of the options that have a few."""
+RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "target_ks": (lambda value: 0 <= value <= 1, "a KS distance lies between 0 and 1"),
+    "max_mse_increase": (lambda value: value >= 0, "expected a number that is not negative"),
+    "confidence": (lambda value: 0 < value < 1, "expected a number between 0 and 1, such as 0.9"),
+    "validation_fraction": (lambda value: 0 <= value < 1, "expected a number from 0 to below 1"),
+}
+"""What the options that are numbers must be."""
+
+
 def check_options(fair: ESVDFair) -> None:
     """Raise ValueError for options that are wrong, or that contradict each other."""
+    given = {name: Given(value) for name, value in fair.get_params(deep=False).items() if value is not None}
     if isinstance(fair.model, type):
         raise TypeError(f"model is the class {fair.model.__name__}; pass an object of it.")
-    if fair.method not in METHODS:
-        raise ValueError(f"method={fair.method!r}; expected one of {METHODS}.")
-    if fair.missing not in ("error", "group"):
-        raise ValueError(f"missing={fair.missing!r}; expected 'error' or 'group'.")
-    if fair.refit not in (None, "sgd", "ols"):
-        raise ValueError(f"refit={fair.refit!r}; expected 'sgd' or 'ols'.")
+    if fair.effort is not None and not isinstance(fair.effort, Effort):
+        raise TypeError(f"effort={fair.effort!r}; expected an esvdfair.Effort, such as Effort.quick().")
+    for name, choices in CHOICES.items():
+        if (value := getattr(fair, name)) not in choices:
+            allowed = ", ".join(repr(choice) for choice in choices if choice is not None)
+            raise InputError(f"{{{name}}}; expected one of {allowed}.", {name: Given(value)})
+    for name, (right, expected) in RANGES.items():
+        if name in given and not right(getattr(fair, name)):
+            raise InputError(f"{{{name}}}; {expected}.", given)
     if fair.refit is not None and fair.method != "paper":
-        raise ValueError(f"refit={fair.refit!r} belongs to method='paper'; method={fair.method!r} has its own refit.")
+        raise InputError("{refit} belongs to method='paper'; {method} has its own refit.", given)
     if fair.layer is not None and fair.method in ("parity", "transport"):
         raise InputError(
             "{layer} with {method}, which edits the last layer alone; leave the layer out, or use the method 'exact' "
             "or 'paper'.",
-            layer=Given(fair.layer),
-            method=Given(fair.method),
-        )
-    if fair.effort is not None and not isinstance(fair.effort, Effort):
-        raise TypeError(f"effort={fair.effort!r}; expected an esvdfair.Effort, such as Effort.quick().")
-    if not 0 <= fair.validation_fraction < 1:
-        raise ValueError(f"validation_fraction={fair.validation_fraction!r}; expected a number from 0 to below 1.")
-    if fair.target_ks is not None and not 0 <= fair.target_ks <= 1:
-        raise InputError("{target_ks}; a KS distance lies between 0 and 1.", target_ks=Given(fair.target_ks))
-    if fair.max_mse_increase is not None and not fair.max_mse_increase >= 0:
-        raise InputError(
-            "{max_mse_increase}; expected a number that is not negative.", max_mse_increase=Given(fair.max_mse_increase)
+            given,
         )
     if fair.target_ks is not None and fair.max_mse_increase is not None:
         raise InputError(
-            "{target_ks} and {max_mse_increase} each choose a point on the curve; give one of them.",
-            target_ks=Given(fair.target_ks),
-            max_mse_increase=Given(fair.max_mse_increase),
+            "{target_ks} and {max_mse_increase} each choose a point on the curve; give one of them.", given
         )
-    _check_certificate(fair)
-    _check_reductions(fair)
-
-
-def _check_certificate(fair: ESVDFair) -> None:
-    if fair.certificate not in ("normal", "hoeffding"):
-        raise InputError("{certificate}; expected 'normal' or 'hoeffding'.", certificate=Given(fair.certificate))
-    if fair.confidence is None:
-        return
-    if not 0 < fair.confidence < 1:
+    has_target = fair.target_ks is not None or fair.max_mse_increase is not None
+    if fair.confidence is not None and not has_target:
         raise InputError(
-            "{confidence}; expected a number between 0 and 1, such as 0.9.", confidence=Given(fair.confidence)
+            "{confidence} needs {target_ks}: there must be something to be certain of.", given, target_ks=Given()
         )
-    if fair.target_ks is None and fair.max_mse_increase is None:
-        raise InputError(
-            "{confidence} needs {target_ks}: there must be something to be certain of.",
-            confidence=Given(fair.confidence),
-            target_ks=Given(),
-        )
-
-
-def _check_reductions(fair: ESVDFair) -> None:
-    reductions = {"mean_reduction": fair.mean_reduction, "covariance_reduction": fair.covariance_reduction}
-    given = [name for name, value in reductions.items() if value is not None]
-    if given and (fair.target_ks is not None or fair.max_mse_increase is not None):
-        raise ValueError(f"{' and '.join(given)} fix the point, and a target chooses it; give one or the other.")
-    if given and fair.method == "transport":
-        raise ValueError(f"{' and '.join(given)} belong to the other methods; transport takes target_ks.")
-    for value in reductions.values():
-        if value is not None:
-            check_reduction(value)
+    reductions = [name for name in ("mean_reduction", "covariance_reduction") if name in given]
+    if reductions and has_target:
+        raise ValueError(f"{' and '.join(reductions)} fix the point, and a target chooses it; give one or the other.")
+    if reductions and fair.method == "transport":
+        raise ValueError(f"{' and '.join(reductions)} belong to the other methods; transport takes target_ks.")
+    for name in reductions:
+        check_reduction(getattr(fair, name))
 
 
 def _check_ranks(fair: ESVDFair, validation: Any) -> None:

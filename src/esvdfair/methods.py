@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
 from sklearn.exceptions import ConvergenceWarning
 
+from esvdfair.batches import Rows
 from esvdfair.core.edits import LayerEdit, edit_exact, edit_paper
 from esvdfair.core.ks import Groups, ks_between
 from esvdfair.core.optimum import fit_optimum
@@ -31,7 +32,7 @@ from esvdfair.core.refit.transport import TransportProblem, transport_path
 from esvdfair.distributed import broadcast
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models.base import LinearLayer, Weights, find_layer
-from esvdfair.sample import Effort, Rows, Sample, Setting, draw, hold
+from esvdfair.sample import Effort, Sample, Setting, draw, hold
 
 Array = NDArray[np.float64]
 
@@ -150,11 +151,7 @@ def parity(
         quadratics = [
             found for target in targets for found in refits.quadratics(target, _ridges(effort, target, targets))
         ]
-        plain = [
-            quadratic.fit(quadratic.minimiser, diagnostics={"plain": True})
-            for name, quadratic in quadratics
-            if name == "labels"
-        ]
+        plain = [_plain(quadratic) for name, quadratic in quadratics if name == "labels"]
         if mean_reduction is not None or covariance_reduction is not None:
             return plain + [
                 replace(_parity_at(quadratic, mean_reduction or 1.0, covariance_reduction or 1.0), target=name)
@@ -216,16 +213,17 @@ class HiddenEdit:
                 method=Given(method),
             )
         self._edit = edit_paper if method == "paper" else edit_exact
-        self._first = draw(setting, inner=[self._inner.name], features=False)
+        self._first = draw(setting, inner=[self._inner.name])
 
     def candidates(self, reductions: Sequence[tuple[float, float]]) -> Candidates:
         """A refit for every pair (mean, covariance) of reductions; the sample is that of the model as given."""
         setting = self._setting if len(reductions) == 1 else hold(self._setting, self._first)
-        sample = self._first if setting is self._setting else draw(setting, features=False)
+        sample = self._first if setting is self._setting else draw(setting)
         found = [self._fit(setting, sample, *pair) for pair in reductions]
         judging = np.concatenate([each.judging for each in found], axis=1)
         training = np.concatenate([each.training for each in found], axis=1)
-        return Candidates(sample, tuple(fit for each in found for fit in each.fits), judging, training)
+        plain = broadcast(lambda: plain_refits(sample))
+        return Candidates(sample, tuple(fit for each in found for fit in each.fits), judging, training, plain)
 
     def _fit(self, setting: Setting, sample: Sample, mean: float, covariance: float) -> Candidates:
         solve = partial(
@@ -239,7 +237,7 @@ class HiddenEdit:
         )
         steps = broadcast(solve)  # all ranks run the very same edited layer
         edited = draw(setting, _after(steps) or None)
-        if edited.order != sample.order:
+        if edited.training.kept_of != sample.training.kept_of:
             raise InputError(
                 "{X} gives its rows in another order every time it is read, so what is known of a row from one pass "
                 "cannot be used in the next. Pass a loader without shuffling, or arrays.",
@@ -250,6 +248,17 @@ class HiddenEdit:
         known = {**fit.diagnostics, "reductions": (mean, covariance)}
         fit = replace(fit, edits=(*steps, *last), strength=float(mean), diagnostics=known)
         return Candidates.of(edited, [fit])
+
+
+def plain_refits(sample: Sample) -> tuple[Fit, ...]:
+    """The last layer refitted to the labels without parity; none where there are no labels, and nothing to refit to."""
+    if sample.error_against != "labels":
+        return ()
+    return (_plain(Refits(sample, Effort()).labels(REFIT_RIDGE)),)
+
+
+def _plain(quadratic: Quadratic) -> Fit:
+    return quadratic.fit(quadratic.minimiser, diagnostics={"plain": True})
 
 
 def refit_edited(sample: Sample, refit: str, mean_reduction: float, covariance_reduction: float, *, seed: int) -> Fit:

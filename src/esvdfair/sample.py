@@ -18,7 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from esvdfair.batches import ArrayBatches, Batch, Batches, Splitter, held_out, is_stream, make_batches, row_key
+from esvdfair.batches import (
+    ArrayBatches,
+    Batch,
+    Batches,
+    Data,
+    Digest,
+    Keeper,
+    Rows,
+    Splitter,
+    held_out,
+    make_batches,
+    row_key,
+)
 from esvdfair.core.checks import (
     Label,
     count_not_finite,
@@ -32,17 +44,7 @@ from esvdfair.core.checks import (
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.quadratic import Head
 from esvdfair.core.strata import adjusted_weights, split_cell
-from esvdfair.distributed import (
-    all_gather,
-    all_rows,
-    broadcast,
-    few_threads,
-    first_rank_rows,
-    rank,
-    reading,
-    together,
-    world_size,
-)
+from esvdfair.distributed import all_gather, broadcast, few_threads, reading, together, world_size
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.models.base import PROBE_ROWS, LinearLayer, ModelAdapter, Weights
 
@@ -107,47 +109,6 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Some rows at the input of the last layer.
-
-    Attributes
-    ----------
-    features : (n, p) inputs of the layer, in the dtype of the model
-    prediction : (n,) what the model predicts for them
-    y : (n,) labels; the untouched model's own predictions when there are none
-    codes : (n,) groups, positions in ``Sample.labels``
-    weight : (n,) sample weights, scaled up where a group was sampled
-    adjusted, strata : (n,) where gaps are adjusted, the weights that give all groups the same mix of strata, and those
-    """
-
-    features: NDArray[Any]
-    prediction: Array
-    y: Array
-    codes: NDArray[np.intp]
-    weight: Array
-    adjusted: Array | None = None
-    strata: NDArray[np.intp] | None = None
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    @property
-    def parity_weight(self) -> Array:
-        """What a row counts where groups are compared; ``weight`` is what it counts in the error."""
-        return self.weight if self.adjusted is None else self.adjusted
-
-    def without_features(self) -> "Rows":
-        """The same rows, their features dropped."""
-        return replace(self, features=np.zeros((len(self), 0)))
-
-    @classmethod
-    def none(cls, width: int) -> "Rows":
-        """No rows, of so many features."""
-        empty = np.zeros(0)
-        return cls(np.zeros((0, width)), empty, empty, np.zeros(0, dtype=np.intp), empty)
-
-
-@dataclass(frozen=True)
 class Setting:
     """The model and the rows of a fit; the same on every rank but for the rows.
 
@@ -195,14 +156,14 @@ class Sample:
     Attributes
     ----------
     labels : the groups, sorted
-    moments : of ``[h, y]`` over the training rows, h the inputs of the last layer; empty when they were not asked for
+    moments : of ``[h, y]`` over the training rows, h the inputs of the last layer
     layer, head : the last layer, and what maps its output to the prediction
     training, judging : rows that fit and rows that judge, the same when no row could be held out; on the first rank
     judged_on : "validation", "heldout" or "train"
     error_against : "labels", or "predictions" of the untouched model
     inner : by name, moments of the inputs of other layers
     sizes, judging_sizes : (G,) how many rows of each group fit, and judge
-    order : tells one order of this rank's rows from another
+    seed : of the split that holds rows out
     partial : whether it is of a part of the rows (:func:`hold`)
     """
 
@@ -217,7 +178,7 @@ class Sample:
     inner: Mapping[str, GroupMoments] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
     judging_sizes: tuple[int, ...] = ()
-    order: bytes = b""
+    seed: int = 0
     partial: bool = False
 
 
@@ -226,12 +187,8 @@ class Sample:
 
 def prepare(
     adapter: ModelAdapter | Callable[[], ModelAdapter],
-    X: Any,
-    y: Any = None,
+    data: Data,
     *,
-    sensitive_features: Any = None,
-    sample_weight: Any = None,
-    control_features: Any = None,
     validation: Any = None,
     missing: str = "error",
     batch_size: int = 8192,
@@ -245,18 +202,18 @@ def prepare(
     Parameters
     ----------
     adapter : of the model, or a function that makes it once the rows are known to be good
-    X, y, sensitive_features, sample_weight, control_features, validation : as in :meth:`esvdfair.ESVDFair.fit`
+    data, validation : as :meth:`esvdfair.ESVDFair.fit` takes them
     missing, batch_size, validation_fraction : as in :class:`esvdfair.ESVDFair`
     classes : the two that a classifier tells apart, where ``adapter`` is a function; else it knows them
     """
     classes = adapter.classes if isinstance(adapter, ModelAdapter) else classes
     reading: dict[str, Any] = {"missing": missing, "batch_size": batch_size, "classes": classes}
-    batches = make_batches(X, y, sensitive_features, sample_weight, control_features, **reading)
-    apart = None if validation is None else validation_batches(validation, **reading)
+    batches = make_batches(data, **reading)
+    apart = None if validation is None else make_batches(Data.of(validation), name="validation", **reading)
     adapter = adapter() if callable(adapter) else adapter
     split = held_out(validation_fraction, seed) if apart is None and validation_fraction else None
     setting = meet(adapter, batches, seed=seed, effort=effort)
-    _check_finite(adapter, X)
+    _check_finite(adapter, data.X)
     return replace(setting, validation=apart, split=split)
 
 
@@ -298,18 +255,6 @@ def _notice_logits(adapter: ModelAdapter, probe: Any, labels: Array) -> None:
             ),
             stacklevel=2,
         )
-
-
-def validation_batches(validation: Any, **reading: Any) -> Batches:
-    """The rows of ``validation=``, columns or a stream, as batches; ``reading`` are options of `make_batches`."""
-    columns = (validation, None, None) if is_stream(validation) else validation
-    if not isinstance(columns, tuple | list) or len(columns) not in (3, 4, 5):
-        raise ValueError(
-            "validation must be (X, y, sensitive_features[, sample_weight[, control_features]]), where y and weight "
-            "may be None, or yield such batches."
-        )
-    x, y, sensitive, *more = columns
-    return make_batches(x, y, sensitive, *more, name="validation", **reading)
 
 
 def _share_probe(batches: Batches) -> tuple[Any, Array | None, bool]:
@@ -396,24 +341,20 @@ def _each(x: Any) -> list[Any]:
 
 
 @together()
-def draw(
-    setting: Setting, weights: Weights | None = None, *, inner: Sequence[str] = (), features: bool = True
-) -> Sample:
+def draw(setting: Setting, weights: Weights | None = None, *, inner: Sequence[str] = ()) -> Sample:
     """Run the model once over the training rows, and once over the validation rows when there are any.
 
     Parameters
     ----------
     weights : ``{name: (W, b)}`` put into a copy of the model first
     inner : names of layers whose input moments are gathered too
-    features : whether the features of the last layer are wanted; without them there are neither moments nor features
     """
-    run = _Pass(setting, weights, inner, features)
+    run = _Pass(setting, weights, inner)
     if setting.validation is not None:
         seen = run.over(setting.batches, None)
         apart = run.over(setting.validation, _everything)
-        return run.sample(
-            seen, _relabelled(apart.rows(1), apart.labels, seen.labels), "validation", apart.sizes(1, seen.labels)
-        )
+        judging = _relabelled(apart.rows(1), apart.labels, seen.labels)
+        return run.sample(seen, judging, "validation", apart.sizes(1, seen.labels))
     seen = run.over(setting.batches, setting.split)
     if setting.split is None:
         return run.sample(seen, None, "train")
@@ -432,7 +373,7 @@ def draw(
 
 def draw_judging(setting: Setting, labels: tuple[Label, ...]) -> Rows:
     """Run the model over rows that judge; their groups must be ``labels``, those of the rows that fitted elsewhere."""
-    seen = _Pass(setting, None, (), True).over(setting.batches, _everything)
+    seen = _Pass(setting, None, ()).over(setting.batches, _everything)
     return _relabelled(seen.rows(1), seen.labels, labels)
 
 
@@ -494,15 +435,16 @@ def _group_of(label: Label, group_parts: int) -> Label:
 class _Seen:
     """What a pass has seen: moments of the rows that fit, and kept rows, first those that fit, then the others.
 
-    Moments and kept rows are those of ``cells``, which are the groups themselves when ``group_parts`` is 0.
+    Moments and kept rows are those of ``cells``, which are the groups themselves when ``group_parts`` is 0. Features of
+    rows that fit are, where it is one layer, those of the inner layer and then those of the last.
     """
 
     cells: tuple[Label, ...]
     group_parts: int
     moments: GroupMoments
     inner: Mapping[str, GroupMoments]
-    kept: "tuple[_Keeper, _Keeper]"
-    order: bytes
+    kept: tuple[Keeper, Keeper]
+    digest: bytes
 
     @cached_property
     def labels(self) -> tuple[Label, ...]:
@@ -511,7 +453,7 @@ class _Seen:
 
     def cell_rows(self, part: int) -> Rows:
         """Kept rows, their codes those of cells."""
-        return self.kept[part].rows(self.cells)
+        return replace(self.kept[part].rows(self.cells), kept_of=self.digest)
 
     def grouped(self, rows: Rows) -> Rows:
         """Rows of cells as rows of groups."""
@@ -542,42 +484,40 @@ class _Seen:
 class _Pass:
     """A model on its way over batches."""
 
-    def __init__(self, setting: Setting, weights: Weights | None, inner: Sequence[str], features: bool) -> None:
-        self.setting, self.inner, self.features = setting, tuple(inner), features
+    def __init__(self, setting: Setting, weights: Weights | None, inner: Sequence[str]) -> None:
+        self.setting, self.inner, self.edited = setting, tuple(inner), bool(weights)
         self.adapter = setting.adapter.replace(weights) if weights else setting.adapter
-        self.names = [*inner, *([setting.last.name] if features else [])]
-        self.edited = bool(weights)
 
     def over(self, batches: Batches, split: Splitter | None) -> _Seen:
         """Run over all batches; ``split`` tells the rows that do not fit."""
         setting, last = self.setting, self.setting.last
         moments, inner = GroupMoments(), {name: GroupMoments() for name in self.inner}
         effort = setting.effort
-        kept = _Keeper(effort.training_rows, setting.seed), _Keeper(effort.judging_rows, setting.seed)
+        kept = Keeper(effort.training_rows, setting.seed), Keeper(effort.judging_rows, setting.seed)
         labelled: bool | None = None
         group_parts = 0
-        order = hashlib.sha256()
-        later = self._keeps_all(batches)
+        digest, later = Digest(), self._keeps_all(batches)
         with reading() as listen:
             for batch in batches:
                 rows = len(batch.codes)
-                inputs, prediction = self.adapter.capture(batch.x, self.names)
+                inputs, prediction = self.adapter.capture(batch.x, [*self.inner, last.name])
                 check_prediction(prediction, rows)
                 labelled, group_parts = batch.y is not None, batch.group_parts
                 y = self._labels(batch, prediction)
                 _check_unit(y, prediction)
-                order.update(batch.codes.tobytes() + (b"" if batch.y is None else batch.y.tobytes()))
+                digest.add(batch)
                 out = np.zeros(rows, dtype=bool) if split is None else split(batch.row_id)
                 weight = (~out).astype(np.float64) if batch.weight is None else batch.weight * ~out
                 for name, found in inner.items():
                     found.update_codes(inputs[name], batch.labels, batch.codes, weight)
-                if self.features:
-                    check_features(last, inputs[last.name], rows)
-                if self.features and not later:
-                    moments.update_codes(inputs[last.name], batch.labels, batch.codes, weight, beside=y)
-                features = self._kept(inputs, rows)
-                for keeper, mine in zip(kept, (~out, out), strict=True):
-                    keeper.add(batch, mine, features, prediction, y)
+                features = inputs[last.name]
+                check_features(last, features, rows)
+                if not later:
+                    moments.update_codes(features, batch.labels, batch.codes, weight, beside=y)
+                beside = [inputs[name] for name in self.inner if len(self.inner) == 1 and name != last.name]
+                beside = [each for each in beside if each.ndim == 2 and each.shape[0] == rows]
+                kept[0].add(batch, ~out, [*beside, features], prediction, y)
+                kept[1].add(batch, out, [features], prediction, y)
                 listen()
         _agree_on_labels(labelled)
         for keeper in kept:
@@ -585,11 +525,11 @@ class _Pass:
         cells = tuple(sorted(set(kept[0].counts) | set(kept[1].counts), key=sort_key))
         inner = {name: found.all_reduce() for name, found in inner.items()}
         group_parts = max(all_gather(group_parts))  # a rank without rows does not know
-        return _Seen(cells, group_parts, moments.all_reduce(), inner, kept, order.digest())
+        return _Seen(cells, group_parts, moments.all_reduce(), inner, kept, digest.value)
 
     def _keeps_all(self, batches: Batches) -> bool:
         """Whether it is known that all rows stay: then their moments are gathered once, from them (`_in_order`)."""
-        if not isinstance(batches, ArrayBatches) or self.inner or world_size() > 1:
+        if not isinstance(batches, ArrayBatches) or world_size() > 1:
             return False
         return batches.rows * max(len(batches.labels), 2) <= self.setting.effort.training_rows
 
@@ -598,12 +538,14 @@ class _Pass:
     ) -> Sample:
         setting, cells = self.setting, seen.cell_rows(0)
         moments, inner = seen.moments, dict(seen.inner)
-        if len(cells) == sum(seen.sizes(0)) and cells.features.shape[1]:
-            again = _in_order(cells, seen.cells, beside=self.features)
-            moments, inner = (again, inner) if self.features else (moments, dict.fromkeys(inner, again))
+        beside = cells.features.shape[1] - setting.last.weight.shape[1]  # features of the inner layer
+        whole, cells = cells, replace(cells, features=cells.features[:, max(beside, 0) :])
+        if len(cells) == sum(seen.sizes(0)) and len(cells):
+            moments = _in_order(cells, seen.cells, cells.y)
+            if beside > 0:
+                first = replace(whole, features=whole.features[:, :beside])
+                inner = dict.fromkeys(inner, _in_order(first, seen.cells))
         training = seen.grouped(cells)
-        if not self.features:
-            training, judging = training.without_features(), None if judging is None else judging.without_features()
         return Sample(
             labels=seen.labels,
             moments=seen.adjusted(moments),
@@ -616,16 +558,9 @@ class _Pass:
             inner={name: seen.adjusted(found) for name, found in inner.items()},
             sizes=seen.sizes(0),
             judging_sizes=judging_sizes or seen.sizes(0),
-            order=seen.order,
+            seed=setting.seed,
             partial=setting.partial,
         )
-
-    def _kept(self, inputs: Mapping[str, Any], rows: int) -> Any:
-        """The features to keep of every row: those of the last layer, else of the one other layer that is asked for."""
-        if self.features:
-            return inputs[self.setting.last.name]
-        alone = inputs[self.inner[0]] if len(self.inner) == 1 else None
-        return alone if alone is not None and alone.ndim == 2 and alone.shape[0] == rows else np.zeros((rows, 0))
 
     def _labels(self, batch: Batch, prediction: Any) -> Array:
         """(rows,) labels, or what the untouched model predicts."""
@@ -637,12 +572,12 @@ class _Pass:
         return np.asarray(own, dtype=np.float64)
 
 
-def _in_order(rows: Rows, labels: tuple[Label, ...], *, beside: bool) -> GroupMoments:
+def _in_order(rows: Rows, labels: tuple[Label, ...], beside: Array | None = None) -> GroupMoments:
     """The moments again, from rows that are all there, in their own order: no bit hangs on batches or ranks."""
     moments = GroupMoments()
     for start in range(0, len(rows), IN_ORDER_ROWS):
         part = slice(start, start + IN_ORDER_ROWS)
-        y = rows.y[part] if beside else None
+        y = None if beside is None else beside[part]
         moments.update_codes(rows.features[part], labels, rows.codes[part], rows.weight[part], beside=y)
     return moments
 
@@ -671,134 +606,3 @@ def _check_unit(y: Array, prediction: Any) -> None:
             raise ValueError(
                 f"{name} is as large as {largest:.3g}, and sums of squares leave float64; give it in another unit."
             )
-
-
-# --- a bounded set of rows -----------------------------------------------------------------------------------------
-
-
-class _Keeper:
-    """Of every group the rows with the smallest hash keys, at most ``bound / groups`` of each."""
-
-    def __init__(self, bound: int, seed: int) -> None:
-        self._bound, self._seed = bound, seed
-        self._kept: dict[Label, _Columns] = {}
-        self._like: NDArray[Any] = np.zeros((0, 0))  # no rows, of the dtype and width of the features of all ranks
-        self.counts: dict[Label, tuple[int, float]] = {}  # rows and Σw of every group
-
-    def add(self, batch: Batch, chosen: NDArray[np.bool_], features: Any, prediction: Any, y: Array) -> None:
-        weight = np.ones(len(chosen)) if batch.weight is None else batch.weight
-        chosen = chosen & (weight > 0)
-        key = row_key(batch.row_id, self._seed + 1)  # another hash than that of the split
-        for code, label in enumerate(batch.labels):
-            mine = chosen & (batch.codes == code)
-            if not mine.any():
-                continue
-            self._count(label, int(mine.sum()), float(weight[mine].sum()))
-            kept = self._kept.setdefault(label, _Columns())
-            index = np.flatnonzero(mine & (key < kept.threshold))
-            prediction_here = take_rows(prediction, index).astype(np.float64)
-            kept.add(key[index], take_rows(features, index), prediction_here, y[index], weight[index])
-            kept.prune(self._share())
-
-    def _count(self, label: Label, rows: int, weight: float) -> None:
-        before = self.counts.get(label, (0, 0.0))
-        self.counts[label] = before[0] + rows, before[1] + weight
-
-    def _share(self) -> int:
-        return max(self._bound // max(len(self.counts), 2), 1)
-
-    def count_all_ranks(self) -> None:
-        """Add up what the ranks have seen, so that all of them know every group and its share."""
-        own = [kept.columns[1][:0] for kept in self._kept.values()]
-        described = all_gather((self.counts, own[:1] and [own[0].astype(np.result_type(*own))]))
-        alike = [features for _, kind in described for features in kind]
-        self._like = alike[0].astype(np.result_type(*alike)) if alike else np.zeros((0, 0))
-        self.counts = {}
-        for counts, _ in described:
-            for label, (rows, weight) in counts.items():
-                self._count(label, rows, weight)
-
-    def rows(self, labels: tuple[Label, ...]) -> Rows:
-        """The rows that stay, on the first rank, in an order that does not depend on how or where they came."""
-        parts = [(code, self._kept[label].columns) for code, label in enumerate(labels) if label in self._kept]
-        code = np.repeat([code for code, _ in parts], [len(part[0]) for _, part in parts]).astype(np.intp)
-        key = np.concatenate([np.zeros(0), *(part[0] for _, part in parts)])
-        chosen = self._smallest(all_rows(code), all_rows(key))
-        first = sum(all_gather(len(code))[: rank()])
-        own = np.flatnonzero(chosen[first : first + len(code)])
-        own = own[np.lexsort((key[own], code[own]))]
-        # Only rows that stay leave their rank; each is copied once, to where it belongs.
-        empty = (self._like, np.zeros(0), np.zeros(0), np.zeros(0))  # what a rank without rows has
-        columns = (_pick([part[i] for _, part in parts], none, own) for i, none in enumerate(empty, 1))
-        code, key, features, prediction, y, weight = map(first_rank_rows, (code[own], key[own], *columns))
-        order = np.lexsort((key, code))
-        if world_size() > 1:
-            features = features[order]  # of one rank it is in order already
-        code, weight = code[order], weight[order]
-        for group in np.unique(code):
-            mine = code == group
-            rows, total = self.counts[labels[group]]
-            if mine.sum() < rows:
-                weight[mine] *= total / weight[mine].sum()  # they stand for the whole group
-        return Rows(features, prediction[order], y[order], code, weight)
-
-    def _smallest(self, code: NDArray[np.intp], key: Array) -> NDArray[np.bool_]:
-        """Which rows are among the smallest keys of their group."""
-        order = np.lexsort((key, code))
-        start = np.searchsorted(code[order], code[order])
-        chosen = np.empty(len(code), dtype=bool)
-        chosen[order] = np.arange(len(code)) - start < self._share()
-        return chosen
-
-
-class _Columns:
-    """Rows of one group, in arrays with room to spare.
-
-    One array for each part of a batch that stays would leave holes between the large arrays that come and go, and the
-    process would grow with the number of rows though it holds no more of them.
-    """
-
-    def __init__(self) -> None:
-        self._room: list[NDArray[Any]] = []
-        self._size = 0
-        self.threshold = 1.0  # rows with a larger key cannot be among the smallest any more
-
-    @property
-    def columns(self) -> list[NDArray[Any]]:
-        """Keys first, then what was added beside them."""
-        return [column[: self._size] for column in self._room]
-
-    def add(self, *columns: NDArray[Any]) -> None:
-        """Copy rows in: their keys, then anything else that has as many rows."""
-        end = self._size + len(columns[0])
-        if not self._room:
-            self._room = [column[:0] for column in columns]
-        for i, (room, column) in enumerate(zip(self._room, columns, strict=True)):
-            dtype = np.result_type(room, column)
-            if end > len(room) or dtype != room.dtype:
-                wider = np.empty((max(end, 2 * len(room)), *column.shape[1:]), dtype=dtype)
-                wider[: self._size] = room[: self._size]
-                self._room[i] = wider
-            self._room[i][self._size : end] = column
-        self._size = end
-
-    def prune(self, share: int) -> None:
-        """Drop the largest keys when there are a quarter more rows than ``share``."""
-        if self._size <= 1.25 * share:
-            return
-        order = np.argsort(self._room[0][: self._size], kind="stable")[:share]
-        for column in self._room:
-            column[:share] = column[order]
-        self._size = share
-        self.threshold = float(self._room[0][share - 1])
-
-
-def _pick(parts: list[NDArray[Any]], none: NDArray[Any], index: NDArray[np.intp]) -> NDArray[Any]:
-    """Rows of the parts, taken as one below the other; ``none`` has no rows, and the dtype and width of all."""
-    picked = np.empty((len(index), *none.shape[1:]), dtype=none.dtype)
-    start = 0
-    for part in parts:
-        mine = np.flatnonzero((index >= start) & (index < start + len(part)))
-        picked[mine] = part[index[mine] - start]
-        start += len(part)
-    return picked

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from esvdfair.baselines import GroupPredictor, PrivateHistogram, WassersteinBarycenter
 from esvdfair.baselines.peers import EquipyWasserstein, FairlearnCorrelationRemover, LeaceRegression
+from esvdfair.batches import Data
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.optimum import fit_optimum
 from esvdfair.core.refit.sgd import finetune
@@ -175,9 +176,7 @@ def optimum(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
     sample = draw(
         prepare(
             adapt(trained.network),
-            rows.X,
-            rows.y,
-            sensitive_features=rows.sensitive_features,
+            Data(rows.X, rows.y, rows.sensitive_features),
             validation=trained.split.validation,
             seed=trained.seed,
             effort=experiment.effort,

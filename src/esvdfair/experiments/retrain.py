@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esvdfair.batches import Data
 from esvdfair.core.checks import encode_groups
 from esvdfair.core.metrics import ks_distance, ks_floor
 from esvdfair.core.refit.quadratic import Fit
@@ -82,13 +83,11 @@ def sample_of(network: nn.Sequential, trained: Trained) -> Sample:
     rows = trained.split.train
     setting = prepare(
         adapt(network),
-        rows.X,
-        rows.y,
-        sensitive_features=rows.sensitive_features,
+        Data(rows.X, rows.y, rows.sensitive_features),
         validation=trained.split.validation,
         seed=trained.seed,
     )
-    return draw(setting, features=False)
+    return draw(setting)
 
 
 def curve_of(networks: Mapping[float, nn.Sequential], trained: Trained) -> Curve:

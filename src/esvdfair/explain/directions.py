@@ -10,7 +10,7 @@ import scipy.linalg
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from esvdfair.batches import Batches, as_rows, is_stream, make_batches, row_key
+from esvdfair.batches import Batches, Data, as_rows, is_stream, make_batches, row_key
 from esvdfair.core import gaps
 from esvdfair.core.checks import Label, take_rows
 from esvdfair.core.edits import edit_exact
@@ -160,8 +160,8 @@ def explain_directions(
         raise ValueError(f"top={top!r}; it says how many directions to describe, so give 1 or more.")
     X = as_rows(X)
     names = name_features(X, feature_names)
-    columns = (sensitive_features, sample_weight, control_features)
-    batches = make_batches(X, None, *columns, missing=missing, batch_size=batch_size)
+    data = Data(X, None, sensitive_features, sample_weight, control_features)
+    batches = make_batches(data, missing=missing, batch_size=batch_size)
     adapter, repaired = _adapters(model, output)
     before, halves = _see(adapter, batches, layer)
     after = before.edited() if repaired is None else _see(repaired, batches, before.layer.index)[0]

@@ -9,6 +9,7 @@ import pandas as pd
 import scipy.linalg
 from numpy.typing import NDArray
 
+from esvdfair.batches import Data
 from esvdfair.core import gaps
 from esvdfair.core.edits import PAPER_REDUCTIONS, edit_exact
 from esvdfair.core.moments import GroupMoments
@@ -21,6 +22,7 @@ from esvdfair.models.base import LinearLayer, Weights
 from esvdfair.sample import Setting, draw, prepare
 
 Array = NDArray[np.float64]
+COLUMNS = ("sensitive_features", "sample_weight", "control_features")
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,8 @@ def scan_layers(
     """
     if not isinstance(random_state, int | np.integer):
         raise TypeError(f"random_state={random_state!r}; every layer must be judged on the same rows, so give an int.")
-    setting = prepare(adapt(model, output=output), X, y, seed=int(random_state), **options)
+    columns = {name: options.pop(name) for name in COLUMNS if name in options}
+    setting = prepare(adapt(model, output=output), Data(X, y, **columns), seed=int(random_state), **options)
     with few_threads(setting.width):
         return _scan(setting, {"mean_reduction": mean_reduction, "covariance_reduction": covariance_reduction})
 

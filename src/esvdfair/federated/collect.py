@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from esvdfair.batches import Batch
+from esvdfair.batches import Batch, Data, make_batches
 from esvdfair.core.checks import to_numpy
 from esvdfair.core.moments import GroupMoments
 from esvdfair.distributed import all_gather, broadcast, few_threads, reading, together
@@ -21,7 +21,7 @@ from esvdfair.federated.noise import Frame, Noise, add_noise, make_noise
 from esvdfair.federated.sites import MomentsFile, Site, SiteMoments, loaded
 from esvdfair.files import version_of
 from esvdfair.models import adapt, fingerprint
-from esvdfair.sample import Setting, check_features, check_prediction, prepare, validation_batches
+from esvdfair.sample import Setting, check_features, check_prediction, prepare
 
 
 def collect_moments(
@@ -93,11 +93,7 @@ def collect_moments(
     with together():
         setting = prepare(
             adapt(model, output=output),
-            X,
-            y,
-            sensitive_features=sensitive_features,
-            sample_weight=sample_weight,
-            control_features=control_features,
+            Data(X, y, sensitive_features, sample_weight, control_features),
             missing=missing,
             batch_size=batch_size,
             validation_fraction=0.0,
@@ -148,7 +144,7 @@ def _with_noise(
             epsilon=Given(epsilon),
             public=Given(),
         )
-    shown = replace(setting, batches=validation_batches(public, missing=missing, batch_size=batch_size))
+    shown = replace(setting, batches=make_batches(Data.of(public), missing=missing, batch_size=batch_size))
     labelled = setting.has_labels
     frame = Frame.of([rows for rows, *_ in _rows(shown)], setting.last.weight[0], labelled=labelled)
     noise = make_noise(epsilon, delta, axes=len(frame.axes), sites=sharing)

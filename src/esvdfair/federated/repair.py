@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from esvdfair.batches import Data, Rows, make_batches
 from esvdfair.core.checks import Label, by_group
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.quadratic import Fit, Head
@@ -18,7 +19,7 @@ from esvdfair.federated.sites import MomentsFile, SiteMoments, loaded
 from esvdfair.methods import Candidates, account_for, parity, weights_of
 from esvdfair.models import ModelAdapter, adapt, fingerprint
 from esvdfair.models.base import PROBE_ROWS
-from esvdfair.sample import Effort, Rows, Sample, draw_judging, meet, validation_batches
+from esvdfair.sample import Effort, Sample, draw_judging, meet
 
 RIDGE = 1e-4
 """Ridge of a repair that no rows judge; with validation rows, those choose among those of ``Effort``."""
@@ -112,7 +113,8 @@ def repair_from_moments(
 
 def _repair_judged(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments, validation: tuple[Any, ...]) -> None:
     """All parity candidates of the moments, judged on validation rows."""
-    batches = validation_batches(validation, missing=fair.missing, batch_size=fair.batch_size, classes=adapter.classes)
+    reading: dict[str, Any] = {"missing": fair.missing, "batch_size": fair.batch_size, "classes": adapter.classes}
+    batches = make_batches(Data.of(validation), name="validation", **reading)
     setting = meet(adapter, batches, seed=fair.seed(), effort=fair.effort)
     _check_head(setting.head, site)
     effort = replace(setting.effort, ridges=GUARDED_RIDGES) if _guarded(site) else setting.effort

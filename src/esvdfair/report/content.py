@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esvdfair.audit import Array, Codes
-from esvdfair.batches import Batch, held_out, is_stream, make_batches
+from esvdfair.batches import Batch, Data, is_stream, make_batches
 from esvdfair.core.checks import row_count, take
-from esvdfair.core.ks import Groups, Peak, ks_between, ks_peak
+from esvdfair.core.ks import Groups, Peak, ks_peak
 from esvdfair.core.metrics import ks_distance_ci, ks_floor
 from esvdfair.curve import Curve, CurvePoint
 from esvdfair.estimator import ESVDFair
@@ -271,18 +271,17 @@ def collect(
 
 
 def read_rows(fair: ESVDFair, X: Any, y: Any, sensitive_features: Any, sample_weight: Any = None) -> Batch:
-    """All rows with weight, checked."""
+    """All rows, checked."""
     if is_stream(X):
         raise ValueError("X yields batches, but a report needs its rows in memory; pass a sample as an array.")
     if not row_count(X):
         raise ValueError("X has no rows; there is nothing to report on.")
     classes = adapt(fair.model_, output=fair.output).classes
     options: dict[str, Any] = {"missing": fair.missing, "batch_size": row_count(X), "classes": classes}
-    (rows,) = make_batches(X, y, sensitive_features, sample_weight, **options)
-    rows = rows if rows.weight is None else rows.take(np.flatnonzero(rows.weight > 0))
+    (rows,) = make_batches(Data(X, y, sensitive_features, sample_weight), **options)
     if len(rows.labels) < 2:
         raise ValueError("sensitive_features holds fewer than two groups; a report compares them. Pass rows of each.")
-    sizes = np.bincount(rows.codes, minlength=len(rows.labels))
+    sizes = np.bincount(rows.codes, None if rows.weight is None else rows.weight > 0, len(rows.labels)).astype(int)
     if sizes.min() < 2:
         raise ValueError(
             f"group {rows.labels[int(sizes.argmin())]!r} has {sizes.min()} row; its distribution needs at least 2. "
@@ -324,25 +323,20 @@ def attribute_name(sensitive_features: Any) -> str:
 
 
 def _choose_rows(fair: ESVDFair, rows: Batch, apart: Batch | None, which: str | None) -> tuple[Batch, Batch, str]:
-    """Rows to explain the layers with, rows of the page, and what these are.
-
-    Where nobody says so, the rows that judged the repair are told by their number and by the untouched model's KS
-    distance on them: all that were given, or those that the split of the fit holds out.
-    """
+    """Rows to explain the layers with, rows of the page, and what these are."""
     if apart is not None:
-        return rows, apart, "test" if which == "test" else fair.summary_["evaluated_on"]
-    summary, n = fair.summary_, len(rows.codes)
-    splits = [np.ones(n, dtype=bool)]
-    if summary["evaluated_on"] == "heldout" and isinstance(fair.random_state, int | np.integer):
-        splits.append(held_out(fair.validation_fraction, int(fair.random_state))(rows.row_id))
-    for out in splits:
-        part = rows.take(np.flatnonzero(out))
-        if len(part.codes) == summary["rows"] and len(np.unique(part.codes)) == len(rows.labels):
-            groups = Groups(part.codes, len(part.labels), part.weight)
-            before = summary.get("ks_raw_before", summary["ks_before"])
-            if before is not None and abs(ks_between(predict(fair, fair.model_, part.x), groups) - before) < 1e-9:
-                return part if out.all() else rows.take(np.flatnonzero(~out)), part, summary["evaluated_on"]
-    return rows, rows, "given"
+        return _counted(rows), _counted(apart), "test" if which == "test" else fair.summary_["evaluated_on"]
+    judged = fair.judged(rows)
+    if judged is None:
+        return _counted(rows), _counted(rows), "given"
+    shown = rows.take(np.flatnonzero(judged))
+    fitting = shown if judged.all() else rows.take(np.flatnonzero(~judged))
+    return _counted(fitting), _counted(shown), fair.summary_["evaluated_on"]
+
+
+def _counted(rows: Batch) -> Batch:
+    """Those with weight."""
+    return rows if rows.weight is None else rows.take(np.flatnonzero(rows.weight > 0))
 
 
 def named_groups(rows: Batch) -> dict[str, Any]:
