@@ -7,6 +7,7 @@ import pytest
 from esvdfair.batches import (
     ArrayBatches,
     Batch,
+    Data,
     StreamBatches,
     check_groups,
     held_out,
@@ -22,7 +23,7 @@ def gather(batches):
 
 def test_arrays_come_in_order_with_global_row_numbers():
     x = np.arange(20.0).reshape(10, 2)
-    parts = gather(make_batches(x, np.arange(10), list("ab") * 5, np.ones(10), batch_size=4))
+    parts = gather(make_batches(Data(x, np.arange(10), list("ab") * 5, np.ones(10)), batch_size=4))
     assert [len(p.codes) for p in parts] == [4, 4, 2]
     np.testing.assert_array_equal(np.concatenate([p.row_id for p in parts]), np.arange(10))
     np.testing.assert_array_equal(np.vstack([p.x for p in parts]), x)
@@ -30,7 +31,7 @@ def test_arrays_come_in_order_with_global_row_numbers():
 
 
 def test_frames_keep_their_columns():
-    part = gather(make_batches(pd.DataFrame({"age": [1.0, 2.0]}), None, [0, 1]))[0]
+    part = gather(make_batches(Data(pd.DataFrame({"age": [1.0, 2.0]}), None, [0, 1])))[0]
     assert list(part.x.columns) == ["age"]
     assert part.y is None
 
@@ -40,7 +41,7 @@ def test_a_stream_can_be_read_twice_when_a_function_makes_it():
         yield np.ones((3, 2)), np.zeros(3), ["a", "b", "a"]
         yield np.ones((2, 2)), None, ["b", "b"], np.ones(2)
 
-    batches = make_batches(factory, None, None)
+    batches = make_batches(Data(factory))
     for _ in range(2):
         parts = gather(batches)
         assert [p.row_id.tolist() for p in parts] == [[0, 1, 2], [3, 4]]
@@ -49,11 +50,11 @@ def test_a_stream_can_be_read_twice_when_a_function_makes_it():
 
 def test_a_stream_may_yield_batches_with_numbers_of_their_own():
     batch = Batch(np.ones((2, 2)), None, ("a", "b"), np.array([1, 0]), None, np.array([70, 12]))
-    assert gather(make_batches(lambda: iter([batch]), None, None)) == [batch]
+    assert gather(make_batches(Data(lambda: iter([batch])))) == [batch]
 
 
 def test_rows_in_memory_may_start_at_any_number():
-    parts = gather(ArrayBatches(np.ones((5, 2)), None, list("ababa"), batch_size=3, first_row=100))
+    parts = gather(ArrayBatches(Data(np.ones((5, 2)), None, list("ababa")), batch_size=3, first_row=100))
     assert [part.row_id.tolist() for part in parts] == [[100, 101, 102], [103, 104]]
 
 
@@ -61,12 +62,12 @@ def test_rows_in_memory_may_start_at_any_number():
     "groups", [[], np.zeros(0), pd.DataFrame({"sex": [], "race": []})], ids=["list", "array", "frame"]
 )
 def test_a_shard_without_rows_has_no_batches(groups):
-    assert gather(make_batches(np.zeros((0, 3)), np.zeros(0), groups)) == []
+    assert gather(make_batches(Data(np.zeros((0, 3)), np.zeros(0), groups))) == []
 
 
 def test_an_iterator_can_be_read_once():
     with pytest.raises(ValueError, match="only once"):
-        make_batches(iter([(np.ones((2, 2)), None, [0, 1])]), None, None)
+        make_batches(Data(iter([(np.ones((2, 2)), None, [0, 1])])))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_a_batch_of_the_wrong_form_is_explained(item):
 
 def test_labels_beside_a_stream_are_refused():
     with pytest.raises(ValueError, match="y and sensitive_features came beside it"):
-        make_batches(iter([]), [1.0], ["a"])
+        make_batches(Data(iter([]), [1.0], ["a"]))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_keys_are_uniform_and_uncorrelated_with_the_row():
 def test_bad_input_is_explained(kwargs, message):
     arguments = {"y": np.ones(3), "sensitive_features": [0, 1, 1], "sample_weight": None} | kwargs
     with pytest.raises(ValueError, match=message):
-        make_batches(np.ones((3, 2)), **arguments)
+        make_batches(Data(np.ones((3, 2)), **arguments))
 
 
 def test_many_whole_numbers_look_continuous():
@@ -151,22 +152,22 @@ def test_missing_values_can_be_a_group(column, labels):
 @pytest.mark.parametrize("x", [np.ones(6), [1.0, 2.0], 3.0])
 def test_a_vector_is_no_table(x):
     with pytest.raises(ValueError, match="Expected 2D array"):
-        make_batches(x, None, ["a", "b"])
+        make_batches(Data(x, None, ["a", "b"]))
 
 
 def test_a_dataloader_is_a_stream():
     torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
     data = torch.utils.data.TensorDataset(torch.ones(5, 2), torch.zeros(5, 1), torch.tensor([0, 1, 0, 1, 1]))
-    batches = make_batches(torch.utils.data.DataLoader(data, batch_size=2), None, None)
+    batches = make_batches(Data(torch.utils.data.DataLoader(data, batch_size=2)))
     assert [len(p.codes) for p in gather(batches)] == [2, 2, 1]
     assert gather(batches)[2].y.shape == (1,)
-    assert isinstance(ArrayBatches(torch.ones(5, 2), None, [0, 1, 0, 1, 1]).rows, int)
+    assert isinstance(ArrayBatches(Data(torch.ones(5, 2), None, [0, 1, 0, 1, 1])).rows, int)
 
 
 def test_strata_make_cells_of_arrays_and_streams_alike():
     x, sex, job = np.ones((4, 2)), ["f", "m", "f", "m"], [3, 3, 5, 3]
-    (one,) = make_batches(x, None, sex, control_features=job)
-    (other,) = make_batches(lambda: [(x, None, sex, None, job)], None, None)
+    (one,) = make_batches(Data(x, None, sex, control_features=job))
+    (other,) = make_batches(Data(lambda: [(x, None, sex, None, job)]))
     for batch in (one, other):
         assert batch.labels == (("f", 3), ("f", 5), ("m", 3))
         assert (batch.codes.tolist(), batch.group_parts) == ([0, 2, 1, 2], 1)
@@ -174,4 +175,4 @@ def test_strata_make_cells_of_arrays_and_streams_alike():
 
 def test_strata_with_missing_values_are_named_as_what_they_are():
     with pytest.raises(ValueError, match="control_features has 1 missing value"):
-        make_batches(np.ones((2, 1)), None, ["a", "b"], control_features=["x", None])
+        make_batches(Data(np.ones((2, 1)), None, ["a", "b"], control_features=["x", None]))

@@ -9,13 +9,14 @@ import pytest
 from scipy.special import ndtr
 
 from esvdfair import Effort, ESVDFairWarning, curve, ks_bound, ks_distance, ks_distance_ci
+from esvdfair.batches import Rows
 from esvdfair.core import ks
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.quadratic import Fit, Head
 from esvdfair.curve import Judging, choose, judge, measurable, summarise
 from esvdfair.methods import UNTOUCHED, Candidates
 from esvdfair.models.base import LinearLayer
-from esvdfair.sample import Rows, Sample
+from esvdfair.sample import Sample
 
 
 def make_rows(n=400, seed=0, weight=None):

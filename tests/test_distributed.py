@@ -5,7 +5,7 @@ import pytest
 
 from esvdfair import distributed
 from esvdfair.core.moments import GroupMoments
-from esvdfair.distributed import all_gather, all_rows, all_sum, broadcast, reading, together, world_size
+from esvdfair.distributed import all_gather, all_sum, broadcast, first_rank_rows, reading, together, world_size
 
 pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
 
@@ -79,7 +79,7 @@ def test_alone_everything_is_its_own_sum():
     assert all_gather("x") == ["x"]
     values = np.arange(3.0)
     np.testing.assert_array_equal(all_sum(values), values)
-    assert all_rows(values) is values
+    assert first_rank_rows(values) is values
     assert broadcast(lambda: "made") == "made"
 
 

@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPRegressor
 
 from esvdfair import Effort, ESVDFair, distributed
-from esvdfair.batches import Batch
+from esvdfair.batches import Batch, Data
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.models import adapt
 from esvdfair.sample import draw, prepare
@@ -102,8 +102,8 @@ def scenarios(rank, model, X, y, a):
         yield part, y[rank::2], a[rank::2]
 
     def sample():
-        rows = {"sensitive_features": a[first_third], "batch_size": 77, "effort": FEW_ROWS}
-        return draw(prepare(adapt(model), X[first_third], y[first_third], **rows))
+        rows = Data(X[first_third], y[first_third], a[first_third])
+        return draw(prepare(adapt(model), rows, batch_size=77, effort=FEW_ROWS))
 
     def several():
         fair = ESVDFair(sides_network(), method="parity", mean_reduction=20.0, covariance_reduction=5.0)
@@ -309,7 +309,7 @@ def test_without_a_seed_all_ranks_take_that_of_the_first(ranks):
 
 def test_moments_and_bounded_sample_are_those_of_one_process(ranks, rows):
     model, X, y, a = rows
-    whole = draw(prepare(adapt(model), X, y, sensitive_features=a, effort=FEW_ROWS))
+    whole = draw(prepare(adapt(model), Data(X, y, a), effort=FEW_ROWS))
     assert np.bincount(whole.training.codes).tolist() == [30, 30, 30]
     first, second = (found["result"] for found in ranks("sample"))
     for seen in (first, second):

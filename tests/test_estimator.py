@@ -359,7 +359,7 @@ def test_a_spent_iterator_is_explained(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "magic"}, "expected one of"),
+        ({"method": "magic"}, "expected 'paper' or 'exact'"),
         ({"missing": "drop"}, "'error' or 'group'"),
         ({"method": "transport", "layer": -2}, "edits the last layer alone"),
         ({"method": "parity", "layer": 0}, "edits the last layer alone"),

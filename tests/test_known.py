@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from esvdfair import Effort, ESVDFair, ks_distance
-from esvdfair.batches import Batch
+from esvdfair.batches import Batch, Data, make_batches
 from esvdfair.explain import scan_layers
 from esvdfair.models import adapt
 
@@ -122,3 +122,54 @@ def test_a_target_reads_the_rows_three_times_at_most(method):
     fair = ESVDFair(network(), method=method, target_ks=0.2, effort=effort).fit(stream)
     assert passes <= 4  # one of them reads the first batch only
     assert fair.summary_["rows"] > 600  # judged on all rows in the end
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_refit_without_parity_would_err_is_told_by_every_method(method):
+    X, y, a = people()
+    fresh, fresh_y, fresh_a = people(400, seed=1)
+    X, fresh, model = X.astype(float), fresh.astype(float), network()
+    given = {"sensitive_features": a, "validation": (fresh, fresh_y, fresh_a)}
+    fair = ESVDFair(model, method=method, effort=Effort.quick()).fit(X, y, **given)
+    h, fresh_h = (model[:-1](torch.from_numpy(x)).detach().numpy() for x in (X, fresh))
+    weight, *_ = np.linalg.lstsq(np.column_stack([h, np.ones(len(h))]), y, rcond=None)
+    expected = np.mean((fresh_h @ weight[:-1] + weight[-1] - fresh_y) ** 2)
+    assert fair.summary_["mse_refit"] == pytest.approx(expected, rel=1e-2)  # a small ridge
+    assert fair.summary_["mse_refit"] < 0.8 * fair.summary_["mse_before"]
+    on_test = fair.assess(fresh, fresh_y, sensitive_features=fresh_a)
+    assert on_test["mse_refit"] == pytest.approx(fair.summary_["mse_refit"])
+    alone = ESVDFair(model, method=method, effort=Effort.quick()).fit(X, None, sensitive_features=a)
+    assert alone.summary_["mse_refit"] is None  # without labels there is nothing to refit to
+
+
+def test_which_rows_judged_is_known_and_not_guessed():
+    X, y, a = people()
+    others, _, theirs = people(600, seed=1)
+
+    def rows(y=y, a=a, weight=None):
+        (batch,) = make_batches(Data(X.astype(float), y, a, weight))
+        return batch
+
+    random = np.random.RandomState(3)  # a generator: nobody knows its seed afterwards but the repair
+    fair = ESVDFair(network(), method="parity", effort=Effort.quick(), random_state=random)
+    fair.fit(X.astype(float), y, sensitive_features=a)
+    judged = fair.judged(rows())
+    assert judged.sum() == fair.summary_["rows"]
+    before = ks_distance(
+        network()(torch.from_numpy(X.astype(float))).detach().numpy()[judged, 0], sensitive_features=a[judged]
+    )
+    assert before == pytest.approx(fair.summary_["ks_before"])
+    assert fair.judged(rows(y=y[::-1].copy())) is None  # other rows, of which as many would be held out
+    assert fair.judged(rows(a=1 - a)) is None
+    apart = ESVDFair(network(), method="parity", effort=Effort.quick())
+    apart.fit(others.astype(float), None, sensitive_features=theirs, validation=(X.astype(float), None, a))
+    assert apart.judged(rows(y=None)).all()
+
+
+def test_rows_that_are_adjusted_for_strata_are_known_without_their_strata():
+    X, y, a = people()
+    job = np.arange(600) % 2
+    fair = ESVDFair(network(), method="parity", effort=Effort.quick())
+    fair.fit(X.astype(float), y, sensitive_features=a, control_features=job)
+    (batch,) = make_batches(Data(X.astype(float), y, a))
+    assert fair.judged(batch).sum() == fair.summary_["rows"]

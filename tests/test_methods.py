@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import scipy.linalg
 
+from esvdfair.batches import Rows
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.quadratic import Fit, Head
 from esvdfair.methods import Refits, account_for, parity, refit_edited, transport
 from esvdfair.models.base import LinearLayer
-from esvdfair.sample import Effort, Rows, Sample
+from esvdfair.sample import Effort, Sample
 
 
 def make_sample(head=None, *, rows=600, groups=2, seed=0):

@@ -5,7 +5,7 @@ import pytest
 from sklearn.neural_network import MLPRegressor
 
 from esvdfair import Effort, ESVDFair, ks_distance
-from esvdfair.batches import ArrayBatches, Batch, StreamBatches, held_out, row_key
+from esvdfair.batches import ArrayBatches, Batch, Data, StreamBatches, held_out, row_key
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.quadratic import Head
 from esvdfair.models.base import LinearLayer
@@ -37,7 +37,7 @@ def batches(batch_size=100, rows=1000, y=True, weight=None):
     rng = np.random.default_rng(0)
     x, a = rng.normal(size=(rows, 3)), rng.choice(["a", "b", "c"], rows, p=[0.6, 0.3, 0.1])
     labels = x @ [1.0, 2.0, 3.0] if y else None
-    return ArrayBatches(x, labels, a, weight, batch_size=batch_size), x, a
+    return ArrayBatches(Data(x, labels, a, weight), batch_size=batch_size), x, a
 
 
 def setting(rows, *, adapter=None, fraction=0.0, seed=0, effort=None, has_labels=True, validation=None):

@@ -69,26 +69,12 @@ def all_sum(array: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(total.cpu().numpy(), dtype=np.float64)
 
 
-def all_rows(array: NDArray[Any]) -> NDArray[Any]:
-    """The rows of every rank, one rank's after the other's; every rank passes the same dtype and width.
-
-    They travel as they are, not pickled and not padded, so that a rank with few rows costs little.
-    """
-    if world_size() == 1:
-        return array
-    counts = all_gather(len(array))
-    whole = np.empty((sum(counts), *array.shape[1:]), dtype=array.dtype)
-    for source, (start, stop) in enumerate(pairwise(np.cumsum([0, *counts]).tolist())):
-        part = whole[start:stop]
-        if source == rank():
-            part[...] = array
-        if part.size:
-            _broadcast_bytes(part.reshape(-1).view(np.uint8), source)
-    return whole
-
-
 def first_rank_rows(array: NDArray[Any]) -> NDArray[Any]:
-    """As :func:`all_rows`, on the first rank; on the others no rows."""
+    """The rows of every rank, one rank's after the other's, on the first rank; on the others no rows.
+
+    Every rank passes the same dtype and width. Rows travel as they are, not pickled and not padded, so that a rank with
+    few rows costs little.
+    """
     if world_size() == 1:
         return array
     counts = all_gather(len(array))
@@ -248,16 +234,6 @@ def _gather_objects(value: Any) -> list[Any]:
     with _connected() as dist:
         dist.all_gather_object(gathered, value)
     return gathered
-
-
-def _broadcast_bytes(values: NDArray[np.uint8], source: int) -> None:
-    """Overwrite the values of every rank with those of one."""
-    shared = _torch().from_numpy(values)
-    sent = shared.to(_device())  # the same memory unless the ranks meet on GPUs
-    with _connected() as dist:
-        dist.broadcast(sent, src=source)
-    if sent is not shared:
-        shared.copy_(sent)
 
 
 def _send_bytes(values: NDArray[np.uint8]) -> None:

@@ -237,7 +237,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             refit = self.curve_.refit if hasattr(self, "curve_") else None
             fits, plain = (Fit(layer.weight[0], 0.0),), () if refit is None else (refit,)
             curve = self._judge(setting, Candidates(sample, fits, after[:, None], np.zeros((0, 1)), plain))
-            asked = {"method": self.method, "target_ks": self.target_ks}
+            asked: dict[str, Any] = {"method": self.method, "target_ks": self.target_ks}
             found = broadcast(lambda: summarise(sample, after, curve, curve.points[0], **asked))
         return found | {"decided_by": self.summary_["decided_by"]}
 
@@ -288,7 +288,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         return setting
 
     def _setting(self, adapter: Any, data: Data, **options: Any) -> Setting:
-        known = {"missing": self.missing, "batch_size": self.batch_size, "effort": self.effort}
+        known: dict[str, Any] = {"missing": self.missing, "batch_size": self.batch_size, "effort": self.effort}
         return prepare(adapter, data, **known, **options)
 
     def _refit_last(self, setting: Setting) -> Candidates:
@@ -431,7 +431,11 @@ def take_point(fair: ESVDFair, candidates: Candidates, curve: Curve, point: Curv
     fair._judged_of = sample.judging.kept_of, sample.seed
     take_model(fair, curve.model(point.index))
     fair.edits_ = [] if fit.target == methods.UNTOUCHED else broadcast(lambda: methods.account_for(sample, fit))
-    asked = {"method": fair.method, "target_ks": fair.target_ks, "max_mse_increase": fair.max_mse_increase}
+    asked: dict[str, Any] = {
+        "method": fair.method,
+        "target_ks": fair.target_ks,
+        "max_mse_increase": fair.max_mse_increase,
+    }
     fair.summary_ = broadcast(lambda: summarise(sample, candidates.judging[:, chosen], curve, point, **asked))
 
 
@@ -480,8 +484,8 @@ def check_options(fair: ESVDFair) -> None:
         raise TypeError(f"effort={fair.effort!r}; expected an esvdfair.Effort, such as Effort.quick().")
     for name, choices in CHOICES.items():
         if (value := getattr(fair, name)) not in choices:
-            allowed = ", ".join(repr(choice) for choice in choices if choice is not None)
-            raise InputError(f"{{{name}}}; expected one of {allowed}.", {name: Given(value)})
+            allowed = " or ".join(repr(choice) for choice in choices if choice is not None)
+            raise InputError(f"{{{name}}}; expected {allowed}.", {name: Given(value)})
     for name, (right, expected) in RANGES.items():
         if name in given and not right(getattr(fair, name)):
             raise InputError(f"{{{name}}}; {expected}.", given)

@@ -9,7 +9,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.neural_network import MLPRegressor
 
 from esvdfair import ESVDFair, ESVDFairWarning
-from esvdfair.batches import make_batches
+from esvdfair.batches import Data, make_batches
 from esvdfair.explain import LayerGap, LayerScan, scan_layers
 
 
@@ -125,7 +125,7 @@ def test_batches_of_a_stream_without_labels():
             yield X[part], None, a[part]
 
     def encoded():
-        return iter(make_batches(X, None, a, batch_size=200))
+        return iter(make_batches(Data(X, None, a), batch_size=200))
 
     expected = scan_layers(model, X, sensitive_features=a)
     for source in (stream, encoded):
