@@ -171,6 +171,9 @@ def test_a_row_that_looks_bad_is_measured_anew_with_other_draws(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     import promise
 
+    good = {"covers": 0.96, "normal_0.95": 0.04, "normal_0.9": 0.09}
     monkeypatch.setattr(promise, "SETTINGS", [promise.Setting((50, 50))])
-    monkeypatch.setattr(promise, "_interval_row", lambda *given: {"covers": 0.95, "draws": given[3]})
-    assert {row["draws"] for row in promise.interval(5, 0)} == {40}
+    monkeypatch.setattr(promise, "_interval_row", lambda *given: {**found, "draws": given[3]})
+    for found, draws in (({"covers": 0.95}, 40), (good | {"normal_0.9": 0.11}, 40), (good, 5)):
+        found = good | found
+        assert {row["draws"] for row in promise.interval(5, 0)} == {draws}

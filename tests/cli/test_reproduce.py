@@ -116,7 +116,7 @@ def test_an_error_is_one_line_and_exit_code_2(args, said, tmp_path):
 def test_rows_of_another_protocol_are_refused(reduced, tmp_path):
     folder = tmp_path / "wages-clean" / "repaired"
     folder.mkdir(parents=True)
-    saved = {"format": "esvdfair-seed-2", "protocol": {}, "rows": [], "densities": []}
+    saved = {"format": "esvdfair-seed-3", "protocol": {}, "rows": []}
     (folder / "seed-33.json").write_text(json.dumps(saved))
     result = invoke("wages", "--seeds", "33", "--out", tmp_path)
     assert result.exit_code == 2

@@ -10,7 +10,7 @@ from matplotlib.text import Text
 from esvdfair.experiments.config import ABLATION_COVARIANCE, ABLATION_MEAN, COMPAS, LAW, Experiment, Variant
 from esvdfair.experiments.figures import draw, draw_tradeoff
 from esvdfair.experiments.report import join, write_report
-from esvdfair.experiments.rows import Density, Folder, Row, SeedResult, collect, from_csv
+from esvdfair.experiments.rows import Folder, Row, collect, from_csv
 from esvdfair.experiments.tables import Table
 
 SEEDS = (33, 34, 35)
@@ -44,15 +44,15 @@ def make_row(experiment: Experiment, preparation: str, seed: int, variant: Varia
     return Row(
         experiment=experiment.name, preparation=preparation, seed=seed, evaluated_on=experiment.evaluated_on, **what,
         mse=mse + shift, ks=ks + shift, ks_floor=0.06, mean_gap=0.1, variance_gap=0.0, covariance_reached=reached,
+        densities=dict.fromkeys(("black", "white"), (1, 4, 2)),
     )  # fmt: skip
 
 
 def save(out, experiment, preparation, known):
     folder = Folder(out, experiment, preparation)
     for seed in SEEDS:
-        rows = tuple(make_row(experiment, preparation, seed, variant, *values) for variant, values in known.items())
-        densities = tuple(Density(v, label, (1, 4, 2)) for v in known for label in ("black", "white"))
-        folder.write(experiment.parts[0], seed, SeedResult(rows, densities))
+        rows = [make_row(experiment, preparation, seed, variant, *values) for variant, values in known.items()]
+        folder.write(experiment.parts[0], seed, rows)
     folder.combine()
 
 

@@ -13,11 +13,9 @@ import pytest
 from esvdfair.datasets import Examples
 from esvdfair.experiments.config import LAW, PARTS, Training, Variant
 from esvdfair.experiments.rows import (
-    Density,
     Folder,
     Outcome,
     Row,
-    SeedResult,
     from_csv,
     interpolated_regret,
     judge,
@@ -28,58 +26,56 @@ from esvdfair.experiments.rows import (
 )
 
 
-def make_result(seed: int, mse: float = 0.1) -> SeedResult:
+def make_rows(seed: int, mse: float = 0.1) -> list[Row]:
     shared = {"experiment": "law", "preparation": "paper", "seed": seed, "evaluated_on": "test"}
     row = Row(
         **shared, method="transport", fitted_on="", group="none", level=0.1, mean_reduction=None,
         covariance_reduction=None, mse=mse + seed / 7, ks=1 / 3, ks_floor=0.05, mean_gap=0.2, variance_gap=0.01,
         met=True,
     )  # fmt: skip
-    return SeedResult(
-        (row, replace(row, method="parity", level=None)), (Density(Variant("parity"), "black", (1, 2, 3)),)
-    )
+    return [row, replace(row, method="parity", level=None, densities={"black": (1, 2, 3)})]
 
 
 def test_a_saved_seed_comes_back(tmp_path):
     folder = Folder(tmp_path, LAW, "paper")
-    folder.write("repaired", 33, make_result(33))
-    assert folder.read(33) == make_result(33)
+    folder.write("repaired", 33, make_rows(33))
+    assert folder.read(33) == make_rows(33)
     assert folder.finished() == [33]
 
 
 def test_the_parts_of_a_seed_are_joined_and_only_then_compared_with_the_optimum(tmp_path):
-    (row, _), known = make_result(33).rows, {"untouched": 0.05, "constant": 0.15, "optimum": 0.06}
+    (row, _), known = make_rows(33), {"untouched": 0.05, "constant": 0.15, "optimum": 0.06}
     rows = tuple(replace(row, method=method, mse=mse, level=None) for method, mse in known.items())
     folder = Folder(tmp_path, LAW, "paper")
-    folder.write("repaired", 33, SeedResult((replace(row, mse=0.07),), ()))
-    assert [row.regret for row in folder.read(33).rows] == [None]
+    folder.write("repaired", 33, [replace(row, mse=0.07)])
+    assert [row.regret for row in folder.read(33)] == [None]
     assert folder.missing(33) == ["references", "paper", "retrained"]
-    folder.write("references", 33, SeedResult(rows, ()))
-    found = {row.method: row.regret for row in folder.read(33).rows}
+    folder.write("references", 33, rows)
+    found = {row.method: row.regret for row in folder.read(33)}
     assert list(found) == ["untouched", "constant", "transport", "optimum"]
     assert found["transport"] == pytest.approx(0.1)
     assert found["optimum"] is None
 
 
 def test_a_part_minds_only_what_decides_it(tmp_path):
-    Folder(tmp_path, LAW, "paper").write("references", 33, make_result(33))
+    Folder(tmp_path, LAW, "paper").write("references", 33, make_rows(33))
     other = replace(LAW, target_ks=0.2)
-    assert Folder(tmp_path, other, "paper").read(33) == make_result(33)
-    Folder(tmp_path, LAW, "paper").write("repaired", 33, make_result(33))
+    assert Folder(tmp_path, other, "paper").read(33) == make_rows(33)
+    Folder(tmp_path, LAW, "paper").write("repaired", 33, make_rows(33))
     with pytest.raises(ValueError, match=r"another protocol \(target_ks: 0.1 there, 0.2 here\)"):
         Folder(tmp_path, other, "paper").read(33)
 
 
 def test_rows_of_another_protocol_are_refused(tmp_path):
-    Folder(tmp_path, LAW, "paper").write("repaired", 33, make_result(33))
+    Folder(tmp_path, LAW, "paper").write("repaired", 33, make_rows(33))
     quick = Folder(tmp_path, replace(LAW, training=Training(epochs=1)), "paper")
     with pytest.raises(ValueError, match=r"another protocol \(training: .*'epochs': 20.*'epochs': 1"):
         quick.read(33)
 
 
 def test_printed_numbers_are_no_part_of_the_protocol(tmp_path):
-    Folder(tmp_path, LAW, "paper").write("repaired", 33, make_result(33))
-    assert Folder(tmp_path, replace(LAW, printed=()), "paper").read(33) == make_result(33)
+    Folder(tmp_path, LAW, "paper").write("repaired", 33, make_rows(33))
+    assert Folder(tmp_path, replace(LAW, printed=()), "paper").read(33) == make_rows(33)
 
 
 def test_the_protocol_survives_json():
@@ -100,17 +96,17 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
         raise OSError("no space left")
 
     folder = Folder(tmp_path, LAW, "paper")
-    folder.write("repaired", 33, make_result(33))
+    folder.write("repaired", 33, make_rows(33))
     monkeypatch.setattr(os, "replace", broken)
     with pytest.raises(OSError, match="no space"):
-        folder.write("repaired", 33, make_result(33, mse=9.0))
+        folder.write("repaired", 33, make_rows(33, mse=9.0))
     assert [path.name for path in folder.path("repaired", 33).parent.iterdir()] == ["seed-33.json"]
-    assert folder.read(33) == make_result(33)
+    assert folder.read(33) == make_rows(33)
 
 
 def test_what_a_killed_writer_left_is_not_taken_for_a_seed(tmp_path):
     folder = Folder(tmp_path, LAW, "paper")
-    folder.write("repaired", 33, make_result(33))
+    folder.write("repaired", 33, make_rows(33))
     folder.path("repaired", 33).with_name(".seed-34.json.0123abcd").write_text("{")
     folder.path("repaired", 33).with_name("seed-x.json").write_text("{")
     assert folder.finished() == [33]
@@ -121,7 +117,7 @@ def test_the_combined_file_does_not_depend_on_the_order_of_seeds(tmp_path):
     for name, seeds in (("a", (33, 34, 40)), ("b", (40, 33, 34))):
         folder = Folder(tmp_path / name, LAW, "paper")
         for seed in seeds:
-            folder.write("repaired", seed, make_result(seed))
+            folder.write("repaired", seed, make_rows(seed))
         texts.append(folder.combine().read_bytes())
     assert texts[0] == texts[1]
     assert texts[0].count(b"\n") == 1 + 3 * 2
@@ -131,35 +127,35 @@ def test_runs_that_share_a_folder_end_with_all_rows(tmp_path):
     def one_run(seeds):
         folder = Folder(tmp_path / "shared", LAW, "paper")
         for seed in seeds:
-            folder.write("repaired", seed, make_result(seed))
+            folder.write("repaired", seed, make_rows(seed))
         folder.combine()
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(one_run, [range(33, 48), range(40, 55), range(33, 40), range(50, 60)]))
     alone = Folder(tmp_path / "alone", LAW, "paper")
     for seed in range(33, 60):
-        alone.write("repaired", seed, make_result(seed))
+        alone.write("repaired", seed, make_rows(seed))
     assert (tmp_path / "shared" / "law-paper.csv").read_bytes() == alone.combine().read_bytes()
 
 
 def test_combining_again_when_another_run_finished_a_seed_meanwhile(tmp_path, monkeypatch):
     folder = Folder(tmp_path, LAW, "paper")
-    folder.write("repaired", 33, make_result(33))
+    folder.write("repaired", 33, make_rows(33))
     answers = iter([[33], [33, 34], [33, 34], [33, 34]])  # before and after the first and the second writing
-    folder.write("repaired", 34, make_result(34))
+    folder.write("repaired", 34, make_rows(34))
     monkeypatch.setattr(folder, "finished", lambda: next(answers))
     assert folder.combine().read_text().count("\n") == 1 + 2 * 2
 
 
 def test_csv_gives_every_row_back(tmp_path):
-    rows = [replace(make_result(33).rows[0], mse=0.1 + 0.2), *make_result(34).rows]
+    rows = [replace(make_rows(33)[0], mse=0.1 + 0.2), replace(make_rows(34)[1], densities={})]
     write_atomically(tmp_path / "rows.csv", to_csv(rows))
     assert from_csv(tmp_path / "rows.csv") == rows
     assert from_csv(tmp_path / "none.csv") == []
 
 
 def test_csv_gives_every_float_back():
-    row = replace(make_result(33).rows[0], mse=0.1 + 0.2)
+    row = replace(make_rows(33)[0], mse=0.1 + 0.2)
     (read,) = csv.DictReader(io.StringIO(to_csv([row])))
     assert float(read["mse"]) == row.mse
     assert float(read["ks"]) == row.ks
@@ -189,7 +185,7 @@ def test_predictions_become_rows_and_densities():
     known = {"untouched": half, "constant": constant, "paper": 0.9 * half + 0.1 * constant, "optimum": half}
     outcomes = [Outcome(Variant(name), prediction, met=name == "paper") for name, prediction in known.items()]
     result = judge(outcomes, here, LAW, "paper", 33)
-    rows = {row.method: row for row in with_regret(result.rows)}
+    rows = {row.method: row for row in with_regret(result)}
     assert rows["constant"].mse == pytest.approx(y.var())
     assert rows["untouched"].mse == pytest.approx(y.var() / 4)
     assert rows["untouched"].mean_gap == pytest.approx(0.15)
@@ -199,12 +195,13 @@ def test_predictions_become_rows_and_densities():
     assert rows["optimum"].regret is None
     assert rows["paper"].met
     assert (rows["paper"].seed, rows["paper"].experiment, rows["paper"].variant) == (33, "law", Variant("paper"))
-    assert [(d.label, sum(d.counts)) for d in result.densities] == [("a", 50), ("b", 50)] * 4
+    for row in result:
+        assert {label: sum(counts) for label, counts in row.densities.items()} == {"a": 50, "b": 50}
 
 
 def test_without_an_optimum_there_is_no_regret():
     here = Examples(np.zeros((4, 1)), np.arange(4.0), np.array(["a", "b", "a", "b"], dtype=object))
-    (row,) = with_regret(judge([Outcome(Variant("paper"), here.y)], here, LAW, "paper", 33).rows)
+    (row,) = with_regret(judge([Outcome(Variant("paper"), here.y)], here, LAW, "paper", 33))
     assert row.regret is None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esvdfair.experiments.config import PAPER, Experiment, Preparation, Variant
-from esvdfair.experiments.rows import Folder, SeedResult, write_atomically
+from esvdfair.experiments.rows import Row, collect, write_atomically
 from esvdfair.experiments.tables import Line, Table, describe
 from esvdfair.plots import ACCENT, GROUPS, INK, QUIET, finish_tradeoff, name_points
 
@@ -38,24 +38,22 @@ _NO_PANEL = ("refitted", "finetuned", "from_scratch")
 
 def draw(experiment: Experiment, preparation: Preparation, seeds: Sequence[int], out: Path) -> list[Path]:
     """Draw all figures of one experiment from the saved ones among ``seeds``; returns their paths."""
-    folder = Folder(out, experiment, preparation)
-    results = [folder.read(seed) for seed in folder.finished() if seed in set(seeds)]
-    if not results:
+    rows = collect(experiment, preparation, seeds, out)
+    if not rows:
         return []
-    rows = [row for result in results for row in result.rows]
     table = Table.of(rows, experiment, preparation)
     title = f"{experiment.name}, preparation “{preparation}”, {table.extent}"
     floor = float(np.mean([row.ks_floor for row in rows]))
     draw_plane = draw_tradeoff if experiment.is_comparison else draw_ablation
     figures = {
-        "densities": draw_densities(_panels(results, experiment), experiment.shown_range, title),
+        "densities": draw_densities(_panels(rows, experiment), experiment.shown_range, title),
         "tradeoff": draw_plane(table.lines, title, floor),
     }
     paths = []
     for name, figure in figures.items():
         image = io.BytesIO()
         figure.savefig(image, format="png", dpi=150, metadata={"Software": None})
-        paths.append(out / "figures" / f"{folder.name}-{name}.png")
+        paths.append(out / "figures" / f"{experiment.name}-{preparation}-{name}.png")
         write_atomically(paths[-1], image.getvalue())
     return paths
 
@@ -106,12 +104,13 @@ def draw_ablation(lines: Sequence[Line], title: str, floor: float) -> "Figure":
     return _plane((6.0, 4.2), title, {ACCENT: curve}, points, [], floor)
 
 
-def _panels(results: Sequence[SeedResult], experiment: Experiment) -> Panels:
+def _panels(rows: Sequence[Row], experiment: Experiment) -> Panels:
     """Densities pooled over seeds: method -> group -> (bins,)."""
     totals: dict[Variant, dict[str, NDArray[np.float64]]] = {}
-    for density in (density for result in results for density in result.densities):
-        groups = totals.setdefault(density.variant, {})
-        groups[density.label] = groups.get(density.label, 0.0) + np.array(density.counts, dtype=np.float64)
+    for row in rows:
+        groups = totals.setdefault(row.variant, {})
+        for label, counts in row.densities.items():
+            groups[label] = groups.get(label, 0.0) + np.array(counts, dtype=np.float64)
     if experiment.is_comparison:
         shown = {variant: name for variant, (_, _, name) in _SHOWN.items() if variant.method not in _NO_PANEL}
         titles = {variant: name for variant, name in shown.items() if variant in totals}

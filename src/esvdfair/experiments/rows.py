@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from esvdfair.files import whole_file
 Array = NDArray[np.float64]
 
 SHOWN_BINS = 90
-_FORMAT = "esvdfair-seed-2"
+_FORMAT = "esvdfair-seed-3"
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Row:
     met : whether ``level`` was met on the validation rows
     mean_reached, covariance_reached : by how much Σσ² and Σσ⁴ really fell
     regret : (mse − the plug-in optimum's at the same KS) / (mse of the best constant − mse of the untouched network)
+    densities : by group, how many predictions fall in each bin of ``Experiment.shown_range``; outer bins hold the rest
     """
 
     experiment: str
@@ -72,27 +73,11 @@ class Row:
     mean_reached: float | None = None
     covariance_reached: float | None = None
     regret: float | None = None
+    densities: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def variant(self) -> Variant:
-        return Variant(**{field.name: getattr(self, field.name) for field in fields(Variant)})
-
-
-@dataclass(frozen=True)
-class Density:
-    """How many predictions of one group fall in each bin of ``Experiment.shown_range``; outer bins hold the rest."""
-
-    variant: Variant
-    label: str
-    counts: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class SeedResult:
-    """Everything that is kept of one seed of one experiment, or of a part of it."""
-
-    rows: tuple[Row, ...]
-    densities: tuple[Density, ...]
+        return Variant(**{known.name: getattr(self, known.name) for known in fields(Variant)})
 
 
 # --- predictions -> rows -------------------------------------------------------------------------------------------
@@ -100,10 +85,10 @@ class SeedResult:
 
 def judge(
     outcomes: Sequence[Outcome], here: Examples, experiment: Experiment, preparation: Preparation, seed: int
-) -> SeedResult:
+) -> list[Row]:
     """The rows of one seed of one experiment, from what the methods predict for the evaluated rows ``here``."""
     groups: dict[str, Any] = {"sensitive_features": here.sensitive_features}
-    rows = (
+    return [
         Row(
             experiment=experiment.name,
             preparation=preparation,
@@ -118,11 +103,10 @@ def judge(
             met=outcome.met,
             mean_reached=outcome.mean_reached,
             covariance_reached=outcome.covariance_reached,
+            densities=_densities(outcome.prediction, here, experiment.shown_range),
         )
         for outcome in outcomes
-    )
-    densities = (density for outcome in outcomes for density in _densities(outcome, here, experiment.shown_range))
-    return SeedResult(tuple(rows), tuple(densities))
+    ]
 
 
 def with_regret(rows: Sequence[Row]) -> list[Row]:
@@ -149,12 +133,12 @@ def interpolated_regret(mse: float, ks: float, *, curve_mse: Array, curve_ks: Ar
     return (mse - float(np.interp(ks, curve_ks[order], lowest))) / gain
 
 
-def _densities(outcome: Outcome, here: Examples, shown: tuple[float, float]) -> list[Density]:
+def _densities(prediction: Array, here: Examples, shown: tuple[float, float]) -> dict[str, tuple[int, ...]]:
     labels, codes = encode_groups(here.sensitive_features)
     edges = np.linspace(*shown, SHOWN_BINS + 1)[1:-1]  # without the outer edges: the outer bins are open
-    bins = np.searchsorted(edges, outcome.prediction, side="right")
-    counts = [np.bincount(bins[codes == code], minlength=SHOWN_BINS) for code in range(len(labels))]
-    return [Density(outcome.variant, str(label), tuple(c.tolist())) for label, c in zip(labels, counts, strict=True)]
+    bins = np.searchsorted(edges, prediction, side="right")
+    counts = (np.bincount(bins[codes == code], minlength=SHOWN_BINS) for code in range(len(labels)))
+    return {str(label): tuple(found.tolist()) for label, found in zip(labels, counts, strict=True)}
 
 
 # --- rows -> files -------------------------------------------------------------------------------------------------
@@ -184,13 +168,16 @@ class Folder:
         """The parts of a seed that are not saved."""
         return [part for part in self.experiment.parts if not self.path(part, seed).exists()]
 
-    def write(self, part: Part, seed: int, result: SeedResult) -> None:
-        head = {"format": _FORMAT, "preparation": self.preparation, "seed": seed}
-        document = {**head, "protocol": self.experiment.protocol(part), **asdict(result)}
+    def write(self, part: Part, seed: int, rows: Sequence[Row]) -> None:
+        document = {
+            "format": _FORMAT,
+            "protocol": self.experiment.protocol(part),
+            "rows": [asdict(row) for row in rows],
+        }
         write_atomically(self.path(part, seed), json.dumps(document, indent=1, allow_nan=False) + "\n")
 
-    def read(self, seed: int) -> SeedResult:
-        """The parts of a seed that are saved, joined.
+    def read(self, seed: int) -> list[Row]:
+        """The rows of all parts of a seed that are saved.
 
         Raises
         ------
@@ -198,22 +185,18 @@ class Folder:
             When a file holds something else, or rows of another protocol.
         """
         missing = self.missing(seed)
-        parts = [
-            _parse(self.path(part, seed), self.experiment.protocol(part))
-            for part in self.experiment.parts
-            if part not in missing
-        ]
-        rows = with_regret([row for result in parts for row in result.rows])
-        return SeedResult(tuple(rows), tuple(density for result in parts for density in result.densities))
+        saved = [part for part in self.experiment.parts if part not in missing]
+        parts = (_parse(self.path(part, seed), self.experiment.protocol(part)) for part in saved)
+        return with_regret([row for rows in parts for row in rows])
 
     def combine(self) -> Path:
         """Write the rows of all saved seeds as one CSV file, ``out/law-paper.csv``; returns its path."""
         path = self._out / f"{self.name}.csv"
         while True:
-            text = to_csv(row for seed in self.finished() for row in self.read(seed).rows)
+            text = to_csv(row for seed in self.finished() for row in self.read(seed))
             write_atomically(path, text)
             # Another run may have finished a seed meanwhile, and have written the file before.
-            if to_csv(row for seed in self.finished() for row in self.read(seed).rows) == text:
+            if to_csv(row for seed in self.finished() for row in self.read(seed)) == text:
                 return path
 
 
@@ -221,15 +204,16 @@ def collect(experiment: Experiment, preparation: Preparation, seeds: Sequence[in
     """The saved rows of these seeds, in order; what is not saved is left out."""
     folder = Folder(out, experiment, preparation)
     wanted = set(seeds)
-    return [row for seed in folder.finished() if seed in wanted for row in folder.read(seed).rows]
+    return [row for seed in folder.finished() if seed in wanted for row in folder.read(seed)]
 
 
 def to_csv(rows: Iterable[Row]) -> str:
     """One line a row; floats as the shortest decimals that give them back."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow([field.name for field in fields(Row)])
-    table.writerows(["" if value is None else value for value in astuple(row)] for row in rows)
+    names = [known.name for known in fields(Row) if known.name != "densities"]
+    table.writerow(names)
+    table.writerows([getattr(row, name) for name in names] for row in rows)  # None is an empty cell
     return text.getvalue()
 
 
@@ -274,18 +258,17 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(sorted(seeds))
 
 
-def _parse(path: Path, protocol: dict[str, Any]) -> SeedResult:
+def _parse(path: Path, protocol: dict[str, Any]) -> list[Row]:
     """What a file holds, if this protocol made it."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["format"] != _FORMAT:
             raise KeyError(document["format"])
         saved = dict(document["protocol"])
-        rows = tuple(Row(**row) for row in document["rows"])
+        rows = [Row(**row) for row in document["rows"]]
+        rows = [replace(r, densities={label: tuple(n) for label, n in r.densities.items()}) for r in rows]
         if not all(math.isfinite(value) for r in rows for value in (r.mse, r.ks, r.ks_floor, r.mean_gap)):
             raise TypeError("an error or a distance is no number")
-        densities = (Density(Variant(**d["variant"]), d["label"], tuple(d["counts"])) for d in document["densities"])
-        result = SeedResult(rows, tuple(densities))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not a saved seed ({error!r}); delete it to have it made again.") from error
     if saved != protocol:
@@ -295,4 +278,4 @@ def _parse(path: Path, protocol: dict[str, Any]) -> SeedResult:
             f"{path} was made by another protocol ({changed}); rows of two protocols must not be averaged. "
             "Choose another --out, or delete the folder."
         )
-    return result
+    return rows
