@@ -224,7 +224,7 @@ class Candidates:
         angles = rng.uniform(0, 2 * np.pi, CANDIDATES if shapes == "own" else 1)
         waves = [np.cos(a) * np.sin(np.pi * GRID) + np.sin(a) * np.sin(2 * np.pi * GRID) for a in angles]
         drawn = [wave / np.abs(wave).max() for wave in waves] * (CANDIDATES // len(waves))
-        groups = Groups(wide, len(setting.sizes), None if weights is None else np.repeat(weights, 3))
+        groups = Groups(wide, len(setting.sizes), None if weights is None else rng.permutation(np.repeat(weights, 3)))
         fitted = [
             ks_between(scores(people, wide, distance, shape), groups)
             for distance, shape in zip(true, drawn, strict=True)
