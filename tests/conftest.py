@@ -18,6 +18,10 @@ settings.register_profile("esvdfair", derandomize=True, deadline=None, suppress_
 settings.load_profile("esvdfair")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--renew", action="store_true", help="tests/test_docs.py: write what guides show anew")
+
+
 def pytest_collection_finish() -> None:
     """Pin torch as well, when a collected test has loaded it; where it is absent nothing imports it."""
     if torch := sys.modules.get("torch"):

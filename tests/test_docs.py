@@ -30,6 +30,21 @@ BLOCK = re.compile(r"(?:^<!-- (?P<remark>[^>]*) -->\n)?^```(?P<language>\w+)\n(?
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
 
 
+RENEWED = {}
+"""Pages as they are to be, with --renew."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def renewal(request):
+    """With --renew, write what is printed now into the pages."""
+    if request.config.getoption("--renew"):
+        RENEWED.update({name: (ROOT / name).read_text("utf-8") for name in PAGES})
+    yield
+    for name, text in RENEWED.items():
+        if text != (ROOT / name).read_text("utf-8"):
+            (ROOT / name).write_text(text, "utf-8")
+
+
 def blocks(name, *languages):
     """Blocks that are to be run or compared, in order."""
     found = BLOCK.finditer((ROOT / name).read_text("utf-8"))
@@ -44,7 +59,7 @@ def run_all(name, prepare):
     names, printed, number = {}, "", 0
     for block in blocks(name, "python", "text"):
         if block["language"] == "text":
-            compare(block["body"], printed, block, f"{name}, below block {number - 1}")
+            compare(block["body"], printed, block, f"{name}, below block {number - 1}", page=name)
             continue
         prepare.get(number, lambda names: None)(names)
         with redirect_stdout(StringIO()) as said:
@@ -53,11 +68,15 @@ def run_all(name, prepare):
     return names
 
 
-def compare(shown, printed, block, place):
+def compare(shown, printed, block, place, page=None):
     """Every line that is shown is printed, in this order, with its numbers as close as the comment says; … skips some.
 
-    Without a comment there may be no number: what can differ between machines has to say by how much.
+    Without a comment there may be no number: what can differ between machines has to say by how much. With --renew the
+    page is written anew instead.
     """
+    if page in RENEWED:
+        RENEWED[page] = RENEWED[page].replace(shown, renew(shown, printed), 1)
+        return
     within = re.search(r"numbers within (\d+) %", block["remark"] or "")
     assert within or not NUMBER.search(shown), f"{place}: say <!-- numbers within N % -->"
     tolerance = float(within[1]) / 100 if within else 0.0
@@ -76,6 +95,36 @@ def compare(shown, printed, block, place):
         skips = False
     rest = list(lines)
     assert skips or not rest, f"{place}: {rest[0]!r} is printed too"
+
+
+def renew(shown, printed):
+    """What a block shows, from what is printed now: parts between … start where they did and are as long as they were.
+
+    Seconds are left out, as those who wrote the page have done.
+    """
+    timed = re.search(r" time$", printed, re.M)
+    lines = [re.sub(r"\s+([\d.]+ s|time)$", "", line) for line in printed.rstrip("\n").split("\n")]
+    lines = [re.sub(r"  ─+$", "", line) if timed and set(line) == {"─", " "} else line for line in lines]
+    *parts, last = re.split(r"^( *…\n)", shown, flags=re.M)
+    found, end = [], 0
+    for part in [*parts, last]:
+        wanted = part.rstrip("\n").split("\n")
+        if not part or wanted[0].strip() == "…":
+            found.append(part)
+            continue
+        start = min(range(end, len(lines)), key=lambda n: apart(wanted[0], lines[n]))
+        end = len(lines) if part is last else start + len(wanted)
+        found.append("\n".join(lines[start:end]) + "\n")
+    return "".join(found)
+
+
+def apart(line, other):
+    """How far the numbers of two lines are from each other; infinitely where their words differ."""
+    if not alike(line, other, 1e9):
+        return np.inf
+    pairs = zip(NUMBER.findall(line), NUMBER.findall(other), strict=False)
+    values = ([float(text.replace(",", "")) for text in pair] for pair in pairs)
+    return sum(abs(x - y) / (abs(x) + abs(y) + 1e-9) for x, y in values)
 
 
 def alike(shown, printed, tolerance):
@@ -104,6 +153,15 @@ def test_numbers_are_compared():
         compare("KS 0.213\n", "KS 0.213\nmore\n", block, "a page")
     with pytest.raises(AssertionError, match="say <!-- numbers within"):
         compare("KS 0.2\n", "KS 0.2\n", BLOCK.search("```text\nKS 0.2\n```"), "a page")
+
+
+def test_what_is_shown_can_be_renewed():
+    printed = "a  b   time\n─  ──  ────\nx  12   3.1 s\ny  13   9 s\n\nKS 0.5, at\nmost 1\nmore\n"
+    assert renew("a b\n─ ─\nx 1\n…\n", printed) == "a  b\n─  ──\nx  12\n…\n"
+    assert renew("…\ny 1\n …\nKS 0.6, at\nmost 2\n", printed) == "…\ny  13\n …\nKS 0.5, at\nmost 1\nmore\n"
+    assert renew("…\nw 12\n", "w 1\nw 9\nw 11\nw 30\n") == "…\nw 11\nw 30\n"
+    whole = "a  b\n─  ──\nx  12\ny  13\n\nKS 0.5, at\nmost 1\nmore\n"
+    assert renew("anything", printed) == whole == renew(whole, printed)
 
 
 @pytest.fixture
@@ -260,7 +318,7 @@ def test_guide_for_the_command_line(files):
             result = CliRunner().invoke(main, shlex.split(command)[1:], prog_name="esvdfair")
             run.append(command.split()[1])
             assert result.exception is None or isinstance(result.exception, SystemExit), command
-            compare(shown, result.output, block, command)
+            compare(shown, result.output, block, command, page="docs/cli.md")
     assert {"audit", "explain", "curve", "repair", "compare"} <= set(run)
 
 

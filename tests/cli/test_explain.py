@@ -61,6 +61,17 @@ def test_movers_are_rows_of_the_file(files, invoke, repaired, tmp_path):
     assert f"\n{mover['row'] + 1} " in text
 
 
+def test_directions_of_chance_are_shown_as_such(files, invoke, tmp_path):
+    """Two halves of the rows agree on the direction of the means, not on what little the spreads differ."""
+    data = files.people(600, 4)
+    data.to_csv(tmp_path / "few.csv", index=False)
+    text = invoke("explain", files.model, tmp_path / "few.csv", *ROLES).stdout
+    means, spreads = text.split("Directions of layer")[1].split("\n\n")[1:3]
+    assert "part of the gap" in means
+    assert "not the same in two halves" not in means
+    assert "not the same in two halves of the rows (|cos| 0." in spreads
+
+
 def test_a_layer_that_is_not_there(files, refused):
     assert "'lost'" in refused("explain", files.model, files.data, *ROLES, "--layer", "lost")
 

@@ -447,38 +447,32 @@ def print_json(value: Any) -> None:
 
 
 @contextmanager
-def at_work(steps: int = 1) -> Iterator["Quiet"]:
+def at_work(steps: int = 1) -> Iterator["Work"]:
     """The work of a command: bars on stderr while it lasts, if that is a terminal, and :func:`notes` behind it."""
     with notes(), ExitStack() as stack:
-        yield Work(stack, steps) if sys.stderr.isatty() else Quiet()
+        yield Work(stack, steps)
 
 
-class Quiet:
-    """Work that nobody watches."""
-
-    def step(self, name: str) -> None:
-        """The step before is done, and this one begins."""
-
-    def read(self, done: int, total: int) -> None:
-        """So many bytes of a file are read."""
-
-
-class Work(Quiet):
+class Work:
     """Work as bars: which step of how many, since when, and how much of a large file is read."""
 
     def __init__(self, stack: ExitStack, steps: int) -> None:
-        self._stack = stack
+        self._stack, self._seen, self._begun = stack, sys.stderr.isatty(), False
         self._steps = self._bar("{desc} {bar:20} {n}/{total}  {elapsed}", steps)
         self._file: tqdm[Any] | None = None
-        over = Event()
-        stack.callback(over.set)
-        Thread(target=self._tick, args=(over,), daemon=True).start()
+        if self._seen:
+            over = Event()
+            stack.callback(over.set)
+            Thread(target=self._tick, args=(over,), daemon=True).start()
 
     def step(self, name: str) -> None:
-        self._steps.update(bool(self._steps.desc))
+        """The step before is done, and this one begins."""
+        self._steps.update(self._begun)
         self._steps.set_description_str(name)
+        self._begun = True
 
     def read(self, done: int, total: int) -> None:
+        """So many bytes of a file are read."""
         if total < _SHOWN_BYTES:  # read before a bar is seen
             return
         if self._file is None:
@@ -487,7 +481,8 @@ class Work(Quiet):
         self._file.refresh()
 
     def _bar(self, form: str, total: int) -> "tqdm[Any]":
-        return self._stack.enter_context(tqdm(total=total, unit_scale=total > 100, leave=False, bar_format=form))
+        bar = tqdm(total=total, unit_scale=total > 100, leave=False, bar_format=form, disable=not self._seen)
+        return self._stack.enter_context(bar)
 
     def _tick(self, over: Event) -> None:
         """Seconds pass also in a long step."""

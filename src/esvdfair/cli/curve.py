@@ -63,7 +63,7 @@ def curve(
         if as_json:
             cli.print_json({
                 "model": model, "data": data, "method": options["method"], "evaluated_on": found.evaluated_on,
-                "ks_floor": found.ks_floor, "target_ks": target_ks, "met": met,
+                "ks_floor": found.ks_floor, "mse_refit": found.mse_refit, "target_ks": target_ks, "met": met,
                 "chosen": None if chosen is None else chosen.index, "points": [asdict(p) for p in found.points],
             })  # fmt: skip
         else:
@@ -84,27 +84,15 @@ def _show(found: "Curve", chosen: "CurvePoint | None") -> None:
         within = interval((point.ks_low, point.ks_high), share)
         estimate = share(point.ks_population)
         lines.append([mark, estimate, share(point.ks), within, *numbers, point.target, number(point.strength)])
-    click.echo(
-        cli.table(
-            [
-                "",
-                "KS expected",
-                "on these rows",
-                "95 % interval",
-                "MSE",
-                "mean gap",
-                "variance gap",
-                "aims at",
-                "strength",
-            ],
-            lines,
-        )
-    )
+    judged = ["KS expected", "on these rows", "95 % interval", "MSE", "mean gap", "variance gap"]
+    click.echo(cli.table(["", *judged, "aims at", "strength"], lines))
     click.echo("\nmean squared error over KS distance\n")
     order = [*found.points, *([chosen] if chosen is not None else [])]
     marks = ["•"] * len(found) + ["◉"] * (len(order) - len(found))
     click.echo(scatter([p.ks for p in order], [p.mse for p in order], marks))
     click.echo(f"\nKS floor {share(found.ks_floor)}: what parity itself would show on so many rows.")
+    if found.mse_refit is not None:
+        click.echo(f"MSE {number(found.mse_refit)}: the last layer refitted without parity.")
 
 
 def _draw(found: "Curve", target_ks: float | None, path: Path, *, replace: bool) -> None:

@@ -96,8 +96,9 @@ def demo(
             })  # fmt: skip
         else:
             click.echo(
-                f"Log hourly wages of {len(test.y):,} people, predicted by a network that does not know their sex\n"
+                f"Log hourly wages of {len(test.y):,} people whom neither training nor repair has seen, predicted"
             )
+            click.echo("by a network that does not know their sex\n")
             click.echo(_table(before, after) + "\n")
             click.echo(click.wrap_text(f"Before: {before.verdict()}", width=100))
             click.echo(click.wrap_text(f"After:  {after.verdict()}", width=100))

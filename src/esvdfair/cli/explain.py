@@ -10,7 +10,7 @@ from esvdfair.cli import _shared as cli
 from esvdfair.text import label_text, number, percent, share
 
 if TYPE_CHECKING:
-    from esvdfair.explain import Direction, Directions, LayerScan, People
+    from esvdfair.explain import Directions, LayerScan, People
 
 
 @click.command()
@@ -102,23 +102,21 @@ def _layers(scan: "LayerScan") -> str:
 
 
 def _directions(found: "Directions", attribute: str) -> str:
+    from esvdfair.report.sentences import follows
+
     title = f"Directions of layer {found.layer} along which {attribute} differs"
     parts = [title]
     for kind, what, directions in (("mean", "means", found.mean), ("covariance", "spreads", found.covariance)):
         if directions:
             figures = [d.group_means if kind == "mean" else d.group_sds for d in directions]
             names = [f"{'mean' if kind == 'mean' else 'sd'} of {label_text(group)}" for group in found.groups]
-            header = [what, "share", "gap σ", "σ after edit", *names, "follows"]
+            header = [what, f"part of the {directions[0].share_of}", "gap σ", "σ after edit", *names, "follows"]
             lines = [
-                [f"{d.rank}", percent(d.share), *map(number, (d.sigma_before, d.sigma_after, *values)), _follows(d)]
+                [f"{d.rank}", percent(d.share), *map(number, (d.sigma_before, d.sigma_after, *values)), follows(d)]
                 for d, values in zip(directions, figures, strict=True)
             ]
             parts.append(cli.table(header, lines, widest=80))
     return "\n\n".join(parts if len(parts) > 1 else [title, "None: the groups do not differ there."])
-
-
-def _follows(direction: "Direction") -> str:
-    return ", ".join(f"{name} {correlation:+.2f}" for name, correlation in direction.features) or "–"
 
 
 def _people(people: "People", attribute: str) -> str:

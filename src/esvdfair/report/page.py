@@ -374,9 +374,11 @@ def _spectrum(content: Content) -> str:
     for d in (*found.mean, *found.covariance):
         name = f"{'means' if d.kind == 'mean' else 'spreads'} {d.rank}"
         sigmas = number(d.sigma_before), number(d.sigma_after, beside=d.sigma_before)
-        rows.append([name, percent(d.share), *sigmas, follows(d)])
-    header = ["direction", whole, "σ before", f"σ {after}", "follows (correlation)"]
-    shown = table(header, rows, caption="The main directions, and the inputs they go with", texts=(4,))
+        rows.append([name, percent(d.share), number(d.difference), *sigmas, follows(d)])
+    of_two = " minus ".join(group_names(content)) if len(found.groups) == 2 else "of two groups"
+    header = ["direction", whole, "difference", "σ before", f"σ {after}", "follows (correlation)"]
+    caption = f"The main directions, the difference of mean or variance ({of_two}), and the inputs they go with"
+    shown = table(header, rows, caption=caption, texts=(5,))
     return heading + paragraph(intro) + chart("spectrum", said) + shown
 
 
