@@ -1,8 +1,8 @@
-"""Benchmarks of speed and size, as ratios measured in one run; writes docs/performance.md.
+"""Benchmarks of speed and size, as ratios measured in one run; renews the tables of docs/performance.md.
 
     python benchmarks/scale.py                       # about ten minutes on two quiet cores
-    python benchmarks/scale.py --quick               # under a minute: does it run? The ratios mean little
-    python benchmarks/scale.py --only fit,curve      # some of fit, peers, growth, processes, curve, latency, core
+    python benchmarks/scale.py --quick               # under a minute, printed: does it run? The ratios mean little
+    python benchmarks/scale.py --only fit,curve      # some of them; the other tables stay as they are
 
 Needs the extras torch, onnx and peers (`make bench` installs them).
 
@@ -11,6 +11,7 @@ cores they then slow each other down, which says nothing about the library (try 
 """
 
 import argparse
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -20,8 +21,9 @@ from typing import Any
 from esvdfair import ESVDFairWarning
 from esvdfair.experiments.config import Training
 from speed import fits, growth, latency, peers
-from speed.measure import Section, describe_machine, limit_threads, render, warm_up
+from speed.measure import Section, commit, describe_machine, limit_threads, render, renew, warm_up
 
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 SIZES = ("full", "quick", "tiny")
 # name -> what runs, and its arguments at every size
 BENCHMARKS: dict[str, tuple[Callable[..., Section], dict[str, dict[str, Any]]]] = {
@@ -106,34 +108,31 @@ def main() -> None:
     parser.add_argument("--quick", dest="size", action="store_const", const="quick", help="the same as --size quick")
     parser.add_argument("--only", default=",".join(BENCHMARKS), help="benchmarks to run, with commas between")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=None, help="default for a full run: docs/performance.md")
+    parser.add_argument("--out", type=Path, default=None, help="default at full size: docs/performance.md")
     arguments = parser.parse_args()
     chosen = arguments.only.split(",")
     if unknown := [name for name in chosen if name not in BENCHMARKS]:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
     warnings.simplefilter("ignore", ESVDFairWarning)
-    machine, start, sections = describe_machine(arguments.threads), time.perf_counter(), []
+    out = arguments.out or (DOCUMENT if arguments.size == "full" else None)
+    machine = describe_machine(arguments.threads)
+    if arguments.size != "full":
+        machine.append(f"sizes: {arguments.size}, to see that the script works; the goals are meant for the full ones")
     limit_threads(arguments.threads)
     warm_up()
     for name in chosen:
         began = time.perf_counter()
         run, sizes = BENCHMARKS[name]
-        sections.append(run(**sizes[arguments.size], threads=arguments.threads))
+        load = os.getloadavg()[0]
+        section = run(**sizes[arguments.size], threads=arguments.threads)
+        command = f"`python benchmarks/scale.py --only {name}`"
+        text = render(section, f"*{command} at commit {commit()}; load of the machine before it {load:.1f}.*")
+        if out is None:
+            print(f"## {section.title}\n\n{text}\n")
+        else:
+            renew(out, name, text, section.title)
+            renew(out, "machine", "\n".join(f"- {line}" for line in machine))
         print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
-    options = [f"--size {arguments.size}"] * (arguments.size != "full")
-    options += [f"--only {arguments.only}"] * (len(chosen) < len(BENCHMARKS))
-    command = " ".join(["python benchmarks/scale.py", *options]) if options else "make bench"
-    if arguments.size != "full":
-        machine.append(f"sizes: {arguments.size}, to see that the script works; the goals are meant for the full ones")
-    text = render(sections, machine, command, (time.perf_counter() - start) / 60)
-    out = arguments.out
-    if out is None and not options:
-        out = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
-    if out is None:
-        print(text)
-    else:
-        out.write_text(text, encoding="utf-8")
-        print(f"wrote {out}")
 
 
 if __name__ == "__main__":

@@ -52,6 +52,19 @@ def test_the_script_writes_a_table_for_every_benchmark(scale, monkeypatch, tmp_p
     assert text.count("| yes |") + text.count("| **no** |") == 3 + 2 + 4 + 2 + 4 + 3
 
 
+def test_what_people_wrote_stays_when_tables_are_renewed(scale, tmp_path):
+    document = tmp_path / "performance.md"
+    scale.renew(document, "fit", "first", "Fits")
+    scale.renew(document, "curve", "curve", "Curves")
+    document.write_text(document.read_text().replace("## Fits\n", "## Fits\n\nIn words.\n") + "\nThe end.\n")
+    scale.renew(document, "fit", "second", "Fits")
+    text = document.read_text()
+    assert text.startswith("# Performance\n\n## Fits\n\nIn words.\n")
+    assert text.endswith("## Curves\n\n<!-- measured: curve -->\ncurve\n<!-- end: curve -->\n\nThe end.\n")
+    assert "<!-- measured: fit -->\nsecond\n<!-- end: fit -->" in text
+    assert "first" not in text
+
+
 def test_an_unknown_benchmark_is_refused(scale, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run(scale, monkeypatch, "--only", "fit,speed")

@@ -47,11 +47,15 @@ class Section:
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Wall-clock seconds of one call; garbage is collected before, not during."""
+    """Seconds of one call: of the processor with one thread, whatever else the machine does; else by the clock.
+
+    Garbage is collected before, not during.
+    """
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     gc.collect()
-    start = time.perf_counter()
+    start = clock()
     function()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def warm_up() -> None:
@@ -186,33 +190,40 @@ def forward(model: nn.Module, x: torch.Tensor) -> None:
 # --- sections -> docs/performance.md -------------------------------------------------------------------------------
 
 
-def render(sections: Sequence[Section], machine: Sequence[str], command: str, minutes: float) -> str:
-    """The whole document in Markdown."""
-    goals = [goal for section in sections for goal in section.goals]
-    missed = [goal for goal in goals if not goal.met]
-    lines = [
-        "# Performance",
-        "",
-        f"Written by `{command}` in {minutes:.1f} minutes; do not edit. Every figure was measured in that one run. "
-        "Seconds belong to the machine below; the ratios are what to compare.",
-        "",
-        *(f"- {line}" for line in machine),
-        "",
-        f"{len(goals) - len(missed)} of {len(goals)} goals are met."
-        + (
-            " Missed: " + "; ".join(f"{g.what} ({_value(g)}, goal {_bound(g)})" for g in missed) + "." if missed else ""
-        ),
-    ]
-    for number, section in enumerate(sections, 1):
-        lines += ["", f"## {number}. {section.title}", "", section.what]
-        for table in section.tables:
-            lines += ["", *_table(table)]
-        if section.goals:
-            rows = [(g.what, _value(g), _bound(g), "yes" if g.met else "**no**") for g in section.goals]
-            lines += ["", *_table([("goal", "measured", "asked", "met"), *rows])]
-        for note in section.notes:
-            lines += ["", note]
-    return "\n".join(lines) + "\n"
+def renew(document: Path, name: str, text: str, title: str = "") -> None:
+    """Put what was measured between the marks of that name, which are added, below a title, where they are missing.
+
+    What people write stands outside the marks, and stays.
+    """
+    start, end = f"<!-- measured: {name} -->", f"<!-- end: {name} -->"
+    whole = document.read_text(encoding="utf-8") if document.exists() else "# Performance\n"
+    if start not in whole:
+        whole = f"{whole.rstrip()}\n\n" + f"## {title}\n\n" * bool(title) + f"{start}\n{end}\n"
+    before, _, rest = whole.partition(start)
+    _, _, after = rest.partition(end)
+    document.write_text(f"{before}{start}\n{text}\n{end}{after}", encoding="utf-8")
+
+
+def render(section: Section, source: str) -> str:
+    """A section in Markdown, without its title; ``source`` says where its figures come from."""
+    lines = [source, "", section.what]
+    for table in section.tables:
+        lines += ["", *_table(table)]
+    if section.goals:
+        rows = [(g.what, _value(g), _bound(g), "yes" if g.met else "**no**") for g in section.goals]
+        lines += ["", *_table([("goal", "measured", "asked", "met"), *rows])]
+    for note in section.notes:
+        lines += ["", note]
+    return "\n".join(lines)
+
+
+def commit() -> str:
+    """The commit that is checked out, with a + where files differ from it."""
+    root = Path(__file__).parents[2]
+    git = ["git", "-C", str(root)]
+    found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    changed = subprocess.run([*git, "status", "--porcelain", "src"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() + "+" * bool(changed.stdout.strip()) if found.returncode == 0 else "unknown"
 
 
 def _value(goal: Goal) -> str:
