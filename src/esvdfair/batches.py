@@ -488,11 +488,16 @@ class _Columns:
 
 
 def _pick(parts: list[NDArray[Any]], none: NDArray[Any], index: NDArray[np.intp]) -> NDArray[Any]:
-    """Rows of the parts, taken as one below the other; ``none`` has no rows, and the dtype and width of all."""
+    """Rows of the parts, taken as one below the other; those of an earlier part come first.
+
+    ``none`` has no rows, and the dtype and width of all.
+    """
     picked = np.empty((len(index), *none.shape[1:]), dtype=none.dtype)
-    start = 0
+    start = done = 0
     for part in parts:
-        mine = np.flatnonzero((index >= start) & (index < start + len(part)))
-        picked[mine] = part[index[mine] - start]
-        start += len(part)
+        end = done + int(np.count_nonzero(index[done:] < start + len(part)))
+        # Straight to where they belong: with mode="raise" NumPy copies once more.
+        same = part.astype(none.dtype, copy=False)
+        np.take(same, index[done:end] - start, axis=0, out=picked[done:end], mode="clip")
+        start, done = start + len(part), end
     return picked
