@@ -252,15 +252,13 @@ def unmask(parts: Sequence[MaskedMoments]) -> SiteMoments:
     given = [part.public for part in parts]
     missing = [key for key in first.everyone if key not in given]
     if missing or len(given) != len(first.everyone):
+        lacking = (
+            f"; those of the public keys {', '.join(key[:12] + '…' for key in missing)} are missing" if missing else ""
+        )
         raise ValueError(
             f"{len(first.everyone)} sites masked their moments for each other, and {len(given)} files are here"
-            + (
-                f"; those of the public keys {', '.join(key[:12] + '…' for key in missing)} are missing"
-                if missing
-                else ""
-            )
-            + ". Only the sum of all can be read. If a site cannot send its file, the others make new keys and collect "
-            "again without it."
+            f"{lacking}. Only the sum of all can be read. If a site cannot send its file, the others make new keys and "
+            "collect again without it."
         )
     total = sum(_numbers(part.values) for part in parts) % _MODULUS
     total = np.where(total >= _MODULUS >> 1, total - _MODULUS, total)

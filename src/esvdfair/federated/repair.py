@@ -31,6 +31,13 @@ The first serves a repair that no rows judge (docs/federated.md, "What it costs"
 """
 
 
+_UNKNOWN = (
+    "target_ks", "met", "certified", "confidence", "mse_refit", "ks_before", "ks_after", "ks_population", "ks_upper",
+    "ks_interval", "ks_floor",
+)  # fmt: skip
+"""What moments alone do not tell, of the keys of a summary."""
+
+
 def repair_from_moments(
     model: Any,
     moments: SiteMoments | MomentsFile,
@@ -199,22 +206,12 @@ def _known(site: SiteMoments, fit: Fit) -> dict[str, Any]:
     if change is not None:
         mse, group_mse = (0.0, change[0]), (np.zeros(len(labels)), change[1])
     return {
+        **dict.fromkeys(_UNKNOWN),
         "method": "parity",
-        "target_ks": None,
-        "met": None,
-        "certified": None,
-        "confidence": None,
         "decided_by": "no target",
         "constant": bool(after.variances.max() <= FLAT**2 * before.variances.max()),
         "mse_before": mse[0],
-        "mse_refit": None,
         "mse_after": mse[1],
-        "ks_before": None,
-        "ks_after": None,
-        "ks_population": None,
-        "ks_upper": None,
-        "ks_interval": None,
-        "ks_floor": None,
         "group_sizes": by_group(labels, site.compared.rows.tolist()),
         "group_mse_before": known(group_mse[0]),
         "group_mse_after": known(group_mse[1]),

@@ -111,35 +111,18 @@ class Column:
 
 @dataclass(frozen=True)
 class Tail:
-    """What follows the last linear layer of a model, laid open.
+    """What follows the last linear layer of a model, laid open."""
 
-    Parameters
-    ----------
-    layer : str
-        Name of the last linear layer.
-    rows : the rows that were looked at
-    output : (rows, ...)
-        What the layer gives for them.
-    run : callable
-        Takes outputs z (n, ...) to `(z, prediction)`: z as the model's arithmetic holds it, and what the model makes of
-        it, with rows of the batch repeated as needed.
-    operation : str
-        What stands between the two, by name.
-    kinds : kinds of head that this can be
-    joined : str or None
-        First operation that brings in something else which depends on the input.
-    eps : float or None
-        Relative spacing of the model's arithmetic, where the dtype of the arrays does not tell.
-    """
-
-    layer: str
-    rows: Any
-    output: NDArray[Any]
+    layer: str  # name of the last linear layer
+    rows: Any  # the rows that were looked at
+    output: NDArray[Any]  # (rows, ...) what the layer gives for them
+    # Takes outputs z (n, ...) to `(z, prediction)`: z as the model's arithmetic holds it, and what the model makes of
+    # it, with rows of the batch repeated as needed.
     run: Callable[[NDArray[np.float64]], tuple[NDArray[Any], NDArray[Any]]]
-    operation: str
-    kinds: Sequence[str] = KINDS
-    joined: str | None = None
-    eps: float | None = None
+    operation: str  # what stands between the two, by name
+    kinds: Sequence[str] = KINDS  # of head that this can be
+    joined: str | None = None  # first operation that brings in something else which depends on the input
+    eps: float | None = None  # relative spacing of the model's arithmetic, where the dtype of the arrays does not tell
 
 
 @dataclass(frozen=True)
@@ -148,19 +131,12 @@ class Vocabulary:
 
     Whether together they make one of the known kinds is found numerically; anything else (clamp, relu, tanh, where) is
     refused even if it is idle on every point that was tried.
-
-    Parameters
-    ----------
-    moves : operations that move numbers about and leave them as they are
-    lines : operations that can make an affine map
-    curves : operations that are a kind of head by themselves, and which
-    parts : operations of which a curve can be put together
     """
 
-    moves: frozenset[str]
-    lines: frozenset[str]
-    curves: Mapping[str, str]
-    parts: frozenset[str]
+    moves: frozenset[str]  # move numbers about and leave them as they are
+    lines: frozenset[str]  # can make an affine map
+    curves: Mapping[str, str]  # are a kind of head by themselves, and which
+    parts: frozenset[str]  # a curve can be put together of them
 
     def kinds(self, operations: Iterable[str]) -> tuple[str, ...]:
         """Kinds of head that the operations can make; none if one of them cannot stand in a head."""

@@ -23,19 +23,10 @@ def find_head(
     operation: str = "an unknown operation",
     eps: float | None = None,
 ) -> Head:
-    """Find the head that maps `z` to `prediction`.
+    """Find the head, of some kinds, that maps outputs of the last layer `z` (n,) to `prediction` (n,).
 
-    Parameters
-    ----------
-    z, prediction : (n,)
-        Outputs of the last linear layer and the predictions made of them.
-    kinds : sequence of str
-        Kinds to consider; an adapter that sees the operations can leave the others out.
-    operation : str
-        What the adapter knows to stand between the two; named in the error.
-    eps : float, optional
-        Relative spacing of the arithmetic that made `prediction` (0.0078 for bfloat16). Default: the coarser
-        of the two dtypes.
+    `operation`, what the adapter knows to stand between the two, is named in the error. `eps` is the relative spacing
+    of the arithmetic that made `prediction` (0.0078 for bfloat16; by default the coarser of the two dtypes).
 
     Raises
     ------

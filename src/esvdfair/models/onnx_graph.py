@@ -51,22 +51,12 @@ _FIELDS: dict[int, tuple[str, Any]] = {  # where a tensor holds its values when 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A tensor A seen as a layer's weight or bias: `scale · A`, or `scale · Aᵀ`, in the shape of the layer.
-
-    Parameters
-    ----------
-    tensor : onnx.TensorProto
-    shape : (m, n) of a weight, (m,) of a bias
-    transposed : bool
-        The tensor holds (n, m).
-    scale : float
-        Factor that the operator applies: alpha or beta of a Gemm.
-    """
+    """A tensor A seen as a layer's weight (m, n) or bias (m,): `scale · A`, or `scale · Aᵀ` if it is transposed."""
 
     tensor: onnx.TensorProto
     shape: tuple[int, ...]
     transposed: bool = False
-    scale: float = 1.0
+    scale: float = 1.0  # that the operator applies: alpha or beta of a Gemm
 
     @property
     def data_type(self) -> int:
@@ -190,14 +180,9 @@ class GraphLayer:
 
 
 class Graph:
-    """Who makes and who reads each tensor of a model, and what feeds one of its outputs.
+    """Who makes and who reads each tensor of a model, and what feeds the output that is the prediction.
 
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Parameters of the layers found refer to its tensors.
-    output : str
-        The output that is the prediction.
+    Parameters of the layers found refer to the tensors of the model.
     """
 
     def __init__(self, model: onnx.ModelProto, output: str) -> None:

@@ -43,14 +43,7 @@ _ITEMSIZE: dict[int, int] = {
 
 
 def read_model(source: ModelSource) -> tuple[onnx.ModelProto, frozenset[int]]:
-    """Read a model and its external data.
-
-    Returns
-    -------
-    model : onnx.ModelProto
-        With all tensors inside.
-    external : set of int
-        Which of `all_tensors(model)` were in external data.
+    """Read a model with all tensors inside, and which of `all_tensors` were in external data.
 
     Raises
     ------

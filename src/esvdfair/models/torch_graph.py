@@ -206,10 +206,7 @@ def weight_of(layer: str) -> str:
 class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves its __init_subclass__ untyped
     """Record operations, and spread labels from operands to results.
 
-    Parameters
-    ----------
-    weights : mapping
-        Weight of each layer; reading one while `inside` is not that layer labels the result `weight_of(layer)`.
+    Reading the weight of a layer while `inside` is another, or None, labels the result `weight_of(layer)`.
     """
 
     inside: str | None = None
