@@ -61,6 +61,10 @@ class Data:
         return is_stream(self.X)
 
 
+COLUMNS = tuple(column.name for column in fields(Data)[2:])
+"""What may stand beside X and y."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """Some rows: inputs, label, group, weight, and the global index that never changes however rows are batched.

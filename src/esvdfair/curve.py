@@ -82,16 +82,6 @@ class CurvePoint:
         return self.index
 
 
-@dataclass(frozen=True)
-class Builder:
-    """Makes the model of a point: a copy of the original with other weights."""
-
-    adapter: ModelAdapter
-
-    def __call__(self, weights: Weights) -> Any:
-        return self.adapter.replace(weights).model
-
-
 @dataclass(frozen=True, repr=False)
 class Curve:
     """Points from the most accurate to the fairest; ``model(i)`` builds the model of one without refitting.
@@ -102,6 +92,7 @@ class Curve:
     ks_floor : what two samples of one distribution would show at these group sizes
     evaluated_on : "validation", "heldout" or "train"
     weights : of every point, what it puts in place of the layers of the model
+    adapter : of the untouched model, which the models of the curve are copies of
     candidates : of every point, which of the fits that were judged it is
     ks_resolved : the smallest population distance that these rows can tell from parity
     confidence, certificate : of the certificates; no confidence, no certificates
@@ -114,7 +105,7 @@ class Curve:
     ks_floor: float
     evaluated_on: str
     weights: tuple[Weights, ...]
-    build: Callable[[Weights], Any]
+    adapter: ModelAdapter
     candidates: tuple[int, ...] = ()
     ks_resolved: float = 0.0
     confidence: float | None = None
@@ -167,7 +158,7 @@ class Curve:
 
     def model(self, i: int) -> Any:
         """The repaired model of point i, of the type of the model that was given."""
-        return self.build(self.weights[range(len(self.points))[i]])
+        return self.adapter.replace(self.weights[range(len(self.points))[i]]).model
 
     def to_frame(self) -> pd.DataFrame:
         """One row for each point; ``ks_population`` and ``ks_certified`` are what the rule compares with a target."""
@@ -264,7 +255,7 @@ def judge(
     return Curve(
         evaluated_on=sample.judged_on,
         weights=tuple(weights_of(sample.layer, fits[i]) for i in found["candidates"]),
-        build=Builder(adapter),
+        adapter=adapter,
         confidence=confidence,
         certificate=certificate,
         **found,
@@ -496,70 +487,47 @@ def _fairest_within(curve: Curve, increase: float) -> CurvePoint:
 
 def _note_missed(curve: Curve, point: CurvePoint, target_ks: float) -> None:
     """Why the target is not met, what was taken instead, and what would help."""
-    values = {
-        "target_ks": Given(target_ks),
-        "confidence": Given(curve.confidence),
-        "rows": curve.evaluated_on,
-        "floor": curve.ks_floor,
-        "resolved": curve.ks_resolved,
-        "estimate": point.ks_population,
-        "mse": point.mse,
-        "upper": point.ks_upper,
-        "curve_": Given(),
-    }
-    taken = "took the most accurate of the fairest, with an estimated KS of {estimate:.3f} in the population"
     fairest = min(curve.points, key=lambda p: (p.ks_population, p.mse))
+    taken = "took the most accurate of the fairest, with an estimated KS of {ks_population:.3f} in the population"
     if curve.confidence is not None:
         needed = rows_to_certify(
             fairest.ks_population, target_ks=target_ks, confidence=curve.confidence, method=curve.certificate
         )
-        more = (
-            f"about {needed / curve.rows:.1f} times as many {{rows}} rows would be needed"
-            if np.isfinite(needed)
-            else "no number of rows would do, since no estimate is below the target"
-        )
-        _note(
-            "no candidate can be certified to keep {target_ks} at {confidence} on the {rows} rows; "
-            + taken
-            + " and a bound of {upper:.3f}; "
-            + more
-            + ". See {curve_} for what can be reached.",
-            **values,
+        more = "no number of rows would do, since no estimate is below the target"
+        if np.isfinite(needed):
+            more = f"about {needed / curve.rows:.1f} times as many {{rows}} rows would be needed"
+        said = (
+            f"no candidate can be certified to keep {{target_ks}} at {{confidence}} on the {{rows}} rows; {taken} and "
+            f"a bound of {{ks_upper:.3f}}; {more}. See {{curve_}} for what can be reached."
         )
     elif target_ks < curve.ks_resolved:
-        _note(
+        said = (
             "{target_ks} is below {resolved:.3f}, the smallest KS that the {rows} rows can tell from parity (which "
-            "shows about {floor:.3f} on them); "
-            + taken
-            + " and error {mse:.4g}. The fairest has error {fairest:.4g}, for a difference that may be noise; more "
-            "rows in the smallest group would tell.",
-            fairest=fairest.mse,
-            **values,
+            f"shows about {{floor:.3f}} on them); {taken} and error {{mse:.4g}}. The fairest has error "
+            "{fairest:.4g}, for a difference that may be noise; more rows in the smallest group would tell."
         )
     else:
-        _note(
-            "no candidate meets {target_ks}; " + taken + ", {ks:.3f} [{low:.3f}, {high:.3f}] on the {rows} rows. See "
-            "{curve_} for what can be reached.",
-            ks=point.ks,
-            low=point.ks_low,
-            high=point.ks_high,
-            **values,
+        said = (
+            f"no candidate meets {{target_ks}}; {taken}, {{ks:.3f}} [{{ks_low:.3f}}, {{ks_high:.3f}}] on the {{rows}} "
+            "rows. See {curve_} for what can be reached."
         )
+    asked = {"target_ks": Given(target_ks), "confidence": Given(curve.confidence), "curve_": Given()}
+    known = {"floor": curve.ks_floor, "resolved": curve.ks_resolved, "fairest": fairest.mse, "rows": curve.evaluated_on}
+    _note(said, **asked, **known, **asdict(point))
 
 
 def _note_worse(curve: Curve, point: CurvePoint) -> None:
     untouched = curve.untouched
     if untouched is not None and point.mse > untouched.mse and point.ks > untouched.ks:
         _note(
-            "the repaired model is worse than the one given in both error ({before:.4g} to {after:.4g}) and KS "
-            "({ks_before:.3f} to {ks_after:.3f}) on the {rows} rows. With {target_ks} the model given would be kept "
-            "where nothing is better.",
+            "the repaired model is worse than the one given in both error ({before:.4g} to {mse:.4g}) and KS "
+            "({ks_before:.3f} to {ks:.3f}) on the {rows} rows. With {target_ks} the model given would be kept where "
+            "nothing is better.",
             before=untouched.mse,
-            after=point.mse,
             ks_before=untouched.ks,
-            ks_after=point.ks,
             rows=curve.evaluated_on,
             target_ks=Given(),
+            **asdict(point),
         )
 
 

@@ -12,7 +12,7 @@ from sklearn.utils import check_random_state, get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from esvdfair import methods
-from esvdfair.batches import Batch, Data, Digest, Rows, as_rows, held_out, inputs_of, is_stream
+from esvdfair.batches import COLUMNS, Batch, Data, Digest, Rows, as_rows, held_out, inputs_of, is_stream
 from esvdfair.core.checks import row_count, take, to_numpy
 from esvdfair.core.edits import PAPER_REDUCTIONS, check_reduction
 from esvdfair.core.moments import GroupMoments
@@ -186,13 +186,12 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             check_options(self)
             setting = self._prepare(data, validation)
             with few_threads(setting.width):
-                hidden = self._hidden(setting)
-                candidates = self._refit_last(setting) if hidden is None else self._refit_edited(hidden)
-                candidates = candidates.with_untouched()
+                candidates = self._candidates(setting).with_untouched()
                 curve = self._judge(setting, candidates)
                 point = self._choose(curve)
-                if hidden is not None and candidates.sample.partial:
-                    candidates, curve, point = self._on_all_rows(setting, hidden, candidates, curve, point)
+                if candidates.redo is not None and point.target != methods.UNTOUCHED:
+                    candidates = candidates.redo(candidates.fits[curve.candidates[point]])
+                    curve, point = _replaced(curve, point, self._judge(setting, candidates))
                 take_point(self, candidates, curve, point)
         return self
 
@@ -291,8 +290,10 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         known: dict[str, Any] = {"missing": self.missing, "batch_size": self.batch_size, "effort": self.effort}
         return prepare(adapter, data, **known, **options)
 
-    def _refit_last(self, setting: Setting) -> Candidates:
-        """One pass and a refit of the last layer."""
+    def _candidates(self, setting: Setting) -> Candidates:
+        """What the method has to offer: of the last layer alone, after one pass, or after edits of a hidden one."""
+        if self.method in ("paper", "exact"):
+            return self._edited(setting)
         effort, targets = setting.effort, self._targets(setting.has_labels)
         sample = draw(setting)
         # Rows that certify may not even choose a regularisation.
@@ -308,19 +309,13 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         given = {"mean_reduction": mean, "covariance_reduction": covariance}
         return Candidates.of(sample, methods.parity(fitting, targets=targets, **given, effort=effort))
 
-    def _hidden(self, setting: Setting) -> methods.HiddenEdit | None:
-        """The pass over the rows that an edit of a hidden layer begins with; None for methods that make none."""
-        if self.method not in ("paper", "exact"):
-            return None
+    def _edited(self, setting: Setting) -> Candidates:
         refit = "parity" if self.method == "exact" else (self.refit or "sgd")
         layer = -2 if self.layer is None else self.layer
-        return methods.HiddenEdit(setting, method=self.method, layer=layer, refit=refit)
-
-    def _refit_edited(self, hidden: methods.HiddenEdit) -> Candidates:
-        """As :meth:`_refit_last`, after edits of a hidden layer."""
+        hidden = methods.HiddenEdit(setting, method=self.method, layer=layer, refit=refit)
         given = self.mean_reduction, self.covariance_reduction
         mean, covariance = (d if g is None else g for d, g in zip(PAPER_REDUCTIONS, given, strict=True))
-        factors = (self.effort or Effort()).factors if self._has_target() else (1.0,)
+        factors = setting.effort.factors if self._has_target() else (1.0,)
         return hidden.candidates([(max(1.0, f * mean), max(1.0, f * covariance)) for f in factors])
 
     def _judge(self, setting: Setting, candidates: Candidates) -> Curve:
@@ -340,16 +335,6 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             max_mse_increase=self.max_mse_increase,
             as_far_as_told=self.method == "transport",
         )
-
-    def _on_all_rows(
-        self, setting: Setting, hidden: methods.HiddenEdit, tried: Candidates, curve: Curve, point: CurvePoint
-    ) -> tuple[Candidates, Curve, CurvePoint]:
-        """What was chosen on a part of the rows, done and judged again on all of them."""
-        chosen = tried.fits[curve.candidates[point]]
-        if "reductions" not in chosen.diagnostics:
-            return tried, curve, point  # the model as given
-        again = hidden.candidates([chosen.diagnostics["reductions"]])
-        return again, *_replaced(curve, point, self._judge(setting, again))
 
     # --- inputs ----------------------------------------------------------------------------------------------------
 
@@ -528,23 +513,14 @@ def _check_ranks(fair: ESVDFair, validation: Any) -> None:
                 )
 
 
-def fit_curve(
-    model: Any,
-    X: Any,
-    y: Any = None,
-    *,
-    sensitive_features: Any = None,
-    sample_weight: Any = None,
-    control_features: Any = None,
-    validation: Any = None,
-    **options: Any,
-) -> Curve:
+def fit_curve(model: Any, X: Any, y: Any = None, **options: Any) -> Curve:
     """The trade-off curve between error and parity: 20 points or more from one pass over the rows.
 
     Parameters
     ----------
-    model, X, y, sensitive_features, sample_weight, control_features, validation : as in :class:`ESVDFair`, its ``fit``
-    **options : further options of :class:`ESVDFair`, such as ``method`` and ``random_state``
+    model, X, y : as in :class:`ESVDFair` and its ``fit``
+    **options : ``sensitive_features``, ``sample_weight``, ``control_features``, ``validation`` as ``fit`` takes them;
+        others as :class:`ESVDFair` does, such as ``method`` and ``random_state``
 
     Returns
     -------
@@ -552,16 +528,8 @@ def fit_curve(
         ``curve.select(target_ks=0.1)`` gives a point, ``curve.model(point)`` the repaired model of it,
         ``curve.to_frame()`` a table.
     """
+    rows = {name: options.pop(name) for name in (*COLUMNS, "validation") if name in options}
     if "max_mse_increase" not in options and "target_ks" not in options:
         options["max_mse_increase"] = np.inf  # a scan, whichever point it ends on
-    fair = ESVDFair(model, **options)
-    fair.fit(
-        X,
-        y,
-        sensitive_features=sensitive_features,
-        sample_weight=sample_weight,
-        control_features=control_features,
-        validation=validation,
-    )
-    curve: Curve = fair.curve_
+    curve: Curve = ESVDFair(model, **options).fit(X, y, **rows).curve_
     return curve

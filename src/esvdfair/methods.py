@@ -75,6 +75,7 @@ class Candidates:
     fits : k of them
     judging, training : (n, k) their predictions for the rows that judge, and for those that fitted them
     plain : refits of the last layer without parity, which tell what a refit alone would bring
+    redo : where these are of a part of the rows, does one of the fits again on all of them
     """
 
     sample: Sample
@@ -82,6 +83,7 @@ class Candidates:
     judging: Array
     training: Array
     plain: tuple[Fit, ...] = ()
+    redo: "Callable[[Fit], Candidates] | None" = None
 
     @classmethod
     def of(cls, sample: Sample, fits: Sequence[Fit]) -> "Candidates":
@@ -223,7 +225,11 @@ class HiddenEdit:
         judging = np.concatenate([each.judging for each in found], axis=1)
         training = np.concatenate([each.training for each in found], axis=1)
         plain = broadcast(lambda: plain_refits(sample))
-        return Candidates(sample, tuple(fit for each in found for fit in each.fits), judging, training, plain)
+        fits = tuple(fit for each in found for fit in each.fits)
+        return Candidates(sample, fits, judging, training, plain, self._redo if setting.partial else None)
+
+    def _redo(self, fit: Fit) -> Candidates:
+        return self.candidates([fit.diagnostics["reductions"]])
 
     def _fit(self, setting: Setting, sample: Sample, mean: float, covariance: float) -> Candidates:
         solve = partial(

@@ -9,7 +9,7 @@ import pandas as pd
 import scipy.linalg
 from numpy.typing import NDArray
 
-from esvdfair.batches import Data
+from esvdfair.batches import COLUMNS, Data
 from esvdfair.core import gaps
 from esvdfair.core.edits import PAPER_REDUCTIONS, edit_exact
 from esvdfair.core.moments import GroupMoments
@@ -22,7 +22,6 @@ from esvdfair.models.base import LinearLayer, Weights
 from esvdfair.sample import Setting, draw, prepare
 
 Array = NDArray[np.float64]
-COLUMNS = ("sensitive_features", "sample_weight", "control_features")
 
 
 @dataclass(frozen=True)
