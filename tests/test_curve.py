@@ -76,7 +76,7 @@ def test_every_column_is_measured():
 def test_weights_enter_every_measure():
     weight = np.random.default_rng(3).integers(1, 4, 400)
     rows = make_rows(weight=weight.astype(float))
-    columns = {name: values for name, values in vars(rows).items() if values is not None}
+    columns = {name: values for name, values in vars(rows).items() if isinstance(values, np.ndarray)}
     again = replace(rows, **{name: np.repeat(values, weight, axis=0) for name, values in columns.items()})
     again = replace(again, weight=np.ones(len(again)))
     p = predictions(rows, [0.7])
