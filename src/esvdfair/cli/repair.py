@@ -82,10 +82,12 @@ def repair(
     """
     options["max_mse_increase"] = max_mse_increase
     _check_words(data, moments, reading, options, validation, report)
-    written = Written(out, report, model_card)
+    record_path = out.with_name(out.name + ".json")
+    written = [path for path in (out, record_path, report, model_card) if path is not None]
     adapter = cli.load_model(model, options["output"])
     read = [*cli.model_files(model), data, moments, validation, test]
-    cli.check_free([*written.paths, written.external], force=force, inputs=read)
+    beside = out.with_name(out.name + ".data")  # where the weights go when the model keeps them beside itself
+    cli.check_free([*written, beside], force=force, inputs=read)
     with cli.at_work(3) as work:
         work.step("reading")
         site = None if moments is None else _load_moments(moments)
@@ -102,9 +104,17 @@ def repair(
         summary = fair.summary_ if apart is None else fair.assess(apart)
         cli.only_first_rank()
         work.step("writing")
-        done = Done(fair, rows, judging, site, moments, apart, summary)
-        record = _write(done, written, force=force, unit=unit, command=ctx.obj)
-    paths = [*cli.model_files(out), *(path for path in written.paths if path != out)]
+        done = Done(fair, rows, judging, site, moments, apart, summary, unit, ctx.obj)
+        with whole_files(*written, replace=force) as places:
+            hashes = _save_model(done, places[out])
+            record = _record(done, out, *hashes)
+            places[record_path].write_text(to_json(record) + "\n", encoding="utf-8")
+            if model_card is not None:
+                card = _card(done, out.name, hashes[0] | hashes[1])
+                places[model_card].write_text(card, encoding="utf-8", errors="replace")
+            if report is not None:
+                _write_report(done, places[report], out.name)
+    paths = [*cli.model_files(out), *written[1:]]
     with cli.after_writing(paths):
         if as_json:
             cli.print_json(record)
@@ -181,28 +191,6 @@ def _repair(
 
 
 @dataclass(frozen=True)
-class Written:
-    """The files that a repair writes."""
-
-    model: Path
-    report: Path | None = None
-    card: Path | None = None
-
-    @property
-    def record(self) -> Path:
-        return self.model.with_name(self.model.name + ".json")
-
-    @property
-    def external(self) -> Path:
-        """Where the weights go when the model keeps them beside itself."""
-        return self.model.with_name(self.model.name + ".data")
-
-    @property
-    def paths(self) -> list[Path]:
-        return [path for path in (self.model, self.record, self.report, self.card) if path is not None]
-
-
-@dataclass(frozen=True)
 class Done:
     """A repair, what it was made from, rows of tables or moments, and what it comes to on the rows of the headline."""
 
@@ -213,6 +201,8 @@ class Done:
     moments: Path | None
     test: "TableBatches | None"
     summary: Mapping[str, Any]
+    unit: str | None
+    command: Sequence[str] | None
 
     @property
     def model(self) -> Path:
@@ -228,45 +218,26 @@ class Done:
         return Roles(self.site.sensitive or (), self.site.target, features=self.site.features)
 
 
-def _write(
-    done: Done, written: Written, *, force: bool, unit: str | None, command: Sequence[str] | None
-) -> dict[str, Any]:
-    """Write the repaired model, its record and, where there is a place for them, report and card: all or none.
-
-    Returns
-    -------
-    dict
-        The record.
-    """
+def _save_model(done: Done, place: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Write the repaired model; the SHA-256 of each file of the model before, and of this one."""
     from esvdfair.models.onnx_io import save_model
 
-    with whole_files(*written.paths, replace=force) as places:
-        one_file = len(done.fair.estimator_) <= ONE_FILE
-        save_model(done.fair.estimator_, places[written.model], like=None if one_file else done.model)
-        before, after = (
-            {str(path.relative_to(file.parent)): sha256_of(path) for path in cli.model_files(file)}
-            for file in (done.model, places[written.model])
-        )
-        record = _record(done, command) | {
-            "model_before": {"path": str(done.model), "sha256": before},
-            "model_after": {"path": str(written.model), "sha256": after},
-        }
-        places[written.record].write_text(to_json(record) + "\n", encoding="utf-8")
-        if written.card is not None:
-            card = _card(done, written.model.name, unit, before | after)
-            places[written.card].write_text(card, encoding="utf-8", errors="replace")
-        if written.report is not None:
-            _write_report(done, places[written.report], written.model.name, unit, command)
-    return record
+    one_file = len(done.fair.estimator_) <= ONE_FILE
+    save_model(done.fair.estimator_, place, like=None if one_file else done.model)
+    before, after = (
+        {str(path.relative_to(file.parent)): sha256_of(path) for path in cli.model_files(file)}
+        for file in (done.model, place)
+    )
+    return before, after
 
 
-def _record(done: Done, command: Sequence[str] | None) -> dict[str, Any]:
+def _record(done: Done, out: Path, before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Any]:
     """For an auditor: what was done, with what, and what was reached."""
     fair = done.fair
     record = {
         "format": FORMAT,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": None if command is None else ["esvdfair", *command],
+        "command": None if done.command is None else ["esvdfair", *done.command],
         "versions": versions(),
         "parameters": {name: value for name, value in fair.get_params(deep=False).items() if name != "model"},
         "data": None if done.rows is None else _described(done.rows),
@@ -281,10 +252,13 @@ def _record(done: Done, command: Sequence[str] | None) -> dict[str, Any]:
         from esvdfair.cli.moments import described
 
         record["moments"] = described(done.site, done.moments)
-    return record
+    return record | {
+        "model_before": {"path": str(done.model), "sha256": before},
+        "model_after": {"path": str(out), "sha256": after},
+    }
 
 
-def _write_report(done: Done, place: Path, name: str, unit: str | None, command: Sequence[str] | None) -> None:
+def _write_report(done: Done, place: Path, name: str) -> None:
     """About the rows that judged, which `_check_words` has seen to."""
     from esvdfair.report import write_report
 
@@ -302,11 +276,12 @@ def _write_report(done: Done, place: Path, name: str, unit: str | None, command:
     write_report(
         place, fair, *some.counted[:2], sensitive_features=some.groups, sample_weight=some.weight,
         judged=None if judged is None else judged.counted, test=tested, summary=done.summary,
-        model=f"{done.model.name}, repaired as {name}", data=", judged on ".join(names), unit=unit, command=command,
+        model=f"{done.model.name}, repaired as {name}", data=", judged on ".join(names), unit=done.unit,
+        command=done.command,
     )  # fmt: skip
 
 
-def _card(done: Done, name: str, unit: str | None, hashes: Mapping[str, str]) -> str:
+def _card(done: Done, name: str, hashes: Mapping[str, str]) -> str:
     from esvdfair.report import model_card
 
     data, roles = {}, done.roles
@@ -317,7 +292,7 @@ def _card(done: Done, name: str, unit: str | None, hashes: Mapping[str, str]) ->
         if table is not None:
             data[what] = f"{table.path.name}, {table.scan.rows:,} rows, SHA-256 {table.scan.sha256}"
     return model_card(
-        done.fair, name=name, base=done.model.name, data=data, unit=unit, hashes=hashes, predicts=roles.target,
+        done.fair, name=name, base=done.model.name, data=data, unit=done.unit, hashes=hashes, predicts=roles.target,
         inputs=roles.features, summary=done.summary, attribute=", ".join(roles.sensitive) or "the sensitive attribute",
     )  # fmt: skip
 
