@@ -90,7 +90,7 @@ def name_points(
     figure.draw_without_rendering()  # the layout decides where things are
     drawn = _drawn_pixels(ax)
     own = ax.transData.transform(np.array([(x, y) for _, x, y in names]).reshape(-1, 2))
-    taken: list[Any] = []
+    taken: list[Any] = [text.get_window_extent() for text in ax.texts]
     for i, (name, x, y) in enumerate(names):
         extent = np.array(Text(0, 0, name, fontsize=size, figure=figure).get_window_extent().size)
         tries: list[tuple[tuple[float, ...], int, Any, Any]] = []
@@ -103,7 +103,7 @@ def name_points(
                 middle = np.array([box.x0 + box.x1, box.y0 + box.y1]) / 2
                 nearer = np.linalg.norm(own - middle, axis=1) < np.linalg.norm(own[i] - middle)
                 covered = np.all((drawn > box.min) & (drawn < box.max), axis=1)
-                cost = float(covered.sum() + 20 * nearer.sum() + 10 * far)
+                cost = float(4 * covered.sum() + 20 * nearer.sum() + 10 * far)
                 tries.append(((box.count_overlaps(taken), outside, cost), len(tries), box, (far, right, up)))
         _, _, box, (far, right, up) = min(tries, key=lambda tried: tried[:2])
         color = colors[i] if colors else INK
@@ -124,12 +124,19 @@ def name_points(
 
 def _drawn_pixels(ax: "Axes") -> Array:
     """(n, 2) places, in pixels, along all lines, error bars and markers of the axes."""
-    paths = [np.asarray(line.get_xydata()) for line in ax.lines if line.get_transform() == ax.transData]
-    paths += [np.asarray(segment) for bars in ax.collections for segment in getattr(bars, "get_segments", list)()]
     found = [np.zeros((0, 2))]
-    for path in (ax.transData.transform(path) for path in paths if len(path)):
-        steps = np.linspace(0, len(path) - 1, 40 * (len(path) - 1) + 1)
-        found.append(np.column_stack([np.interp(steps, np.arange(len(path)), column) for column in path.T]))
+    bars = [segment for drawn in ax.collections for segment in getattr(drawn, "get_segments", list)()]
+    paths = [ax.transData.transform(segment) for segment in bars]
+    for line in ax.lines:
+        path = line.get_transform().transform(np.asarray(line.get_xydata()))
+        if line.get_linestyle() == "None":
+            found.append(np.repeat(path, 6, axis=0))  # a marker is about so many places wide
+        else:
+            paths.append(path)
+    for path in paths:
+        along = np.append(0.0, np.cumsum(np.linalg.norm(np.diff(path, axis=0), axis=1)))
+        places = np.arange(0.0, along[-1] + 1, 3.0)
+        found.append(np.column_stack([np.interp(places, along, column) for column in path.T]))
     return np.concatenate(found)
 
 
