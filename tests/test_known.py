@@ -164,6 +164,7 @@ def test_which_rows_judged_is_known_and_not_guessed():
     apart = ESVDFair(network(), method="parity", effort=Effort.quick())
     apart.fit(others.astype(float), None, sensitive_features=theirs, validation=(X.astype(float), None, a))
     assert apart.judged(rows(y=None)).all()
+    assert apart.judged(rows()).all()  # labels that the repair never saw do not matter
 
 
 def test_rows_that_are_adjusted_for_strata_are_known_without_their_strata():

@@ -246,7 +246,8 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         None where they are others, or the same in another order, or where only a part of them was kept to judge.
         """
         digest, seed = getattr(self, "_judged_of", (b"", 0))
-        if Digest().add(rows).value != digest:
+        unlabelled = self.summary_["error_against"] == "predictions"
+        if Digest().add(replace(rows, y=None) if unlabelled else rows).value != digest:
             return None
         out = np.ones(len(rows.codes), dtype=bool)
         if self.summary_["evaluated_on"] == "heldout":

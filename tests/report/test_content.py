@@ -24,6 +24,13 @@ def test_a_long_curve_keeps_its_ends_and_the_chosen_point():
     assert found == sorted(found)
 
 
+def test_of_points_with_equal_numbers_the_chosen_one_is_shown():
+    curve = curve_of((1.0, 0.5), (1.2, 0.3), (1.2, 0.3), (1.2, 0.3))
+    found = slider_points(curve, curve.points[2])
+    assert found[found.index(curve.points[2])].index == 2
+    assert [p.index for p in found] == [0, 1, 2]
+
+
 def test_rows_are_spread_over_large_groups_and_small_groups_are_kept():
     codes = np.r_[np.zeros(1000, int), np.ones(5, int)]
     rows = spread_rows(codes, 10)
