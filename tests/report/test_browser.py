@@ -2,8 +2,16 @@
 
 import re
 import shutil
+import warnings
 
+import numpy as np
+import pandas as pd
 import pytest
+from sklearn.linear_model import LinearRegression
+
+from esvdfair import Effort, ESVDFair
+from esvdfair.exceptions import ESVDFairWarning
+from esvdfair.report import write_report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -16,6 +24,17 @@ FLAGS = [
     "--disable-component-update",
     "--no-first-run",
 ]
+# tables that are cut, and places of lines that a name stands on
+CUT = """[...document.querySelectorAll('.scroll')]
+    .filter((table) => !table.closest('details') && table.scrollWidth > table.clientWidth).length"""
+CROSSED = """id => {
+    const boxes = [...document.querySelectorAll(`#${id} text.name`)].map((name) => name.getBBox());
+    const within = (b, { x, y }) => x > b.x && x < b.x + b.width && y > b.y + 2 && y < b.y + b.height - 2;
+    const place = (path, i) => path.getPointAtLength((path.getTotalLength() * i) / 400);
+    const places = (path) => Array.from({ length: 400 }, (_, i) => place(path, i));
+    const lines = [...document.querySelectorAll(`#${id} path.curve`)].flatMap(places);
+    return lines.filter((point) => boxes.some((box) => within(box, point))).length;
+}"""
 CHARTS = ["density-before", "cdf-before", "cdf-after", "tradeoff", "density-step", "changes"]
 
 
@@ -39,7 +58,7 @@ def visit(browser, address):
     """Open the page; at the end, it must have asked for nothing and complained of nothing."""
     troubles, requests, contexts = [], [], []
 
-    def opened(**options):
+    def opened(address=address, **options):
         context = browser.new_context(**options)
         contexts.append(context)
         tab = context.new_page()
@@ -54,7 +73,28 @@ def visit(browser, address):
     for context in contexts:
         context.close()
     assert troubles == []
-    assert requests == [address] * len(contexts)
+    assert len(requests) == len(contexts)
+    assert all(request.startswith("file:") for request in requests)
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory):
+    """The address of a page with eight groups of long names, and salaries."""
+    rng = np.random.default_rng(0)
+    groups = pd.DataFrame({
+        "origin": rng.choice(["Hispanic or Latino", "African-American", "Caucasian", "Other"], 2000),
+        "sex": rng.choice(["female", "male"], 2000),
+    })  # fmt: skip
+    X = pd.DataFrame(rng.normal(size=(2000, 3)), columns=["years in the last position", "age", "rent"])
+    X["age"] += (groups["origin"] == "Other") - 0.5 * (groups["sex"] == "male")
+    y = 30_000 + 8_000 * X.sum(axis=1) + rng.normal(scale=3_000, size=2000)
+    fair = ESVDFair(LinearRegression().fit(X, y), method="parity", effort=Effort.quick())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ESVDFairWarning)  # three columns cannot serve eight groups
+        fair.fit(X, y, sensitive_features=groups)
+    place = tmp_path_factory.mktemp("crowded") / "report.html"
+    write_report(place, fair, X, y, sensitive_features=groups, predicts="salary", unit="EUR a year")
+    return place.as_uri()
 
 
 def drawn(tab, name):
@@ -119,8 +159,7 @@ def test_nothing_sticks_out_and_charts_follow_the_width(visit):
     for width in (390, 320):
         tab.set_viewport_size({"width": width, "height": 800})
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
-        cut = "[...document.querySelectorAll('.scroll')].filter(t => t.scrollWidth > t.clientWidth).length"
-        assert tab.evaluate(cut) == 0  # no table is cut
+        assert tab.evaluate(CUT) == 0
         assert tab.locator("#changes svg text.tick").count() >= 3
     tab.wait_for_function("w => document.querySelector('#changes svg').getAttribute('viewBox') !== w", arg=wide)
 
@@ -138,3 +177,22 @@ def test_dark_and_light_differ_and_paper_is_white(visit):
 def test_printed_it_has_at_most_four_pages(visit):
     printed = visit().pdf(format="A4", margin=dict.fromkeys(("top", "bottom", "left", "right"), "15mm"))
     assert 1 <= len(re.findall(rb"/Type\s*/Page\b", printed)) <= 4
+
+
+@pytest.mark.parametrize("width", [1000, 390])
+def test_names_stand_on_no_line(visit, width):
+    tab = visit(viewport={"width": width, "height": 800})
+    for position in ("Home", "ArrowRight", "End"):
+        tab.locator("#slider").press(position)
+        for name in ("density-before", "density-step", "changes"):
+            assert tab.evaluate(CROSSED, name) == 0
+
+
+def test_many_groups_of_long_names_and_large_numbers(visit, crowded):
+    tab = visit(crowded, viewport={"width": 1000, "height": 800})
+    assert tab.evaluate(CUT) == 0
+    assert "e+04" not in tab.content()  # 39,750 is a salary
+    names = tab.locator("#density-before svg text.name").all_text_contents()
+    assert len(set(names)) == 8
+    printed = tab.pdf(format="A4", margin=dict.fromkeys(("top", "bottom", "left", "right"), "15mm"))
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) <= 4

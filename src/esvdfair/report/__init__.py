@@ -19,7 +19,7 @@ from esvdfair.files import whole_file
 from esvdfair.report.card import model_card
 from esvdfair.report.content import Content, attribute_name, collect, read_rows
 from esvdfair.report.page import render
-from esvdfair.text import label_text, some_names
+from esvdfair.text import label_text
 
 __all__ = ["model_card", "render_report", "write_report"]
 
@@ -115,6 +115,10 @@ def _kind(model: Any) -> str:
 
 
 def _groups(content: Content) -> str:
-    sizes = zip(content.rows.labels, content.sizes, strict=True)
-    names = [f"{label_text(label)} ({rows:,} rows)" for label, rows in sizes]
-    return f"{content.attribute}: {some_names(names, 6)}"
+    """The groups and their rows; of many only the smallest and the largest."""
+    sizes = dict(zip(content.rows.labels, content.sizes, strict=True))
+    names = {label: f"{label_text(label)} ({rows:,} rows)" for label, rows in sizes.items()}
+    if len(names) <= 4:
+        return f"{content.attribute}: {', '.join(names.values())}"
+    few, many = (names[end(sizes, key=lambda label: sizes[label])] for end in (min, max))
+    return f"{len(names)} of {content.attribute}, from {few} to {many}"

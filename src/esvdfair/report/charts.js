@@ -12,7 +12,10 @@
     return node;
   };
   const short = (name, most = 18) => (name.length > most ? name.slice(0, most - 1) + "…" : name);
-  const digits = (value) => String(Number(value.toPrecision(4)));
+  const digits = (value) => {
+    const plain = Number(value.toPrecision(4));
+    return Math.abs(plain) < 1e6 ? String(plain) : plain.toExponential().replace("e+", "e");
+  };
   const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
   const spaced = ([low, high, count]) => Array.from({ length: count }, (_, i) => low + ((high - low) * i) / (count - 1));
 
@@ -75,7 +78,7 @@
   }
 
   // Labels in order, each where it is asked for or near it: inside the chart, on no other label, on as little as can be.
-  const SHIFTS = [0, -7, 7, -14, 14, -24, 24, -36, 36];
+  const SHIFTS = [0, -7, 7, -14, 14, -24, 24, -36, 36, -52, 52];
   function labels(f, wanted) {
     const taken = [];
     const meets = (a, b) => a.left < b.right && a.right > b.left && a.top < b.low && a.low > b.top;
@@ -109,7 +112,7 @@
       const px = (i % 2) * column, py = f.top - 10 - listRoom + 15 * (1 + Math.floor(i / 2));
       const line = name.className.replace("name halo", "curve");
       add(f.svg, "line", { class: line, x1: px, x2: px + 26, y1: py - 4, y2: py - 4 });
-      add(f.svg, "text", { class: name.className, x: px + 32, y: py }, name.text);
+      add(f.svg, "text", { class: name.className, x: px + 32, y: py }, short(name.full, Math.floor((column - 36) / 6.6)));
     });
     labels(f, others);
   }
@@ -137,7 +140,7 @@
       let k = top;
       while (k > 0 && k < values.length - 1 && values[k] > half) k += right ? 1 : -1;
       const at = { px: f.x(xs[k]) + (right ? 10 : -10), py: f.y(values[k]), anchor: right ? "start" : "end" };
-      return { text: short(data.groups[i]), className: `name halo ${groupClass(i)}`, ...at };
+      return { text: short(data.groups[i]), full: data.groups[i], className: `name halo ${groupClass(i)}`, ...at };
     }));
   }
 
@@ -158,7 +161,7 @@
       const share = right ? 0.22 + apart * (order.length - 1 - place) : 0.85 - apart * place;
       const k = d.shares[i].findIndex((v) => v >= share);
       const at = { px: f.x(d.x[k]) + (right ? 10 : -10), py: f.y(share) + (right ? 10 : 0), anchor: right ? "start" : "end" };
-      return { text: short(data.groups[i]), className: `name halo ${groupClass(i)}`, ...at };
+      return { text: short(data.groups[i]), full: data.groups[i], className: `name halo ${groupClass(i)}`, ...at };
     });
     const ks = `KS ${(d.high - d.low).toFixed(3)}`;
     nameGroups(f, names, [{ text: ks, className: "halo strong", px: at - 12, py: high + 4, anchor: "end" }]);

@@ -211,7 +211,7 @@ def _compared(content: Content) -> str:
         control,
         f'<div class="pair">{"".join(densities)}</div>',
         paragraph(note, "soft"),
-        f'<div class="pair">{chart("tradeoff", label, caption=intro)}{_who_pays(content)}</div>',
+        f'<div class="beside">{chart("tradeoff", label, caption=intro)}{_who_pays(content)}</div>',
     )
 
 
