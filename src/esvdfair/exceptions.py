@@ -59,5 +59,16 @@ class InputError(_Message, ValueError):
     """
 
 
+def refused(name: str, words: str, **values: Any) -> InputError:
+    """The error of one parameter: its name, then the words.
+
+    Examples
+    --------
+    >>> print(refused("y", "has {columns} columns; pass one.", columns=3))
+    y has 3 columns; pass one.
+    """
+    return InputError(f"{{{name}}} {words}", {name: Given()}, **values)
+
+
 class ESVDFairWarning(_Message, UserWarning):
     """Something the user should know about the repair: a target not met, a fallback taken."""

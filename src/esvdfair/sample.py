@@ -401,7 +401,7 @@ def _held(batches: Batches, share: Mapping[Label, float], seed: int) -> list[Bat
     """Of each group about this part of the rows, by a hash of their number."""
     kept = []
     for batch in batches:
-        groups = [_group_of(label, batch.group_parts) for label in batch.labels]
+        groups = [split_cell(label, batch.group_parts)[0] for label in batch.labels]
         part = np.array([min(share[group], 1.0) for group in groups])[batch.codes]
         index = np.flatnonzero(row_key(batch.row_id, seed + 2) < part)
         if len(index):
@@ -426,11 +426,6 @@ def _relabelled(rows: Rows, labels: tuple[Label, ...], known: tuple[Label, ...])
     return replace(rows, codes=position[rows.codes])
 
 
-def _group_of(label: Label, group_parts: int) -> Label:
-    """The group of a cell; of a group itself, when there are no strata."""
-    return split_cell(label, group_parts)[0] if group_parts else label
-
-
 @dataclass(frozen=True)
 class _Seen:
     """What a pass has seen: moments of the rows that fit, and kept rows, first those that fit, then the others.
@@ -449,7 +444,7 @@ class _Seen:
     @cached_property
     def labels(self) -> tuple[Label, ...]:
         """The groups."""
-        return tuple(sorted({_group_of(cell, self.group_parts) for cell in self.cells}, key=sort_key))
+        return tuple(sorted({split_cell(cell, self.group_parts)[0] for cell in self.cells}, key=sort_key))
 
     def cell_rows(self, part: int) -> Rows:
         """Kept rows, their codes those of cells."""
@@ -473,7 +468,7 @@ class _Seen:
         """(G,) rows of each group."""
         counts = Counter[Label]()
         for cell, (rows, _) in self.kept[part].counts.items():
-            counts[_group_of(cell, self.group_parts)] += rows
+            counts[split_cell(cell, self.group_parts)[0]] += rows
         return tuple(counts[label] for label in labels or self.labels)
 
     def adjusted(self, moments: GroupMoments) -> GroupMoments:

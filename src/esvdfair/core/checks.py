@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from esvdfair.distributed import world_size
-from esvdfair.exceptions import Given, InputError
+from esvdfair.exceptions import Given, InputError, refused
 
 Scalar: TypeAlias = str | int | bool
 Label: TypeAlias = Scalar | tuple[Scalar, ...]
@@ -25,7 +25,7 @@ Label: TypeAlias = Scalar | tuple[Scalar, ...]
 MISSING = "missing"
 """Label of the group of people whose attribute is missing, with ``missing="group"``."""
 
-_GROUPS = {"sensitive_features": Given()}
+_GROUPS = "sensitive_features"
 
 MAX_INTEGER_GROUPS = 50
 """More distinct whole numbers than this are taken for a measurement, not for groups."""
@@ -161,7 +161,7 @@ def check_numbers(values: Any, name: str) -> NDArray[Any]:
     try:
         raw = to_numpy(values)
     except ValueError as error:
-        raise InputError(f"{{{name}}} cannot be read as an array: {{error}}", {name: Given()}, error=error) from error
+        raise refused(name, "cannot be read as an array: {error}", error=error) from error
     if raw.dtype.kind in "biuf":
         return raw
     if raw.dtype.kind == "c" or (raw.dtype == object and any(isinstance(v, complex) for v in raw.flat)):
@@ -169,12 +169,10 @@ def check_numbers(values: Any, name: str) -> NDArray[Any]:
     try:
         return _object_numbers(raw)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(
-            f"{{{name}}} holds values that are not numbers ({{error}}); esvdfair repairs regression. Pass one number "
-            "for each row.",
-            {name: Given()},
-            error=error,
-        ) from error
+        words = (
+            "holds values that are not numbers ({error}); esvdfair repairs regression. Pass one number for each row."
+        )
+        raise refused(name, words, error=error) from error
 
 
 def numbers_in_place(values: Any, name: str) -> Any:
@@ -212,24 +210,21 @@ def check_column(values: Any, rows: int | None, name: str, *, of: str = "X") -> 
     with np.errstate(over="ignore"):
         column = check_numbers(values, name).astype(np.float64)
     if column.ndim == 2 and column.shape[1] != 1:
-        raise InputError(
-            f"{{{name}}} has {column.shape[1]} columns, shape {column.shape}; a regressor with several outputs is "
-            f"repaired one output at a time. Pass one column of {{{name}}}.",
-            {name: Given()},
+        raise refused(
+            name,
+            f"has {column.shape[1]} columns, shape {column.shape}; a regressor with several outputs is repaired one "
+            "output at a time. Pass one column of it.",
         )
     if column.ndim > 2 or column.ndim == 0:
-        raise InputError(
-            f"{{{name}}} has shape {column.shape}; expected one number for each row, shape (rows,).", {name: Given()}
-        )
+        raise refused(name, f"has shape {column.shape}; expected one number for each row, shape (rows,).")
     column = column.reshape(-1)
     if rows is not None:
         check_rows(len(column), rows, name, of=of)
-    bad = count_not_finite(column)
-    if bad:
-        raise InputError(
-            f"{{{name}}} holds {bad} NaN or infinite values among {len(column)}; they have no place in a distribution. "
-            "Find out why they arise, or drop those rows.",
-            {name: Given()},
+    if bad := count_not_finite(column):
+        raise refused(
+            name,
+            f"holds {bad} NaN or infinite values among {len(column)}; they have no place in a distribution. Find out "
+            "why they arise, or drop those rows.",
         )
     return column
 
@@ -240,9 +235,9 @@ def check_classes(values: Any, rows: int, classes: Sequence[Any]) -> NDArray[np.
     check_rows(len(labels), rows, "y")
     first, second = (labels == label for label in classes)
     if not np.all(first | second):
-        raise InputError(
-            "{y} holds {label!r}, which is none of the classes {classes} of the model.",
-            y=Given(),
+        raise refused(
+            "y",
+            "holds {label!r}, which is none of the classes {classes} of the model.",
             label=labels[np.argmin(first | second)].item(),
             classes=" and ".join(map(repr, np.asarray(classes).tolist())),
         )
@@ -255,16 +250,10 @@ def check_features(values: Any, name: str = "X") -> NDArray[Any]:
     with np.errstate(over="ignore"):
         table = table.astype(np.float32 if table.dtype == np.float32 else np.float64, copy=False)
     if table.ndim != 2 or not table.shape[1]:
-        raise InputError(
-            f"{{{name}}} has 0 feature(s) (shape={table.shape}) while a minimum of 1 is required."
-            if table.ndim == 2
-            else f"{{{name}}} has shape {table.shape}; expected (rows, features).",
-            {name: Given()},
-        )
+        none = f"has 0 feature(s) (shape={table.shape}) while a minimum of 1 is required."
+        raise refused(name, none if table.ndim == 2 else f"has shape {table.shape}; expected (rows, features).")
     if bad := count_not_finite(table):
-        raise InputError(
-            f"{{{name}}} holds {bad} NaN or infinite values; fill them in or drop those rows.", {name: Given()}
-        )
+        raise refused(name, f"holds {bad} NaN or infinite values; fill them in or drop those rows.")
     return table
 
 
@@ -286,10 +275,10 @@ def check_weight(values: Any, rows: int, *, of: str = "X", zero: bool = False) -
     negative = int(np.count_nonzero(weight < 0))
     if negative or not (zero or weight.any() or world_size() > 1):
         found = f"it has {negative} negative values" if negative else "it is"
-        raise InputError(
-            f"{{sample_weight}} must not be negative, and not zero everywhere; {found}. A weight says how many people "
-            "a row stands for: clip or drop such rows.",
-            sample_weight=Given(),
+        raise refused(
+            "sample_weight",
+            f"must not be negative, and not zero everywhere; {found}. A weight says how many people a row stands for: "
+            "clip or drop such rows.",
         )
     return weight
 
@@ -345,10 +334,10 @@ def check_groups(
     if rows is not None:
         check_rows(len(codes), rows, "sensitive_features", of=of)
     if len(labels) > MAX_INTEGER_GROUPS and all(type(label) is int for label in labels):
-        raise InputError(
-            f"{{sensitive_features}} takes {len(labels)} different whole numbers, so it looks continuous; bin it first "
-            "(pandas.cut does), or write words for the numbers if these really are groups.",
+        raise refused(
             _GROUPS,
+            f"takes {len(labels)} different whole numbers, so it looks continuous; bin it first "
+            "(pandas.cut does), or write words for the numbers if these really are groups.",
         )
     return labels, codes
 
@@ -394,7 +383,7 @@ def encode_groups(groups: Any, *, missing: str = "error") -> tuple[tuple[Label, 
     """
     columns = _columns(groups)
     if not columns:
-        raise InputError("{sensitive_features} has no column; give one label for each row.", _GROUPS)
+        raise refused(_GROUPS, "has no column; give one label for each row.")
     encoded = [_encode_column(column, missing) for column in columns]
     return encoded[0] if len(encoded) == 1 else _intersect(encoded)
 
@@ -405,11 +394,11 @@ def _columns(groups: Any) -> list[Any]:
         return [groups.iloc[:, i] for i in range(groups.shape[1])]  # by position: names may occur twice
     if isinstance(groups, Mapping):  # columns by name, as Fairlearn takes them
         if not all(hasattr(column, "__len__") for column in groups.values()):
-            raise InputError("{sensitive_features} is a mapping, but not of names to columns of labels.", _GROUPS)
+            raise refused(_GROUPS, "is a mapping, but not of names to columns of labels.")
         lengths = {name: row_count(column) for name, column in groups.items()}
         if len(set(lengths.values())) > 1:
             listing = ", ".join(f"{name}: {rows}" for name, rows in lengths.items())
-            raise InputError(f"{{sensitive_features}} has columns of different lengths ({listing}).", _GROUPS)
+            raise refused(_GROUPS, f"has columns of different lengths ({listing}).")
         return [column for values in groups.values() for column in _columns(values)]
     if isinstance(groups, pd.Series | pd.Index | pd.Categorical):
         return _split_rows(list(groups)) if groups.dtype == object else [groups]
@@ -419,10 +408,10 @@ def _columns(groups: Any) -> list[Any]:
         return _split_rows(groups)
     values = to_numpy(groups)
     if values.ndim == 0 or values.ndim > 2:
-        raise InputError(
-            f"{{sensitive_features}} has shape {values.shape}; expected one label for each row, shape (rows,), "
-            "or one column for each attribute, shape (rows, attributes).",
+        raise refused(
             _GROUPS,
+            f"has shape {values.shape}; expected one label for each row, shape (rows,), "
+            "or one column for each attribute, shape (rows, attributes).",
         )
     if values.dtype == object:
         return _split_rows(values.tolist()) if len(values) else [values]
@@ -465,27 +454,21 @@ def _encode_column(column: Any, missing: str) -> tuple[tuple[Label, ...], NDArra
     try:
         codes, uniques = pd.factorize(column, use_na_sentinel=True)
     except TypeError as error:
-        raise InputError(
-            "{sensitive_features} holds values that are no labels ({error}); give words, whole numbers or booleans.",
-            _GROUPS,
-            error=error,
-        ) from error
+        words = "holds values that are no labels ({error}); give words, whole numbers or booleans."
+        raise refused(_GROUPS, words, error=error) from error
     labels: list[Scalar] = [_plain(value) for value in uniques]
     twice = [label for label, count in Counter(labels).items() if count > 1]
     if twice:
-        raise InputError(
-            "{sensitive_features} holds different values that all read {label!r}; give all labels one type.",
-            _GROUPS,
-            label=twice[0],
-        )
+        words = "holds different values that all read {label!r}; give all labels one type."
+        raise refused(_GROUPS, words, label=twice[0])
     absent = codes < 0
     if absent.any():
         if missing != "group":
-            raise InputError(
-                f"{{sensitive_features}} has {np.count_nonzero(absent)} missing value(s) among {len(codes)} rows; "
-                "every row needs a group. Drop those rows, or give them a label of their own, as ESVDFair does with "
-                "{missing}.",
-                _GROUPS | {"missing": Given("group")},
+            raise refused(
+                _GROUPS,
+                f"has {np.count_nonzero(absent)} missing value(s) among {len(codes)} rows; every row needs a group. "
+                "Drop those rows, or give them a label of their own, as ESVDFair does with {missing}.",
+                missing=Given("group"),
             )
         if MISSING not in labels:
             labels.append(MISSING)
@@ -501,11 +484,8 @@ def _readable(column: Any) -> Any:
     """The column, with what hashing or NumPy's types would hide brought to light."""
     kind = getattr(column.dtype, "kind", "O")
     if kind in "Vc":
-        raise InputError(
-            "{sensitive_features} has the dtype {dtype}; give labels, one column for each attribute.",
-            _GROUPS,
-            dtype=column.dtype,
-        )
+        words = "has the dtype {dtype}; give labels, one column for each attribute."
+        raise refused(_GROUPS, words, dtype=column.dtype)
     if kind in "mM" and isinstance(column, np.ndarray):
         return pd.Series(column)  # as an object, a datetime64[ns] would be a whole number
     if kind in "iuf" and isinstance(column, np.ndarray):
@@ -516,9 +496,9 @@ def _readable(column: Any) -> Any:
     if kind == "O" and column.dtype == object and not set(map(type, column)) <= {str}:
         numbers = (value for value in column if isinstance(value, int | float | np.number | np.bool_))
         if len({isinstance(value, bool | np.bool_) for value in numbers if value == value}) == 2:
-            raise InputError(
-                "{sensitive_features} mixes booleans and numbers, and True and 1 are equal; give all labels one type.",
+            raise refused(
                 _GROUPS,
+                "mixes booleans and numbers, and True and 1 are equal; give all labels one type.",
             )
     return column
 
@@ -531,10 +511,10 @@ def _plain(value: Any) -> Scalar:
         return int(value)
     if isinstance(value, float | np.floating):
         if not float(value).is_integer():
-            raise InputError(
-                "{sensitive_features} holds the fractional value {value!r}, so it looks continuous; parity is between "
-                "groups of people. Bin it first; pandas.cut does that.",
+            raise refused(
                 _GROUPS,
+                "holds the fractional value {value!r}, so it looks continuous; parity is between groups of people. Bin "
+                "it first; pandas.cut does that.",
                 value=value,
             )
         return int(value)
