@@ -19,7 +19,7 @@ import pandas as pd
 
 from esvdfair import GroupMoments
 from esvdfair.experiments.config import LAW
-from esvdfair.experiments.rows import Folder, Row, SeedResult
+from esvdfair.experiments.rows import Folder, Row
 from esvdfair.models.onnx import OnnxAdapter
 from esvdfair.tables import Roles, TableBatches
 from trust.arrays import GROUP, LABEL, TABLE
@@ -169,20 +169,20 @@ def record_trials(folder: Path, count: int) -> Iterator[Trial]:
     store, part = Folder(folder, LAW, "paper"), LAW.parts[0]
     numbers = {"mse": 0.05, "ks": 0.3, "ks_floor": 0.04, "mean_gap": 0.2, "variance_gap": 0.01}
     row = Row(LAW.name, "paper", 1, "test", "untouched", "", "none", None, None, None, **numbers)
-    store.write(part, 1, SeedResult((row,), ()))
+    store.write(part, 1, [row])
     path = store.path(part, 1)
     for i, data in enumerate(mutations(path.read_bytes(), count)):
         yield Trial(f"record {i}", lambda data=data: _stored(store, path, data), lambda found: _as_json(found, path))
 
 
-def _stored(store: Folder, path: Path, data: bytes) -> SeedResult:
+def _stored(store: Folder, path: Path, data: bytes) -> list[Row]:
     path.write_bytes(data)
     return store.read(1)
 
 
-def _as_json(found: SeedResult, path: Path) -> bool | str:
+def _as_json(found: list[Row], path: Path) -> bool | str:
     rows = [{k: v for k, v in row.items() if k != "regret"} for row in json.loads(path.read_text())["rows"]]
-    read = [{k: v for k, v in asdict(row).items() if k != "regret"} for row in found.rows]
+    read = [{k: v for k, v in asdict(row).items() if k != "regret"} for row in found]
     floats = all(isinstance(row[name], float | int) for row in read for name in ("mse", "ks", "ks_floor", "mean_gap"))
     return (rows == read and floats) or "other rows than the JSON has"
 
