@@ -124,6 +124,7 @@ def test_the_rules_hold_for_what_is_told(monkeypatch, weighted):
     site = collect_moments(model, X, y, sensitive_features=a, sample_weight=weight)
     ((keeper, (labels, rows, codes, w), (kept, apart, stays)),) = judged
     assert tuple(np.flatnonzero(~kept)) == site.left_out
+    assert site.sites[0].apart == apart.sum()
     assert set(np.flatnonzero(apart)) < set(np.flatnonzero(kept))
     groups = codes[:, None] == np.arange(2)
     everybody = np.column_stack([groups, keeper._told(rows, kept)])[stays]

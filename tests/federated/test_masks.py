@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from esvdfair.core.moments import GroupMoments
-from esvdfair.federated import MaskedMoments, SiteMoments, collect_moments, make_key, mask_moments, merge_moments
+from esvdfair.federated import (
+    MaskedMoments,
+    SiteMoments,
+    collect_moments,
+    make_key,
+    mask_moments,
+    merge_moments,
+    repair_from_moments,
+)
 
 
 @pytest.fixture
@@ -157,3 +165,15 @@ def test_a_header_that_nobody_wrote(tmp_path, header):
     (tmp_path / "odd.masked").write_bytes(b"esvdfair-masked-1\n" + hashlib.sha256(content).digest() + content)
     with pytest.raises(ValueError, match="is a damaged file of masked moments"):
         merge_moments([tmp_path / "odd.masked"])
+
+
+def test_a_repair_from_the_sum_is_that_from_plain_moments(make_network, people, tmp_path):
+    """Also where people were withheld, which masked sites do not tell: the ridge is the one for that."""
+    model, data = make_network(), people()
+    data.y[5] = 1e4
+    parts = [collect_moments(model, data.X[i::2], data.y[i::2], sensitive_features=data.a[i::2]) for i in (0, 1)]
+    assert sum(part.sites[0].withheld for part in parts) == 1
+    keys = [make_key(tmp_path / str(i)) for i in (0, 1)]
+    masked = [mask_moments(part, tmp_path / str(i), [keys[1 - i]]) for i, part in enumerate(parts)]
+    plain, summed = (repair_from_moments(model, merge_moments(found)) for found in (parts, masked))
+    np.testing.assert_allclose(summed.edits_[0].weight_after, plain.edits_[0].weight_after, rtol=1e-6)

@@ -304,6 +304,9 @@ def _show_moments(site: "SiteMoments") -> None:
         facts.append(
             ["left out", f"{len(site.left_out)} units that few people have, {withheld:,} people who stand alone"]
         )
+    apart = [part.apart for part in site.sites if part.apart is not None]
+    if apart:
+        facts.append(["told of together", f"covariances of the groups beyond {min(apart)} units, for want of rows"])
     for noise in dict.fromkeys(part.noise for part in site.sites if part.noise):
         facts.append(["noise", f"epsilon {noise.epsilon:g}, delta {noise.delta:g}, along {noise.axes} directions"])
     if len(names) > 1:

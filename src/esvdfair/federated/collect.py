@@ -98,26 +98,26 @@ def collect_moments(
             batch_size=batch_size,
             validation_fraction=0.0,
         )
-        layer, group_parts, noise = setting.last, 0, None
+        layer, group_parts, noise, apart = setting.last, 0, None, None
         with few_threads(setting.width):
             if epsilon is None:
                 guard = Guard(layer.weight[0], 0 if unsafe else min_rows)
                 for rows, batch, weight in _rows(setting):
                     guard.update(rows, batch.labels, batch.codes, weight)
                     group_parts = batch.group_parts
-                moments, left_out, withheld = guard.finish()
+                moments, left_out, withheld, apart = guard.finish()
                 group_parts = max(all_gather(group_parts))  # a rank without rows does not know
             else:
                 moments, noise = _with_noise(setting, epsilon, delta, sharing, public, missing, batch_size)
                 left_out, withheld = (), 0
-    version = version_of("esvdfair") or "unknown"
+    counts, version = tuple(moments.rows.tolist()), version_of("esvdfair") or "unknown"
     site = SiteMoments(
         moments=moments,
         model=fingerprint(setting.adapter.model),
         layer=layer,
         head=setting.head,
         labelled=setting.has_labels,
-        sites=(Site(moments.digest(), moments.labels, tuple(moments.rows.tolist()), version, None, withheld, noise),),
+        sites=(Site(moments.digest(), moments.labels, counts, version, None, withheld, noise, apart),),
         sensitive=_names(sensitive_features),
         features=_names(setting.probe),
         target=(_names(y) or (None,))[0],

@@ -75,6 +75,7 @@ class Guard:
         self._kept = np.ones(len(weight), dtype=bool)
         self._waiting: dict[Label, list[Array]] = {}
         self._withheld = 0
+        self._apart: int | None = None
         self._piece = max(2**24 // len(weight), 32 * len(weight))  # rows judged at once, of a size that memory can hold
         self._moments = GroupMoments()
 
@@ -94,8 +95,8 @@ class Guard:
             self._release({label: whole[label][:cut] for label, cut in cuts.items()})
             self._waiting = {label: [part[cuts.get(label, 0) :]] for label, part in whole.items()}
 
-    def finish(self) -> tuple[GroupMoments, tuple[int, ...], int]:
-        """Moments of all ranks, the units that must not stay in them, and how many rows were withheld."""
+    def finish(self) -> tuple[GroupMoments, tuple[int, ...], int, int | None]:
+        """Moments of all ranks, units that must not stay in them, how many rows were withheld, and ``Site.apart``."""
         widths = {label: parts[0].shape[1] for label, parts in self._waiting.items()}
         widths = {label: width for own in all_gather(widths) for label, width in own.items()}
         waiting = {
@@ -103,9 +104,10 @@ class Guard:
             for label in sorted(widths, key=sort_key)
         }
         self._release({label: rows for label, rows in waiting.items() if len(rows)})
-        found = all_gather((self._kept, self._withheld))
-        kept = np.logical_and.reduce([kept for kept, _ in found])
-        return self._moments.all_reduce(), tuple(np.flatnonzero(~kept).tolist()), sum(count for _, count in found)
+        kept, withheld, apart = zip(*all_gather((self._kept, self._withheld, self._apart)), strict=True)
+        left_out = tuple(np.flatnonzero(~np.logical_and.reduce(kept)).tolist())
+        fewest = min((count for count in apart if count is not None), default=None)
+        return self._moments.all_reduce(), left_out, sum(withheld), fewest
 
     def _release(self, groups: Mapping[Label, Array]) -> None:
         """Add rows (weight, h, y) of groups to the moments, as far as the rules let them be told of."""
@@ -127,6 +129,7 @@ class Guard:
         self._withheld += int((~stays).sum())
         moments = GroupMoments().update_codes(rows[stays], labels, codes[stays], weight[stays])
         if (apart != self._kept).any():
+            self._apart = min(int(apart.sum()), len(apart) if self._apart is None else self._apart)
             moments = _alike_beyond(moments, self._told(np.eye(moments.width), apart).T)
         self._moments.merge(moments)
 

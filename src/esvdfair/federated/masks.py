@@ -33,7 +33,7 @@ _ONE, _MODULUS = 1 << FRACTION, 1 << 8 * BYTES
 _LARGEST = 2.0**100  # of one site, so that no sum of sites leaves the range
 _MAGIC = b"esvdfair-masked-1\n"
 _KEY, _PUBLIC = "esvdfair-private-key-1", "esvdfair-public-key-1"
-_DIFFERENT = ("model", "layer", "labelled", "sensitive", "features", "target")
+_DIFFERENT = ("model", "layer", "labelled", "sensitive", "features", "target", "control", "group_parts")
 
 Integers = NDArray[np.object_]
 
@@ -171,7 +171,7 @@ def mask_moments(
         raise InputError("{groups} lacks {unknown}, which are here.", groups=Given(), unknown=sorted(map(str, unknown)))
     # Of a collection whose numbers nobody is to know only this may be said.
     untold = (
-        replace(part, fingerprint=f"{own.hex()}-{i}", labels=(), rows=(), withheld=0)
+        replace(part, fingerprint=f"{own.hex()}-{i}", labels=(), rows=(), withheld=0, apart=None)
         for i, part in enumerate(site.sites)
     )
     about = site.about() | {"sites": [asdict(part) for part in untold]}

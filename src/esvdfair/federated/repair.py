@@ -175,8 +175,8 @@ def _repair_blindly(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments) ->
 
 
 def _guarded(site: SiteMoments) -> bool:
-    """Whether something is not in the moments that is in the rows."""
-    return bool(site.left_out) or any(part.withheld for part in site.sites)
+    """Whether something may not be in the moments that is in the rows; under masks a site does not say."""
+    return bool(site.left_out) or any(part.withheld or not part.rows for part in site.sites)
 
 
 def _targets(site: SiteMoments) -> tuple[str, ...]:

@@ -26,7 +26,8 @@ class Site:
     """One collection of rows: what tells it from others, and how many rows of which group it had; under masks, neither.
 
     ``name`` is that of the file it came in; ``version`` that of the esvdfair that collected it; ``withheld`` the number
-    of rows that are not in the moments, because they would have stood alone; ``noise`` what was added to them.
+    of rows that are not in the moments, because they would have stood alone; ``noise`` what was added to them;
+    ``apart`` the number of units in which every group is told of by itself, where it is not all (:mod:`.guard`).
     """
 
     fingerprint: str
@@ -36,6 +37,7 @@ class Site:
     name: str | None = None
     withheld: int = 0
     noise: Noise | None = None
+    apart: int | None = None
 
 
 @dataclass(frozen=True)
@@ -275,4 +277,5 @@ def _site(item: Mapping[str, Any]) -> Site:
         None if name is None else str(name),
         int(item["withheld"]),
         None if noise is None else Noise(**noise),
+        None if item.get("apart") is None else int(item["apart"]),
     )
