@@ -7,11 +7,11 @@ import pytest
 import torch
 from scipy.stats import wasserstein_distance
 
-from esvdfair.core.metrics import ks_distance
+from esvdfair.core.metrics import ks_distance, ks_population
 from esvdfair.datasets import Examples, Split
 from esvdfair.experiments.config import WAGES, Retraining, Training
 from esvdfair.experiments.network import Trained, predict, train_network
-from esvdfair.experiments.retrain import curve_of, population_ks, retrained, search_penalty, train_on_both, wasserstein
+from esvdfair.experiments.retrain import curve_of, retrained, search_penalty, train_on_both, wasserstein
 
 TINY = replace(
     WAGES,
@@ -84,7 +84,8 @@ def test_the_search_goes_where_the_target_is(trained):
     assert len(networks) == 1 + TINY.retraining.stages
     assert networks[0.0] is trained.network
     penalties = list(networks)
-    first = population_ks(networks[penalties[1]], trained.split.validation)
+    there = trained.split.validation
+    first = ks_population(predict(networks[penalties[1]], there.X), sensitive_features=there.sensitive_features)
     assert (penalties[2] > penalties[1]) == (first > 0.095)
     assert {point.strength for point in curve_of(networks, trained).points} == set(networks)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from esvdfair.batches import Data
 from esvdfair.core.checks import encode_groups
-from esvdfair.core.metrics import ks_distance, ks_floor
+from esvdfair.core.metrics import ks_population
 from esvdfair.core.refit.quadratic import Fit
 from esvdfair.curve import Curve, judge
 from esvdfair.datasets import Examples
@@ -66,16 +66,11 @@ def search_penalty(
         decided_by = experiment.training, how, penalty
         start = trained.shelf.get(f"seed-{trained.seed}-{name}-{stage}", make, *decided_by)
         networks[penalty] = start
-        apart = population_ks(start, trained.split.validation) / (0.95 * experiment.target_ks)
+        there = trained.split.validation
+        ks = ks_population(predict(start, there.X), sensitive_features=there.sensitive_features)
+        apart = ks / (0.95 * experiment.target_ks)
         penalty = float(f"{penalty * np.clip(apart**2, 0.25, 4.0):.4g}")
     return networks
-
-
-def population_ks(network: nn.Sequential, rows: Examples) -> float:
-    """KS distance of the rows without what sampling adds, √(T² − floor²)."""
-    groups = rows.sensitive_features
-    ks, floor = ks_distance(predict(network, rows.X), sensitive_features=groups), ks_floor(sensitive_features=groups)
-    return float(np.sqrt(max(ks**2 - floor**2, 0.0)))
 
 
 def sample_of(network: nn.Sequential, trained: Trained) -> Sample:
