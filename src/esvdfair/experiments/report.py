@@ -198,8 +198,11 @@ def _equal_ks(saved: Saved) -> list[list[str]]:
 
 def _beside_transport(rows: Sequence[Row], variant: Variant) -> Iterator[tuple[Row, float]]:
     """Rows of a method, and the MSE of transport on the same seed where its path has the same KS."""
+    paths: dict[int, list[tuple[float, float]]] = {}
     for row in rows:
-        path = sorted((r.ks, r.mse) for r in rows if r.method == "transport" and r.seed == row.seed)
-        if row.variant == variant and path:
-            ks, mse = np.array(path).T
+        if row.method == "transport":
+            paths.setdefault(row.seed, []).append((row.ks, row.mse))
+    for row in rows:
+        if row.variant == variant and row.seed in paths:
+            ks, mse = np.array(sorted(paths[row.seed])).T
             yield row, float(np.interp(row.ks, ks, np.minimum.accumulate(mse)))

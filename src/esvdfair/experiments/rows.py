@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class Row:
     regret: float | None = None
     densities: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def variant(self) -> Variant:
         return Variant(**{known.name: getattr(self, known.name) for known in fields(Variant)})
 
