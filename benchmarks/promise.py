@@ -372,7 +372,7 @@ def decision_table(rows: list[Row], names: list[str]) -> list[list[str]]:
     head = [f"KS / {t:g}" for t in TARGETS] + [f"false at {c:g}, most (none, least)" for c in confidences]
     cells = [[*names, *head]]
     for row in rows:
-        line = [f"{row[name]:g}" if isinstance(row[name], float) else row[name] for name in names]
+        line = [f"{row[name]:.4g}" if isinstance(row[name], float) else row[name] for name in names]
         for target in TARGETS:
             said = f"{row[f'ratio {target:g}']:.2f} ± {row[f'ratio {target:g} ±']:.2f}"
             met = f", met {row[f'met {target:g}']:.0%}" if f"met {target:g}" in row else ""

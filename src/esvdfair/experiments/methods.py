@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from esvdfair.baselines import GroupPredictor, PrivateHistogram, WassersteinBarycenter
 from esvdfair.baselines.peers import EquipyWasserstein, FairlearnCorrelationRemover, LeaceRegression
-from esvdfair.batches import Data
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.optimum import fit_optimum
 from esvdfair.core.refit.sgd import finetune
@@ -24,11 +23,9 @@ from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.experiments.config import Experiment, Part, Variant
 from esvdfair.experiments.errata import edit_unguarded, edit_with_printed_cubic
 from esvdfair.experiments.network import NetworkClassifier, Trained, linear, predict, run_through
-from esvdfair.experiments.retrain import retrained
+from esvdfair.experiments.retrain import retrained, sample_of
 from esvdfair.experiments.rows import Outcome
 from esvdfair.methods import Refits
-from esvdfair.models import adapt
-from esvdfair.sample import draw, prepare
 
 Array = NDArray[np.float64]
 
@@ -172,16 +169,7 @@ def optimum(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
     Fitted on the training rows, from what the last hidden layer knows: the estimate is the network with its last layer
     refitted, or as it is if that errs less on the validation rows.
     """
-    rows = trained.split.train
-    sample = draw(
-        prepare(
-            adapt(trained.network),
-            Data(rows.X, rows.y, rows.sensitive_features),
-            validation=trained.split.validation,
-            seed=trained.seed,
-            effort=experiment.effort,
-        )
-    )
+    sample = sample_of(trained.network, trained, experiment.effort)
     refits = Refits(sample, experiment.effort)
     weight, bias = refits.regression_layer
     (there,) = _features(trained, experiment.evaluated_on)

@@ -73,16 +73,11 @@ def search_penalty(
     return networks
 
 
-def sample_of(network: nn.Sequential, trained: Trained) -> Sample:
-    """What the network predicts for the training and the validation rows."""
+def sample_of(network: nn.Sequential, trained: Trained, effort: Effort | None = None) -> Sample:
+    """What the network makes of the training rows, which fit, and of the validation rows, which judge."""
     rows = trained.split.train
-    setting = prepare(
-        adapt(network),
-        Data(rows.X, rows.y, rows.sensitive_features),
-        validation=trained.split.validation,
-        seed=trained.seed,
-    )
-    return draw(setting)
+    data, validation = Data(rows.X, rows.y, rows.sensitive_features), trained.split.validation
+    return draw(prepare(adapt(network), data, validation=validation, seed=trained.seed, effort=effort))
 
 
 def curve_of(networks: Mapping[float, nn.Sequential], trained: Trained) -> Curve:
