@@ -232,31 +232,29 @@ class _State:
         edit = edit_exact(self.layer.weight, self.moments, bias=self.layer.bias, layer=self.layer.name)[-1]
         return _State(replace(self.layer, weight=edit.weight_after, bias=edit.bias_after), self.moments)
 
-    def factored(self, kind: str) -> Array:
-        """(m, q) ``W Dᵀ`` or ``W S_v``."""
-        factor = self.moments.mean_differences().T if kind == "mean" else covariance_factor(self.moments)
-        return self.layer.weight @ factor
+    def form(self, kind: str) -> Array:
+        """(m, m) A of which ``uᵀAu`` is the gap along u: ``W DᵀD Wᵀ``; ``W M Wᵀ`` of two groups, ``W|M|Wᵀ`` of more."""
+        if kind == "mean":
+            found = self.layer.weight @ self.moments.mean_differences().T
+            return np.asarray(found @ found.T)
+        axes, values = gaps.covariance_spectrum(self.moments)
+        found = self.layer.weight @ axes
+        return np.asarray((found * values) @ found.T)
 
     def axes(self, kind: str) -> list[_Axis]:
-        """Every direction along which there is more than rounding, the largest gap first."""
-        if kind == "covariance" and self.two_groups:
-            values, u = scipy.linalg.eigh(self._variance_difference())  # W M Wᵀ = Σ λ_i u_i u_iᵀ
-            order = np.argsort(-np.abs(values), kind="stable")
-            sigma, u = np.sqrt(np.abs(values[order])), u[:, order]
-        else:
-            u, sigma, _ = scipy.linalg.svd(self.factored(kind), full_matrices=False)
+        """Every direction along which there is more than rounding, the largest gap first: ``A = Σ λ_i u_i u_iᵀ``."""
+        values, u = scipy.linalg.eigh(self.form(kind))
+        order = np.argsort(-np.abs(values), kind="stable")
+        gap, u = np.abs(values[order]), u[:, order]  # σ²: squared differences of means, or differences of variances
         scatter = self.moments.pooled_scatter() / self.moments.pooled_weight
         spread = float(np.sum((self.layer.weight @ scatter) * self.layer.weight))
-        # σ² is a squared mean difference, or a difference of variances
-        gap = sigma**2 > (ROUNDING**2 if kind == "mean" else ROUNDING) * spread
-        power = sigma[gap] ** (2 if kind == "mean" else 4)
-        return [_Axis(kind, i + 1, float(sigma[i]), float(p / power.sum()), u[:, i]) for i, p in enumerate(power)]
+        least = max(ROUNDING**2 * spread, ROUNDING * gap[0]) if kind == "mean" else ROUNDING * spread
+        power = gap[gap > least] ** (1 if kind == "mean" else 2)
+        return [_Axis(kind, i + 1, float(gap[i] ** 0.5), float(p / power.sum()), u[:, i]) for i, p in enumerate(power)]
 
     def gap_along(self, kind: str, u: Array) -> float:
         """σ of a direction that need not be one of ours."""
-        if kind == "covariance" and self.two_groups:
-            return float(np.sqrt(abs(u @ self._variance_difference() @ u)))
-        return float(np.linalg.norm(u @ self.factored(kind)))
+        return float(abs(u @ self.form(kind) @ u) ** 0.5)
 
     def difference_along(self, kind: str, u: Array) -> float | None:
         """Mean or variance of the first group minus that of the second along u."""
@@ -264,10 +262,10 @@ class _State:
             return None
         if kind == "mean":
             return float(self.moments.mean_differences()[0] @ (u @ self.layer.weight))
-        return float(u @ self._variance_difference() @ u)
+        return float(u @ self.form(kind) @ u)
 
     def spectrum(self) -> tuple[float, ...]:
-        return tuple(scipy.linalg.svdvals(self.factored("covariance")).tolist())
+        return tuple(scipy.linalg.svdvals(self.layer.weight @ covariance_factor(self.moments)).tolist())
 
     def means_along(self, u: Array) -> tuple[float, ...]:
         """uᵀz̄ of every group."""
@@ -278,13 +276,6 @@ class _State:
         """√(uᵀ W Cov_g Wᵀ u) of every group."""
         p = u @ self.layer.weight
         return tuple(float(np.sqrt(max(p @ covariance @ p, 0.0))) for covariance in self.moments.covariances())
-
-    def _variance_difference(self) -> Array:
-        """(m, m) ``W M Wᵀ`` of two groups; zero when their covariances differ by no more than rounding."""
-        axes, values = gaps.covariance_spectrum(self.moments)
-        found = self.layer.weight @ axes
-        difference: Array = (found * values) @ found.T
-        return difference
 
 
 def _see(adapter: ModelAdapter, batches: Batches, which: int | str) -> tuple[_State, tuple[_State, ...]]:
