@@ -27,6 +27,8 @@ from esvdfair import __file__ as package
 from esvdfair.cli import main as command_line
 
 PACKAGE = Path(package).parent
+BARS = {"ESVDFair(model).fit": 14, "esvdfair repair": 28}
+"""Files that each may pass through at most (docs/decisions/0007-what-the-house-is-now.md)."""
 
 
 def size() -> dict[str, tuple[int, int]]:

@@ -1,5 +1,6 @@
 """benchmarks/scale.py runs and writes its document; the plain transcription it compares with gives the same weights."""
 
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -190,3 +191,15 @@ def test_a_row_that_looks_bad_is_measured_anew_with_other_draws(monkeypatch):
     for found, draws in (({"covers": 0.95}, 40), (good | {"normal_0.9": 0.11}, 40), (good, 5)):
         found = good | found
         assert {row["draws"] for row in promise.interval(5, 0)} == {draws}
+
+
+def test_a_default_call_and_a_command_pass_through_few_files(monkeypatch, capsys):
+    """The bars of docs/decisions/0007: who adds a stop to the road should know that."""
+    pytest.importorskip("skl2onnx", reason="needs the extra esvdfair[onnx]")
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import walk
+
+    walk.main()
+    said = capsys.readouterr().out
+    files = {call: int(re.search(rf"{re.escape(call)}: through (\d+) files", said)[1]) for call in walk.BARS}
+    assert {call: found for call, found in files.items() if found > walk.BARS[call]} == {}

@@ -86,7 +86,7 @@ class Batch:
         """(rows,) positions among the groups, also where ``codes`` are of cells."""
         if not self.group_parts:
             return self.codes
-        groups = [split_cell(cell, self.group_parts)[0] for cell in self.labels]
+        groups = [group_of(cell, self.group_parts) for cell in self.labels]
         known = sorted(set(groups), key=sort_key)
         return np.array([known.index(group) for group in groups], dtype=np.intp)[self.codes]
 
@@ -314,6 +314,11 @@ def held_out(fraction: float, seed: int) -> Splitter:
 
 
 # --- rows that stay ------------------------------------------------------------------------------------------------
+
+
+def group_of(label: Label, group_parts: int) -> Label:
+    """The group of a cell; of a group itself, when there are no strata."""
+    return split_cell(label, group_parts)[0] if group_parts else label
 
 
 class Digest:

@@ -27,6 +27,7 @@ from esvdfair.batches import (
     Keeper,
     Rows,
     Splitter,
+    group_of,
     held_out,
     make_batches,
     row_key,
@@ -401,7 +402,7 @@ def _held(batches: Batches, share: Mapping[Label, float], seed: int) -> list[Bat
     """Of each group about this part of the rows, by a hash of their number."""
     kept = []
     for batch in batches:
-        groups = [split_cell(label, batch.group_parts)[0] for label in batch.labels]
+        groups = [group_of(label, batch.group_parts) for label in batch.labels]
         part = np.array([min(share[group], 1.0) for group in groups])[batch.codes]
         index = np.flatnonzero(row_key(batch.row_id, seed + 2) < part)
         if len(index):
@@ -444,7 +445,7 @@ class _Seen:
     @cached_property
     def labels(self) -> tuple[Label, ...]:
         """The groups."""
-        return tuple(sorted({split_cell(cell, self.group_parts)[0] for cell in self.cells}, key=sort_key))
+        return tuple(sorted({group_of(cell, self.group_parts) for cell in self.cells}, key=sort_key))
 
     def cell_rows(self, part: int) -> Rows:
         """Kept rows, their codes those of cells."""
@@ -468,7 +469,7 @@ class _Seen:
         """(G,) rows of each group."""
         counts = Counter[Label]()
         for cell, (rows, _) in self.kept[part].counts.items():
-            counts[split_cell(cell, self.group_parts)[0]] += rows
+            counts[group_of(cell, self.group_parts)] += rows
         return tuple(counts[label] for label in labels or self.labels)
 
     def adjusted(self, moments: GroupMoments) -> GroupMoments:

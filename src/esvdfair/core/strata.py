@@ -71,9 +71,7 @@ def make_cells(
 
 
 def split_cell(cell: Label, parts: int) -> tuple[Label, Label]:
-    """The group and the stratum of a cell whose group's label has so many parts; 0 says that it is a group itself."""
-    if not parts:
-        return cell, ()
+    """The group and the stratum of a cell whose group's label has so many parts."""
     parted = _parts(cell)
     group, stratum = parted[:parts], parted[parts:]
     return group[0] if parts == 1 else group, stratum[0] if len(stratum) == 1 else stratum
