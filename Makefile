@@ -49,7 +49,7 @@ dist: $(VENV)/.dev  ## Build wheel and sdist into dist/, and try both: the wheel
 	$(BIN)/python -m twine check --strict dist/*
 	.ci/try-dist $(BIN)/python
 
-bench: $(VENV)/.bench  ## Measure speed and growth on a quiet machine (ten minutes or so), write docs/performance.md
+bench: $(VENV)/.bench  ## Measure speed and growth on a quiet machine (ten minutes or so), renew the tables of docs/performance.md
 	$(BIN)/python benchmarks/scale.py
 
 trust: $(VENV)/.dev  ## Try to break the package (some five minutes of one core), write the tables of docs/reliability.md

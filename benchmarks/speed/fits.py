@@ -2,6 +2,7 @@
 
 import cProfile
 import pstats
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from esvdfair.core.refit.quadratic import FeatureSpace, Quadratic
 from esvdfair.experiments.config import Training
 from esvdfair.experiments.network import load, train
 from esvdfair.sample import Effort
-from speed.measure import BATCH, Goal, Section, forward, interleaved, make_rows, network
+from speed.measure import BATCH, Goal, Section, all_threads, forward, interleaved, make_rows, network
 
 GOAL = 1.5
 # --- the core ------------------------------------------------------------------------------------------------------
@@ -197,22 +198,24 @@ def run_target(dataset: str, repeats: int, threads: int, training: Training = PA
         fair = ESVDFair(trained.network, method=method, target_ks=0.1)
         return lambda: fair.fit(x, y, sensitive_features=a, validation=validation)
 
-    times = interleaved({"bound": bound} | {method: fit(method) for method in TARGETED}, repeats)
-    table: list[Sequence[object]] = [("method", "fit, s", "bound, s", "fit / bound")]
-    table += [
-        (name, f"{times[name]:.2f}", f"{times['bound']:.2f}", f"{times[name] / times['bound']:.1f}")
-        for name in TARGETED
-    ]
+    runs = {"bound": bound} | {method: fit(method) for method in TARGETED}
+    times = interleaved(runs, repeats)
+    with all_threads():
+        free = interleaved(runs, repeats, time.process_time)
+    table: list[Sequence[object]] = [("", "s", "over the bound", "s with default threads")]
+    table += [(name, f"{t:.2f}", f"{t / times['bound']:.1f}", f"{free[name]:.2f}") for name, t in times.items()]
     return Section(
         "A target on real rows",
         "`ESVDFair(network, method=…, target_ks=0.1).fit(…, validation=…)` with the paper's network on "
         f"{dataset}, seed 1, {len(x):,} rows that fit. The bound is one forward pass over all rows, a float64 XᵀX of "
-        f"the rows that fit and two symmetric eigenproblems. Fewest seconds of {repeats} rounds.",
+        f"the rows that fit and two symmetric eigenproblems. Fewest seconds of {repeats} rounds. With "
+        "default threads, as many as there are cores, they are those of all threads, so that a pool which spins shows.",
         [table],
         [
-            Goal(f"{name} with a target, {dataset}", times[name] / times["bound"], goal)
+            Goal(f"{name} over the bound, {dataset}", times[name] / times["bound"], goal)
             for name, goal in TARGETED.items()
-        ],
+        ]
+        + [Goal(f"{name}, default threads over one", free[name] / times[name], 1.1) for name in TARGETED],
     )
 
 

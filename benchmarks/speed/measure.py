@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise
@@ -46,12 +47,12 @@ class Section:
     notes: Sequence[str] = ()
 
 
-def seconds(function: Callable[[], object]) -> float:
+def seconds(function: Callable[[], object], clock: Callable[[], float] | None = None) -> float:
     """Seconds of one call: of the processor with one thread, whatever else the machine does; else by the clock.
 
     Garbage is collected before, not during.
     """
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    clock = clock or (time.process_time if torch.get_num_threads() == 1 else time.perf_counter)
     gc.collect()
     start = clock()
     function()
@@ -67,9 +68,11 @@ def warm_up() -> None:
         ESVDFair(network(8), method=method, targets="labels").fit(x, y, sensitive_features=a)
 
 
-def interleaved(functions: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def interleaved(
+    functions: Mapping[str, Callable[[], object]], repeats: int, clock: Callable[[], float] | None = None
+) -> dict[str, float]:
     """Fewest seconds of each function over rounds in which all of them run in turn, so that all see one machine."""
-    rounds = [{name: seconds(function) for name, function in functions.items()} for _ in range(repeats)]
+    rounds = [{name: seconds(function, clock) for name, function in functions.items()} for _ in range(repeats)]
     return {name: min(times[name] for times in rounds) for name in functions}
 
 
@@ -108,6 +111,20 @@ def limit_threads(threads: int) -> None:
 
     torch.set_num_threads(threads)
     threadpool_limits(threads)
+
+
+@contextmanager
+def all_threads() -> Iterator[None]:
+    """As many threads as there are cores, as in a process that sets no variable; afterwards as before."""
+    from threadpoolctl import threadpool_limits
+
+    before, cores = torch.get_num_threads(), os.cpu_count() or 1
+    torch.set_num_threads(cores)
+    try:
+        with threadpool_limits(cores):
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def peak_megabytes() -> float:

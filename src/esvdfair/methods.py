@@ -486,10 +486,10 @@ class Refits:
 
         training, judging, index = self.sample.training, self.sample.judging, self._bounded
         unit = float(self.space.variances.sum() / len(self.space.mean))
-        used = self.space.variances > FAINT * unit
+        faint = int(np.searchsorted(self.space.variances, FAINT * unit, side="right"))  # they ascend
 
         def scaled(rotated: Array) -> Array:
-            columns: Array = rotated[:, used] / np.sqrt(unit)
+            columns: Array = rotated[:, faint:] / np.sqrt(unit)
             return columns
 
         known, codes, weight = scaled(self.rotated[index]), training.codes[index], training.parity_weight[index]
