@@ -91,7 +91,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt $(BIN)/python
 	@$(PIP) -e '.[dev]'
 	@touch $(VENV)/.demo $(VENV)/.bench $@
 
-# Pytest 9 and pyparsing 3.3 warn of what scikit-learn 1.6 and matplotlib 3.8 do, and a warning is an error.
+# Pytest 9 and pyparsing 3.3 warn of what scikit-learn 1.7 and matplotlib 3.10 do, and a warning is an error.
 $(VENV)-lowest/.dev: pyproject.toml constraints.txt .ci/lowest.py
 	@$(MAKE) --no-print-directory VENV=$(VENV)-lowest $(VENV)-lowest/bin/python
 	@echo "Installing the lowest versions into $(VENV)-lowest; the first time takes a few minutes"

@@ -70,7 +70,8 @@ def _parts(value: Any, above: tuple[int, ...]) -> Iterator[bytes]:
         for item in value:
             yield from _parts(item, above)
     else:
-        yield getattr(value, "__qualname__", type(value).__qualname__).encode()
+        named = getattr(value, "__name__", type(value).__qualname__)  # all that a ufunc has
+        yield str(getattr(value, "__qualname__", named)).encode()
         if id(value) not in above:
             # What is private is the memory of training, such as the optimiser, not what predicts.
             public = {name: item for name, item in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
