@@ -363,7 +363,7 @@ def is_frame(x: Any) -> bool:
     return hasattr(x, "iloc") and hasattr(x, "columns")
 
 
-def numeric(x: Any, taker: str) -> NDArray[Any]:
+def numeric(x: Any, taker: str, column: str = "X") -> NDArray[Any]:
     """Numbers of an array or a table, missing ones as NaN.
 
     Text that looks like a number is still text: how it was encoded in training is not ours to guess.
@@ -371,23 +371,12 @@ def numeric(x: Any, taker: str) -> NDArray[Any]:
     try:
         return check_numbers(x.toarray() if hasattr(x, "toarray") else x, "X")
     except InputError:
-        named = ((name, x.iloc[:, place]) for place, name in enumerate(x.columns if is_frame(x) else ()))
-        column, kind = next(
-            ((repr(name), values.dtype) for name, values in named if not _numbers(values)),
-            ("X", getattr(x, "dtype", type(x).__name__)),
-        )
+        for place, name in enumerate(x.columns if is_frame(x) else ()):
+            numeric(x.iloc[:, place], taker, repr(name))  # raises at the column that is to blame
         raise ValueError(
-            f"column {column} is not numeric ({kind}), and {taker} takes numbers. Encode it as it was encoded in "
-            "training."
+            f"column {column} is not numeric ({getattr(x, 'dtype', type(x).__name__)}), and {taker} takes numbers. "
+            "Encode it as it was encoded in training."
         ) from None
-
-
-def _numbers(values: Any) -> bool:
-    try:
-        check_numbers(values, "X")
-    except InputError:
-        return False
-    return True
 
 
 def as_column(prediction: Any, rows: int, place: int | None = None) -> Any:

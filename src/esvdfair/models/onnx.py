@@ -38,7 +38,7 @@ from esvdfair.models.base import (
     find_layer,
     first_rows,
 )
-from esvdfair.models.onnx_graph import FLOATS, VOCABULARY, Graph, check_inference, feeding, operation_name
+from esvdfair.models.onnx_graph import FLOATS, VOCABULARY, Graph, GraphLayer, check_inference, feeding, operation_name
 from esvdfair.models.onnx_io import (
     Feeds,
     ModelInput,
@@ -162,20 +162,18 @@ class OnnxAdapter(ModelAdapter):
 
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession:
-        return _start_session(_expose(self._proto, {self._output}))
+        return _start_session(_part(self._proto, [self._output]))
 
     @cached_property
     def _open_session(self) -> onnxruntime.InferenceSession:
         """A session that shows the inputs of all layers and the output of the last one."""
         layers = self._graph.layers
-        tensors = {self._output, layers[-1].output, *(layer.input for layer in layers)}
-        return _start_session(_expose(self._proto, tensors))
+        return _start_session(_part(self._proto, [self._output, layers[-1].output, *(layer.input for layer in layers)]))
 
     @cached_property
     def _tail_session(self) -> onnxruntime.InferenceSession:
         """A session that takes the output of the last layer as a further input."""
-        last = self._graph.layers[-1]
-        return _start_session(_substitute(self._proto, last.output, last.weight.data_type, self._output))
+        return _start_session(_part(self._proto, [self._output], given=self._graph.layers[-1]))
 
     def _run_open(self, x: Any, tensors: Iterable[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
         """Tensors inside the model, and the prediction, for all rows of `x`."""
@@ -319,24 +317,18 @@ def _run(
     return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
 
-def _expose(model: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:
-    """A copy of a model with more outputs: tensors inside it, under their own names."""
-    copy = _copy(model)
-    known = {value.name for value in (*copy.graph.input, *copy.graph.output)}
-    copy.graph.output.extend(onnx.ValueInfoProto(name=tensor) for tensor in tensors if tensor not in known)
-    return copy
-
-
-def _substitute(model: onnx.ModelProto, tensor: str, data_type: int, output: str) -> onnx.ModelProto:
-    """A copy of a model with one output, in which a tensor inside it is an input."""
-    copy = _copy(model)
-    (producer,) = (node for node in copy.graph.node if tensor in node.output)
-    copy.graph.node.remove(producer)
-    copy.graph.input.append(onnx.helper.make_tensor_value_info(tensor, data_type, None))
-    kept = feeding(copy.graph, output)
-    del copy.graph.output[:], copy.graph.node[:]
-    copy.graph.node.extend(kept)
-    copy.graph.output.append(onnx.ValueInfoProto(name=output))
+def _part(model: onnx.ModelProto, tensors: Sequence[str], given: GraphLayer | None = None) -> onnx.ModelProto:
+    """A copy of a model that gives these tensors, and takes the output of a layer as an input if it is `given`."""
+    graph = (copy := _copy(model)).graph
+    if given is not None:
+        graph.node.remove(next(node for node in graph.node if given.output in node.output))
+        graph.input.append(onnx.helper.make_tensor_value_info(given.output, given.weight.data_type, None))
+    typed, inputs = {value.name: value for value in model.graph.output}, {value.name for value in graph.input}
+    nodes = feeding(graph, tensors)
+    del graph.output[:], graph.node[:]
+    graph.node.extend(nodes)
+    shown = (name for name in dict.fromkeys(tensors) if name not in inputs)
+    graph.output.extend(typed.get(name, onnx.ValueInfoProto(name=name)) for name in shown)
     return copy
 
 

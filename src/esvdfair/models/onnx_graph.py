@@ -392,9 +392,9 @@ def _classic_layer(node: onnx.NodeProto, label: str) -> GraphLayer:
     )
 
 
-def feeding(graph: onnx.GraphProto, output: str) -> list[onnx.NodeProto]:
-    """Nodes without which the tensor `output` cannot be computed, in order."""
-    needed, kept = {output}, []
+def feeding(graph: onnx.GraphProto, tensors: Iterable[str]) -> list[onnx.NodeProto]:
+    """Nodes without which the tensors cannot be computed, in order."""
+    needed, kept = set(tensors), []
     for node in reversed(graph.node):
         if needed.intersection(node.output):
             needed.update(_reads(node))
