@@ -107,19 +107,27 @@ def fit_rows(
         if y is None:
             raise InputError("{fitted_on} needs the training targets; pass y to fit.", fitted_on=Given(fitted_on))
         values = check_column(y, len(values), "y", of="scores")
+    labels, codes, weight = known_groups(sensitive_features, sample_weight, len(values), of="scores")
+    return FitRows(values, labels, codes, weight)
+
+
+def known_groups(
+    sensitive_features: Any, sample_weight: Any, rows: int, *, of: str = "X"
+) -> tuple[tuple[Label, ...], Codes, Floats]:
+    """Labels and codes of at least two groups, and weights, the largest of them 1; no group may weigh nothing."""
     labels, codes = encode_groups(sensitive_features)
-    check_rows(len(codes), len(values), "sensitive_features", of="scores")
+    check_rows(len(codes), rows, "sensitive_features", of=of)
     if len(labels) < 2:
         found = f"only one group, {labels[0]!r}," if labels else "no group"
-        raise ValueError(f"{found} among {len(codes)} rows; parity needs at least two.")
+        raise ValueError(f"{found} among {len(codes)} rows; at least two are needed.")
     if sample_weight is None:
-        return FitRows(values, labels, codes, np.ones(len(values)))
-    weight = check_weight(sample_weight, len(values), of="scores")
+        return labels, codes, np.ones(rows)
+    weight = check_weight(sample_weight, rows, of=of)
     weight = weight / weight.max()  # shares are all that counts, and sums of them cannot overflow
     mass = np.bincount(codes, weights=weight, minlength=len(labels))
     if mass.min() <= 0:
         raise ValueError(f"group {labels[int(mass.argmin())]!r} has zero total sample_weight; drop it or weigh it.")
-    return FitRows(values, labels, codes, weight)
+    return labels, codes, weight
 
 
 def known_codes(sensitive_features: Any, labels: tuple[Label, ...], rows: int) -> Codes:

@@ -9,18 +9,10 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.validation import check_is_fitted
 
-from esvdfair.baselines.base import Floats
-from esvdfair.core.checks import (
-    check_column,
-    check_features,
-    check_rows,
-    check_weight,
-    encode_groups,
-    row_count,
-    unit_scale,
-)
+from esvdfair.baselines.base import Floats, known_groups
+from esvdfair.core.checks import check_column, check_features, check_weight, row_count, unit_scale
 from esvdfair.core.optimum import fit_optimum
-from esvdfair.exceptions import ESVDFairWarning, Given, InputError
+from esvdfair.exceptions import ESVDFairWarning
 
 _FAR = 200  # exponents of two beyond which products of four scores may leave float64
 
@@ -53,19 +45,10 @@ class GroupPredictor(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         sample_weight : (rows,) or None; passed on only when given
         """
         X = self._features(X)
-        self.labels_, codes = encode_groups(sensitive_features)
-        check_rows(len(codes), row_count(X), "sensitive_features")
-        if len(self.labels_) < 2:
-            found = f"only one group, {self.labels_[0]!r}" if self.labels_ else "no rows"
-            raise ValueError(f"{found}; there is nothing to predict.")
+        self.labels_, codes, weight = known_groups(sensitive_features, sample_weight, row_count(X))
         classifier = LogisticRegression(max_iter=1000) if self.classifier is None else self.classifier
-        extra = {}
-        if sample_weight is not None:
-            weight = check_weight(sample_weight, len(codes))
-            weight = weight / weight.max()
-            if not np.bincount(codes, weight).min() > 0:
-                raise InputError("{sample_weight} is zero for a whole group; drop it.", sample_weight=Given())
-            extra["sample_weight"] = weight / weight.mean()  # in other units they would change the regularisation
+        # in other units weights would change the regularisation
+        extra = {} if sample_weight is None else {"sample_weight": weight / weight.mean()}
         self.classifier_ = clone(classifier, safe=False)
         self.classifier_.fit(X, codes, **extra)
         return self
