@@ -27,6 +27,7 @@ from esvdfair.core.checks import (
     take_rows,
     to_numpy,
 )
+from esvdfair.core.moments import check_squares
 from esvdfair.core.strata import label_parts, make_cells, split_cell
 from esvdfair.distributed import all_gather, first_rank_rows, rank, world_size
 from esvdfair.exceptions import Given, InputError
@@ -149,7 +150,7 @@ def _columns(data: Data, missing: str, classes: Sequence[Any] | None) -> Columns
         group_parts = label_parts(labels[0])
         strata = check_strata(_named(data.X, data.control_features), rows, missing)
         labels, codes = make_cells((labels, codes), strata)
-    return y, labels, codes, None if weight is None else check_weight(weight, rows), group_parts
+    return y, labels, codes, None if weight is None else check_squares(check_weight(weight, rows)), group_parts
 
 
 def _named(x: Any, column: Any) -> Any:

@@ -327,6 +327,7 @@ def _check_finite(adapter: ModelAdapter, X: Any) -> None:
     if type(adapter.model).__module__.startswith("sklearn"):
         return
     for x in _each(X):
+        x = x.data if hasattr(x, "tocsr") else x  # of a sparse matrix what is stored
         floats = str(getattr(x, "dtype", "")).startswith(("float", "torch.float"))
         if floats and (bad := count_not_finite(x)):
             raise ValueError(f"X holds {bad} NaN or infinite values; fill them in or drop those rows.")

@@ -110,7 +110,7 @@ def edit_covariance_paper(
     """
     w, b = _checked(weight, bias, moments)
     svd = gaps.explain_covariance(w, moments, second_moment_factor=factor)
-    allowed = _budget(float(np.sum(svd.sigma**4)), reduction, budget)
+    allowed = _budget(_fourth_powers(svd.sigma), reduction, budget)
     solution = solve_covariance(svd.sigma, svd.cost, allowed)
     untouched = np.array_equal(solution.sigma, svd.sigma)
     after = w.copy() if untouched else (svd.u * solution.sigma) @ svd.step
@@ -188,7 +188,7 @@ def edit_covariance(
     """
     w, b = _checked(weight, bias, moments)
     svd = gaps.explain_covariance_optimal(w, moments, whitening=whitening or _whitening(b, moments))
-    allowed = _budget(float(np.sum(svd.sigma**4)), reduction, budget)
+    allowed = _budget(_fourth_powers(svd.sigma), reduction, budget)
     solution = solve_covariance(svd.sigma, svd.cost, allowed)
     after = w + svd.change(solution.sigma)
     moved = _moved(b, w, after, moments)
@@ -303,6 +303,18 @@ def _checked(weight: ArrayLike, bias: ArrayLike | None, moments: GroupMoments) -
     if not np.isfinite(w).all() or (b is not None and not np.isfinite(b).all()):
         raise ValueError("the layer's weight or bias holds NaN or infinite values; it cannot be repaired.")
     return w, b
+
+
+def _fourth_powers(sigma: Array) -> float:
+    """Σσ⁴, which leaves float64 long before the features do."""
+    with np.errstate(over="ignore"):
+        total = float(np.sum(sigma**4))
+    if not np.isfinite(total):
+        raise ValueError(
+            f"the largest singular value of the covariance gap is {sigma.max():.3g}, and its fourth power leaves "
+            "float64; give the features in another unit."
+        )
+    return total
 
 
 def _budget(total: float, reduction: float | None, budget: float | None) -> float:

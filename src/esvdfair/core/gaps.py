@@ -285,5 +285,8 @@ def _cost(step: Array, factor: Array) -> Array:
     """
     moved = step @ factor
     cost = np.einsum("ij,ij->i", moved, moved)
-    rounding = (np.finfo(np.float64).eps * len(factor)) ** 2 * np.sum(step**2, axis=1) * np.sum(factor**2)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounding = (np.finfo(np.float64).eps * len(factor)) ** 2 * np.sum(step**2, axis=1) * np.sum(factor**2)
+    if not np.isfinite(rounding).all():
+        raise ValueError("the inputs of the layer are so small that squares leave float64; give them in another unit.")
     return np.where(cost > rounding, cost, 0.0)

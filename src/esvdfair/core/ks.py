@@ -87,7 +87,9 @@ class Groups:
 
     def variances(self, values: Floats) -> Floats:
         """(G,) unbiased: Σw(x−x̄)²/(Σw − Σw²/Σw), the weighted mean of (x−x̄)² over 1 − 1/n for n effective rows."""
-        return self.means((values - self.means(values)[self.codes]) ** 2) / (1 - 1 / self.sizes)
+        spread = self.means((values - self.means(values)[self.codes]) ** 2)
+        rest = 1 - 1 / self.sizes
+        return np.divide(spread, rest, out=np.zeros_like(spread), where=rest > 0)  # one effective row does not vary
 
 
 # --- distances -----------------------------------------------------------------------------------------------------

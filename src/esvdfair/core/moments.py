@@ -136,7 +136,7 @@ class GroupMoments:
         ``beside`` (batch,) is taken as a last column of x (batch, n), without copying x to put it there.
         """
         check_labels([*self._groups, *labels])
-        weights = None if sample_weight is None else _check_squares(check_weight(sample_weight, len(codes), zero=True))
+        weights = None if sample_weight is None else check_squares(check_weight(sample_weight, len(codes), zero=True))
         x, codes, weights = _flatten(x, codes, weights)
         width = x.shape[1] + (beside is not None)
         if self._groups and width != self.width:
@@ -635,7 +635,7 @@ def _all_finite(found: list[_Moments]) -> bool:
     return bool(torch.isfinite(torch.stack(sums)).all())
 
 
-def _check_squares(weight: NDArray[np.float64]) -> NDArray[np.float64]:
+def check_squares(weight: NDArray[np.float64]) -> NDArray[np.float64]:
     """The weights, unless their squares, which a covariance needs, leave the range of float64."""
     largest = float(weight.max(initial=0.0))
     if largest and not 1e-140 < largest < 1e140:

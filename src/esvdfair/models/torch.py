@@ -296,8 +296,14 @@ def _to_tensor(x: Any, model: nn.Module, *, whole: bool = False) -> torch.Tensor
     like = _reference(model)
     if not isinstance(x, torch.Tensor):
         values = np.ascontiguousarray(numeric(x, "a torch model"))  # torch takes no negative strides
+        if values.dtype.kind == "f" and not (values.dtype.isnative and values.dtype.itemsize <= 8):
+            with np.errstate(over="ignore"):  # what is beyond float64 is infinite, and then said to be
+                values = values.astype(np.float64)  # torch takes no other order of bytes, and no long doubles
         keep = whole and values.dtype.kind in "iub"
         return torch.tensor(values, dtype=None if keep else like.dtype).to(like.device)
+    if x.is_complex() or x.is_meta or x.layout != torch.strided:
+        kind = "complex" if x.is_complex() else "on the device meta, without data" if x.is_meta else f"{x.layout}"
+        raise ValueError(f"X is a tensor that is {kind}; a torch model takes dense tensors of numbers.")
     embeds = whole or any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
     keep = not x.is_floating_point() and embeds
     # dtype first: a device may not know the dtype that comes in (float64 on Apple's)
