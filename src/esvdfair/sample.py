@@ -505,14 +505,14 @@ class _Pass:
                 digest.add(batch)
                 out = np.zeros(rows, dtype=bool) if split is None else split(batch.row_id)
                 weight = (~out).astype(np.float64) if batch.weight is None else batch.weight * ~out
-                for name, found in inner.items():
-                    found.update_codes(inputs[name], batch.labels, batch.codes, weight)
                 features = inputs[last.name]
                 check_features(last, features, rows)
-                if not later:
-                    moments.update_codes(features, batch.labels, batch.codes, weight, beside=y)
                 beside = [inputs[name] for name in self.inner if len(self.inner) == 1 and name != last.name]
                 beside = [each for each in beside if each.ndim == 2 and each.shape[0] == rows]
+                for name, found in inner.items() if not (later and beside) else ():
+                    found.update_codes(inputs[name], batch.labels, batch.codes, weight)
+                if not later:
+                    moments.update_codes(features, batch.labels, batch.codes, weight, beside=y)
                 kept[0].add(batch, ~out, [*beside, features], prediction, y)
                 kept[1].add(batch, out, [features], prediction, y)
                 listen()
