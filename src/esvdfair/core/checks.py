@@ -142,7 +142,10 @@ def take_rows(values: Any, index: NDArray[np.intp]) -> NDArray[Any]:
 
 
 def count_not_finite(values: Any) -> int:
-    """How many values are NaN or infinite; one number leaves the device."""
+    """How many values are NaN or infinite, or are so as float64; one number leaves the device."""
+    if isinstance(values, np.ndarray) and values.dtype.itemsize > 8:
+        with np.errstate(over="ignore"):
+            values = values.astype(np.float64)
     finite = np.isfinite(values) if isinstance(values, np.ndarray) else values.isfinite()
     return int((~finite).sum())
 
