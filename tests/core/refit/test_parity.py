@@ -20,7 +20,7 @@ def diagonal_quadratic(form, z, mean_gap=None):
         mean=np.zeros(len(z)),
         axes=np.eye(len(z)),
         variances=np.ones(len(z)),
-        group_means=np.array([gap / 2, -gap / 2]),
+        mean_gaps=gap[None, :],
         group_covariances=np.array([5 * np.eye(len(z)) + form, 5 * np.eye(len(z))]),
     )
     return Quadratic(space, cross=z, target_mean=0.0, original=z, ridge=0.0)

@@ -65,7 +65,7 @@ class FeatureSpace:
     mean : (p,) pooled mean of the features; zeros for a layer without bias, where nothing may be centred
     axes : (p, r) Q, the eigenvectors of the pooled covariance with non-zero eigenvalue
     variances : (r,) Λ, their eigenvalues (divisor Σw)
-    group_means : (G, r) ``(h̄_g − h̄) Q``
+    mean_gaps : (G(G−1)/2, r) differences of group means along the axes, one row for each pair
     group_covariances : (G, r, r) ``Qᵀ Cov_g Q``, unbiased
     intercept : whether the layer has a bias
     """
@@ -73,7 +73,7 @@ class FeatureSpace:
     mean: Array
     axes: Array
     variances: Array
-    group_means: Array
+    mean_gaps: Array
     group_covariances: Array
     intercept: bool = True
 
@@ -100,17 +100,10 @@ class FeatureSpace:
             mean=mean,
             axes=axes,
             variances=variances,
-            group_means=(features.means - mean) @ axes,
+            mean_gaps=features.mean_differences() @ axes,
             group_covariances=axes.T @ features.covariances() @ axes,
             intercept=intercept,
         )
-
-    @cached_property
-    def mean_gaps(self) -> Array:
-        """(G(G−1)/2, r) differences of group means along the axes, one row for each pair."""
-        first, second = np.triu_indices(len(self.group_means), k=1)
-        gaps: Array = self.group_means[first] - self.group_means[second]
-        return gaps
 
     def rotate(self, features: ArrayLike) -> Array:
         """(rows, p) features -> (rows, r) centred coordinates along the axes."""
