@@ -22,6 +22,7 @@ from esvdfair.federated.sites import MomentsFile, Site, SiteMoments, loaded
 from esvdfair.files import version_of
 from esvdfair.models import adapt, fingerprint
 from esvdfair.sample import Setting, check_features, check_prediction, prepare
+from esvdfair.text import printable
 
 
 def collect_moments(
@@ -249,7 +250,7 @@ def _check_alike(name: str, one: SiteMoments, other_name: str, other: SiteMoment
         "control columns": _first_difference(one.control, other.control),
     }
     differing = [
-        f"{what}: {_safe(theirs)} in {other_name}, {_safe(mine)} in {name}"
+        f"{what}: {printable(str(theirs), 100)} in {other_name}, {printable(str(mine), 100)} in {name}"
         for what, (mine, theirs) in facts.items()
         if mine != theirs and None not in (mine, theirs)
     ]
@@ -272,11 +273,6 @@ def _first_difference(one: tuple[str, ...] | None, other: tuple[str, ...] | None
     place, names = next(((place, pair) for place, pair in pairs if pair[0] != pair[1]), (0, (None, None)))
     mine, theirs = (f"no column {place}" if name is None else f"{name[:60]!r} as column {place}" for name in names)
     return (mine, theirs) if place else (None, None)
-
-
-def _safe(fact: object) -> str:
-    """What a file says of itself, in a form that cannot steer a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(fact)[:100])
 
 
 def _check_apart(named: list[tuple[str, SiteMoments]]) -> None:
