@@ -10,6 +10,7 @@ import pytest
 
 from esvdfair.core.edits import edit_paper
 from esvdfair.core.moments import GroupMoments
+from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.sample import Effort
 
 pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
@@ -137,6 +138,26 @@ def test_the_truth_of_the_made_up_populations_is_true(monkeypatch):
     assert truth.curve[-1, 0] == 0.0
     assert np.all(np.diff(truth.curve[:, 0]) <= 0)
     assert np.all(np.diff(truth.curve[:, 1]) >= 0)
+
+
+def test_regret_is_measured_for_every_predictor(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import regret
+
+    monkeypatch.setattr(regret, "FRESH", 2_000)
+    monkeypatch.setattr(regret, "MANY", 1_000)
+    monkeypatch.setattr(regret, "LEVELS", (0.1, 0.3))
+    options = ["--rows", "400", "--seeds", "1", "--targets", "0.1", "--width", "16", "--population", "shifted means"]
+    monkeypatch.setattr(sys, "argv", ["regret.py", *options])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ESVDFairWarning)
+        regret.main()
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert lines[0] == "shifted means: 400 rows, 40% in the smaller group"
+    assert [line.split("population KS")[0].strip() for line in lines[1:]] == [
+        "untouched", "transport, target 0.1", "parity, target 0.1", "plug-in optimum, level 0.1", "refitted",
+        "true optimum through the layer, 0.1", "true optimum through the layer, 0.1, 1,000 rows",
+    ]  # fmt: skip
 
 
 def test_predictions_do_not_depend_on_how_the_rows_came(monkeypatch):

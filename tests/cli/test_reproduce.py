@@ -100,6 +100,7 @@ def test_the_papers_data_from_end_to_end(reduced, tmp_path):
         (["law", "--jobs", "0"], "--jobs"),
         (["wages", "--preparation", "paper"], "wages has no preparation 'paper'"),
         (["report"], "holds no finished seed of law and compas"),
+        (["law", "--onto", "."], "--onto is for `report`"),
         ([], "Missing argument"),
     ],
 )

@@ -98,6 +98,8 @@ def reproduce(
       esvdfair reproduce law --seeds 33-38 --jobs 2 --out results
     """
     wanted = parse_seeds(seeds)
+    if onto is not None and what != "report":
+        raise click.UsageError("--onto is for `report`, which joins what has been run; run first, then report.")
     if what == "report":
         if onto is not None:
             join(out, onto)
