@@ -103,7 +103,7 @@ def test_rows_of_a_run_take_the_place_of_older_ones(saved, tmp_path):
     known = {Variant("transport", level=0.10): (0.051, 0.100), Variant("new"): (0.06, 0.2)}
     save(tmp_path / "run", LAW, "paper", known)
     (tmp_path / "run" / "figures").mkdir()
-    (tmp_path / "run" / "figures" / "law-paper-tradeoff.png").write_bytes(b"figure")
+    (tmp_path / "run" / "figures" / "law-paper-densities.png").write_bytes(b"of two methods alone")
     (onto / "note.txt").write_text("> rows of two runs")
     before = from_csv(onto / "law-paper.csv")
     join(tmp_path / "run", onto)
@@ -114,7 +114,8 @@ def test_rows_of_a_run_take_the_place_of_older_ones(saved, tmp_path):
     assert {(row.seed, row.method) for row in changed} == {(s, m) for s in SEEDS for m in ("transport", "new")}
     assert {row.regret is None for row in changed} == {False}  # which needs the optimum of the older rows
     assert [row.variant for row in after if row.seed == 33][-1].method == "optimum"
-    assert (onto / "law-paper-tradeoff.png").read_bytes() == b"figure"
+    assert (onto / "law-paper-tradeoff.png").read_bytes().startswith(b"\x89PNG")  # of all rows
+    assert not (onto / "law-paper-densities.png").exists()
     text = write_report(onto, SEEDS)
     assert text.startswith("# Reproduction of the paper\n\n> rows of two runs\n")
     assert "| transport, KS ≤ 0.1 | 0.051 ± 0.001 |" in text
@@ -157,7 +158,16 @@ def test_a_folder_without_the_tables_is_refused(tmp_path):
 @pytest.fixture(scope="module")
 def drawn(saved):
     """Paths of the figures of a comparison and of an ablation."""
-    return draw(LAW, "paper", SEEDS, saved) + draw(ABLATION_MEAN, "paper", SEEDS, saved)
+    return drawn_from(saved, LAW) + drawn_from(saved, ABLATION_MEAN)
+
+
+def drawn_from(saved, experiment):
+    return draw(collect(experiment, "paper", SEEDS, saved), experiment, "paper", saved / "figures")
+
+
+def test_rows_without_densities_have_no_figure_of_them(saved, tmp_path):
+    rows = [row for row in collect(LAW, "paper", SEEDS, saved) if row.method in ("finetuned", "from_scratch")]
+    assert [path.name for path in draw(rows, LAW, "paper", tmp_path)] == ["law-paper-tradeoff.png"]
 
 
 def test_figures_are_drawn_for_the_saved_seeds(saved, drawn):
@@ -168,12 +178,12 @@ def test_figures_are_drawn_for_the_saved_seeds(saved, drawn):
         "ablation-mean-paper-tradeoff.png",
     ]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
-    assert draw(LAW, "paper", [99], saved) == []
+    assert draw([], LAW, "paper", saved) == []
 
 
 def test_the_same_rows_give_the_same_figure(saved, drawn):
     first = [path.read_bytes() for path in drawn[2:]]
-    assert [path.read_bytes() for path in draw(ABLATION_MEAN, "paper", SEEDS, saved)] == first
+    assert [path.read_bytes() for path in drawn_from(saved, ABLATION_MEAN)] == first
 
 
 def test_an_error_far_out_is_written_not_drawn(tmp_path):

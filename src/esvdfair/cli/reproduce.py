@@ -107,7 +107,8 @@ def reproduce(
         return
     runs = _runs(what, preparation, epochs, peers)
     _complete(runs, parts, wanted, out, jobs)
-    tables = [Table.of(collect(*run_of, wanted, out), *run_of) for run_of in runs]
+    rows = [collect(*run_of, wanted, out) for run_of in runs]
+    tables = [Table.of(found, *run_of) for found, run_of in zip(rows, runs, strict=True)]
     if as_json:
         click.echo(json.dumps([table.to_dict() for table in tables], indent=1))
     elif what != "figures":
@@ -115,8 +116,9 @@ def reproduce(
     if what != "figures" and find_spec("matplotlib") is None:
         click.echo("no figures: they need matplotlib, pip install 'esvdfair[plots]'", err=True)
         return
-    for path in (path for run_of in runs for path in draw(*run_of, wanted, out)):
-        click.echo(path, err=as_json)
+    for found, run_of in zip(rows, runs, strict=True):
+        for path in draw(found, *run_of, out / "figures"):
+            click.echo(path, err=as_json)
 
 
 def _runs(what: str, preparation: Preparation | None, epochs: int | None, peers: bool) -> Runs:

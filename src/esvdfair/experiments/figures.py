@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esvdfair.experiments.config import PAPER, Experiment, Preparation, Variant
-from esvdfair.experiments.rows import Row, collect, write_atomically
+from esvdfair.experiments.rows import Row, write_atomically
 from esvdfair.experiments.tables import Line, Table, describe
 from esvdfair.plots import ACCENT, GROUPS, INK, QUIET, finish_tradeoff, name_points
 
@@ -36,24 +36,22 @@ _SHOWN = {
 _NO_PANEL = ("refitted", "finetuned", "from_scratch")
 
 
-def draw(experiment: Experiment, preparation: Preparation, seeds: Sequence[int], out: Path) -> list[Path]:
-    """Draw all figures of one experiment from the saved ones among ``seeds``; returns their paths."""
-    rows = collect(experiment, preparation, seeds, out)
+def draw(rows: Sequence[Row], experiment: Experiment, preparation: Preparation, folder: Path) -> list[Path]:
+    """Draw the figures of one experiment into a folder: densities only of rows that know them; returns their paths."""
     if not rows:
         return []
     table = Table.of(rows, experiment, preparation)
     title = f"{experiment.name}, preparation “{preparation}”, {table.extent}"
     floor = float(np.mean([row.ks_floor for row in rows]))
     draw_plane = draw_tradeoff if experiment.is_comparison else draw_ablation
-    figures = {
-        "densities": draw_densities(_panels(rows, experiment), experiment.shown_range, title),
-        "tradeoff": draw_plane(table.lines, title, floor),
-    }
+    figures, panels = {"tradeoff": draw_plane(table.lines, title, floor)}, _panels(rows, experiment)
+    if panels:
+        figures = {"densities": draw_densities(panels, experiment.shown_range, title), **figures}
     paths = []
     for name, figure in figures.items():
         image = io.BytesIO()
         figure.savefig(image, format="png", dpi=150, metadata={"Software": None})
-        paths.append(out / "figures" / f"{experiment.name}-{preparation}-{name}.png")
+        paths.append(folder / f"{experiment.name}-{preparation}-{name}.png")
         write_atomically(paths[-1], image.getvalue())
     return paths
 
@@ -107,7 +105,7 @@ def draw_ablation(lines: Sequence[Line], title: str, floor: float) -> "Figure":
 def _panels(rows: Sequence[Row], experiment: Experiment) -> Panels:
     """Densities pooled over seeds: method -> group -> (bins,)."""
     totals: dict[Variant, dict[str, NDArray[np.float64]]] = {}
-    for row in rows:
+    for row in (row for row in rows if row.densities):
         groups = totals.setdefault(row.variant, {})
         for label, counts in row.densities.items():
             groups[label] = groups.get(label, 0.0) + np.array(counts, dtype=np.float64)
@@ -135,7 +133,7 @@ def _plane(
     figure = _figure(*size)
     figure.suptitle(f"{title}\nfilled: ours, mean ± standard deviation; hollow: printed in the paper", fontsize=9)
     ax = figure.subplots()
-    for color, curve in curves.items():
+    for color, curve in ((color, curve) for color, curve in curves.items() if curve):
         ax.plot([ks for ks, _ in curve], [mse for _, mse in curve], color=color, linewidth=1.0, zorder=1.5)
     for line, marker, color, _ in points:
         ax.errorbar(line.ks.mean, line.mse.mean, xerr=line.ks.sd, yerr=line.mse.sd, fmt=marker, color=color,

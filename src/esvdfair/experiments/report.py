@@ -22,6 +22,7 @@ from esvdfair.experiments.config import (
     Preparation,
     Variant,
 )
+from esvdfair.experiments.figures import draw
 from esvdfair.experiments.rows import Row, from_csv, to_csv, with_regret, write_atomically
 from esvdfair.experiments.tables import Statistic, Table, describe, markdown
 
@@ -79,17 +80,22 @@ def write_report(out: Path, seeds: Sequence[int]) -> str:
 
 
 def join(out: Path, onto: Path) -> None:
-    """Put the tables and figures of a run into the folder of another: rows of the same seed and method are replaced."""
-    for name in _RUNS:
-        rows = {(row.seed, row.variant): row for folder in (onto, out) for row in from_csv(folder / f"{name}.csv")}
+    """Put the tables of a run into the folder of another: rows of the same seed and method are replaced.
+
+    Their trade-offs are drawn anew; densities, which tables do not hold, come from a run of all methods alone.
+    """
+    for name, run in _RUNS.items():
+        ours = from_csv(out / f"{name}.csv")
+        rows = {(row.seed, row.variant): row for row in [*from_csv(onto / f"{name}.csv"), *ours]}
         by_seed: dict[int, list[Row]] = {}
         for row in rows.values():
             by_seed.setdefault(row.seed, []).append(row)
         joined = [row for seed in sorted(by_seed) for row in with_regret(by_seed[seed])]
-        if joined:
+        if ours:
             write_atomically(onto / f"{name}.csv", to_csv(joined))
-    for figure in (out / "figures").glob("*.png"):
-        shutil.copy(figure, onto)
+            draw(joined, *run, onto)
+        if ours and {row.variant for row in ours} == {row.variant for row in joined}:
+            shutil.copy(out / "figures" / f"{name}-densities.png", onto)
 
 
 def _extent(tables: Sequence[Table]) -> str:
