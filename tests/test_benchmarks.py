@@ -110,8 +110,10 @@ def test_slopes_and_goals(scale):
     assert above.met
     missed = Goal("c", 1.6, 1.5)
     section = Section("T", "what", [[("a", "b"), (1, 2)]], [below, missed])
-    text = render([section], ["machine"], "make bench", 1.0)
-    assert "1 of 2 goals are met. Missed: c (1.60, goal ≤ 1.5)." in text
+    text = render(section, "measured at some commit")
+    assert "measured at some commit" in text
+    assert "| a | 1.40 | ≤ 1.5 | yes |" in text
+    assert "| c | 1.60 | ≤ 1.5 | **no** |" in text
     assert "| 1 | 2 |" in text
 
 
