@@ -49,6 +49,7 @@ def start(work: Callable[[], Any], *, stdout: str | None = None) -> int:
         os.dup2(sink, 1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
         signal.alarm(60)
         code = work() or 0
     except SystemExit as leaving:
