@@ -246,7 +246,9 @@ def _decisions(curve: Candidates, rng: np.random.Generator) -> Row:
     for target in TARGETS:
         aim = max(target, resolved)
         met = np.flatnonzero(estimates <= aim)
-        found[f"ratio {target:g}"] = curve.true[met[-1] if len(met) else int(np.argmin(estimates))] / aim
+        chosen = met[-1] if len(met) else int(np.argmin(estimates))
+        found[f"ratio {target:g}"] = curve.true[chosen] / aim
+        found[f"beyond {target:g}"] = curve.true[chosen] > upper_bound(judged[chosen], groups, 0.95)
     for target in TARGETS:
         # A false certificate takes in all candidates up to the first beyond the target: ask that one first.
         beyond = int(np.flatnonzero(curve.true[order] > target)[0])
@@ -370,7 +372,8 @@ def decision_table(rows: list[Row], names: list[str]) -> list[list[str]]:
     """Means and Monte-Carlo errors; brackets where the rows cannot resolve a target."""
     confidences = [c for c in CONFIDENCES if f"false {TARGETS[0]:g} {c:g}" in rows[0]]
     head = [f"KS / {t:g}" for t in TARGETS] + [f"false at {c:g}, most (none, least)" for c in confidences]
-    cells = [[*names, *head]]
+    chosen = [f"beyond {t:g}" for t in TARGETS if f"beyond {t:g}" in rows[0]]
+    cells = [[*names, *head, *(["beyond `ks_upper`, most"] if chosen else [])]]
     for row in rows:
         line = [f"{row[name]:.4g}" if isinstance(row[name], float) else row[name] for name in names]
         for target in TARGETS:
@@ -381,6 +384,8 @@ def decision_table(rows: list[Row], names: list[str]) -> list[list[str]]:
             at = max(TARGETS, key=lambda t: row[f"false {t:g} {c:g}"])
             none = min(row[f"none {t:g} {c:g}"] for t in TARGETS)
             line.append(f"{row[f'false {at:g} {c:g}']:.3f} ± {row[f'false {at:g} {c:g} ±']:.3f} ({none:.2f})")
+        if chosen:
+            line.append(f"{max(row[name] for name in chosen):.3f}")
         cells.append(line)
     return cells
 
