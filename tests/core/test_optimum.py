@@ -55,7 +55,7 @@ def primal_optimum(eta, probability, weight, grid, level):
     upto = np.tril(np.ones((len(grid), len(grid))))[:-1]  # row k selects the values l ≤ k
     gaps = scipy.sparse.vstack(
         [
-            scipy.sparse.kron((weight * (ratio[:, b] - ratio[:, a]))[None, :], upto)
+            scipy.sparse.kron(scipy.sparse.coo_array((weight * (ratio[:, b] - ratio[:, a]))[None, :]), upto)
             for a, b in combinations(range(probability.shape[1]), 2)
         ]
     )
@@ -63,7 +63,7 @@ def primal_optimum(eta, probability, weight, grid, level):
         (weight[:, None] * (eta[:, None] - grid) ** 2).ravel(),
         A_ub=scipy.sparse.vstack([gaps, -gaps]),
         b_ub=np.full(2 * gaps.shape[0], level),
-        A_eq=scipy.sparse.kron(scipy.sparse.eye(len(eta)), np.ones((1, len(grid)))),
+        A_eq=scipy.sparse.kron(scipy.sparse.eye_array(len(eta)), np.ones((1, len(grid)))),
         b_eq=np.ones(len(eta)),
         method="highs",
     )
