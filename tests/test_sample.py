@@ -5,7 +5,7 @@ import pytest
 from sklearn.neural_network import MLPRegressor
 
 from esvdfair import Effort, ESVDFair, ks_distance
-from esvdfair.batches import ArrayBatches, Batch, Data, StreamBatches, held_out, row_key
+from esvdfair.batches import ArrayBatches, Batch, Data, Keeper, StreamBatches, held_out, row_key
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.quadratic import Head
 from esvdfair.models.base import LinearLayer
@@ -79,6 +79,25 @@ def test_the_rows_are_bounded_group_by_group_and_stand_for_all():
         assert sample.training.weight[sample.training.codes == code].sum() == pytest.approx((a == label).sum())
     assert sample.judged_on == "train"
     assert sample.judging is sample.training
+
+
+@pytest.mark.parametrize(("bound", "width"), [(60_000, 6), (700, 3)])
+def test_features_of_an_inner_layer_are_kept_only_where_all_rows_may_stay(monkeypatch, bound, width):
+    """They serve moments that are gathered again from all rows; a part of the rows is kept without them."""
+    widths, add = set(), Keeper.add
+
+    def watched(self, batch, chosen, features, prediction, y):
+        widths.add(sum(part.shape[1] for part in features))
+        add(self, batch, chosen, features, prediction, y)
+
+    monkeypatch.setattr(Keeper, "add", watched)
+    rows, x, a = batches()
+    fitting = ~held_out(0.25, 3)(np.arange(1000))
+    assert fitting.sum() > 700
+    sample = draw(setting(rows, fraction=0.25, seed=3, effort=Effort(training_rows=bound)), inner=["hidden"])
+    assert max(widths) == width
+    expected = GroupMoments().update(x[fitting], a[fitting])
+    np.testing.assert_allclose(sample.inner["hidden"].scatters, expected.scatters, rtol=1e-9, atol=1e-9)
 
 
 def test_the_rows_are_those_with_the_smallest_keys_of_every_group():

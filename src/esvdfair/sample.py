@@ -494,6 +494,7 @@ class _Pass:
         labelled: bool | None = None
         group_parts = 0
         digest, later = Digest(), self._keeps_all(batches)
+        alone = self.inner if len(self.inner) == 1 and self._may_keep_all(batches, split) else ()
         with reading() as listen:
             for batch in batches:
                 rows = len(batch.codes)
@@ -507,7 +508,7 @@ class _Pass:
                 weight = (~out).astype(np.float64) if batch.weight is None else batch.weight * ~out
                 features = inputs[last.name]
                 check_features(last, features, rows)
-                beside = [inputs[name] for name in self.inner if len(self.inner) == 1 and name != last.name]
+                beside = [inputs[name] for name in alone if name != last.name]
                 beside = [each for each in beside if each.ndim == 2 and each.shape[0] == rows]
                 for name, found in inner.items() if not (later and beside) else ():
                     found.update_codes(inputs[name], batch.labels, batch.codes, weight)
@@ -529,6 +530,13 @@ class _Pass:
         if not isinstance(batches, ArrayBatches) or world_size() > 1:
             return False
         return batches.rows * max(len(batches.labels), 2) <= self.setting.effort.training_rows
+
+    def _may_keep_all(self, batches: Batches, split: Splitter | None) -> bool:
+        """Whether all rows that fit may stay, as far as it is known; else features of an inner layer serve nobody."""
+        if not isinstance(batches, ArrayBatches) or world_size() > 1:
+            return True
+        out = 0 if split is None else int(split(np.arange(batches.rows)).sum())
+        return batches.rows - out <= self.setting.effort.training_rows
 
     def sample(
         self, seen: _Seen, judging: Rows | None, judged_on: str, judging_sizes: tuple[int, ...] | None = None
