@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 from scipy.stats import ks_2samp
 
-from esvdfair.datasets import Dataset, fetch_compas, fetch_law
-from esvdfair.datasets.paper import COMPAS, DATES, LAW, NUMBERS
+from esvdfair.datasets import COMPAS, DATES, LAW, NUMBERS, Dataset, fetch_compas, fetch_law
 
 FOLDER = Path(os.environ.get("ESVDFAIR_DATA", "nowhere"))
 pytestmark = pytest.mark.skipif(

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from esvdfair.datasets import paper
-from esvdfair.datasets.paper import VARIABLE, RemoteFile, cache_folder, locate
+from esvdfair import datasets
+from esvdfair.datasets import VARIABLE, RemoteFile, cache_folder, locate
 
 GOOD, BAD = b"a,b\n1,2\n", b"a,b\n3,4\n"
 FILE = RemoteFile("some/file.csv", "https://example.invalid/file.csv", hashlib.sha256(GOOD).hexdigest())
@@ -43,7 +43,7 @@ def fake_pooch(monkeypatch: pytest.MonkeyPatch, answer: bytes | Exception) -> li
         path.mkdir(parents=True, exist_ok=True)
         (path / fname).write_bytes(answer)
 
-    monkeypatch.setattr(paper, "_pooch", lambda: SimpleNamespace(retrieve=retrieve))
+    monkeypatch.setattr(datasets, "_pooch", lambda: SimpleNamespace(retrieve=retrieve))
     return requests
 
 

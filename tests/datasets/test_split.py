@@ -7,9 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from esvdfair.datasets import Dataset, fetch_compas, load_wages, split
-from esvdfair.datasets.paper import COMPAS as FILE
-from esvdfair.datasets.paper import DATES
+from esvdfair.datasets import COMPAS, DATES, Dataset, fetch_compas, load_wages, split
 
 
 def made_up(rows: int = 200, **changes: object) -> Dataset:
@@ -92,8 +90,8 @@ def test_wages() -> None:
 
 
 @pytest.mark.skipif(
-    not (Path(os.environ.get("ESVDFAIR_DATA", "nowhere")) / FILE.path).is_file(),
-    reason=f"ESVDFAIR_DATA names no folder with {FILE.path}",
+    not (Path(os.environ.get("ESVDFAIR_DATA", "nowhere")) / COMPAS.path).is_file(),
+    reason=f"ESVDFAIR_DATA names no folder with {COMPAS.path}",
 )
 def test_compas_dates_are_ranged_by_the_training_rows() -> None:
     dataset = fetch_compas()

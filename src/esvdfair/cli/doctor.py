@@ -72,7 +72,7 @@ def _threads() -> dict[str, Any]:
 
 def _data() -> dict[str, str]:
     """Which of the public data sets are here, and where they are looked for; no connection is opened."""
-    from esvdfair.datasets.paper import COMPAS, LAW, VARIABLE, cache_folder, locate
+    from esvdfair.datasets import COMPAS, LAW, VARIABLE, cache_folder, locate
 
     folder = os.environ.get(VARIABLE)
     found = {VARIABLE: _short(folder) if folder else "is not set"}
