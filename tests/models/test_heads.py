@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 from scipy.special import erf, expit
 
 from esvdfair.core.refit.quadratic import KINDS, Head
-from esvdfair.models.base import probe_points
-from esvdfair.models.heads import find_head
+from esvdfair.models.base import find_head, probe_points
 
 
 def softplus(u):

@@ -25,17 +25,19 @@ Rules that every adapter keeps (for whoever writes the next one):
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import least_squares
 
 from esvdfair.core.checks import check_numbers, row_count, row_slice, to_numpy
 from esvdfair.core.refit.quadratic import KINDS, Head
 from esvdfair.exceptions import Given, InputError
-from esvdfair.models.heads import find_head, unsupported_head
+
+Array = NDArray[np.float64]
 
 PROBE_ROWS = 256
 """Rows of a batch that `layers` and `head` look at: enough to see the structure, cheap on any model."""
@@ -118,42 +120,11 @@ class Tail:
     output: NDArray[Any]  # (rows, ...) what the layer gives for them
     # Takes outputs z (n, ...) to `(z, prediction)`: z as the model's arithmetic holds it, and what the model makes of
     # it, with rows of the batch repeated as needed.
-    run: Callable[[NDArray[np.float64]], tuple[NDArray[Any], NDArray[Any]]]
+    run: Callable[[Array], tuple[NDArray[Any], NDArray[Any]]]
     operation: str  # what stands between the two, by name
     kinds: Sequence[str] = KINDS  # of head that this can be
     joined: str | None = None  # first operation that brings in something else which depends on the input
     eps: float | None = None  # relative spacing of the model's arithmetic, where the dtype of the arrays does not tell
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """What a framework calls the operations that may stand in a head.
-
-    Whether together they make one of the known kinds is found numerically; anything else (clamp, relu, tanh, where) is
-    refused even if it is idle on every point that was tried.
-    """
-
-    moves: frozenset[str]  # move numbers about and leave them as they are
-    lines: frozenset[str]  # can make an affine map
-    curves: Mapping[str, str]  # are a kind of head by themselves, and which
-    parts: frozenset[str]  # a curve can be put together of them
-
-    def kinds(self, operations: Iterable[str]) -> tuple[str, ...]:
-        """Kinds of head that the operations can make; none if one of them cannot stand in a head."""
-        names = set(operations) - self.moves - self.lines
-        if not names:
-            return ("identity", "affine")
-        if not names <= self.parts | self.curves.keys():
-            return ()
-        if len(names) == 1 and (name := names.pop()) in self.curves:
-            return (self.curves[name],)
-        return ("sigmoid", "softplus", "exp", "identity", "affine")
-
-    def describe(self, operations: Iterable[str]) -> str:
-        """Name the operations that matter: those that cannot stand in a head if there are any, else all but moves."""
-        names = [name for name in dict.fromkeys(operations) if name not in self.moves]
-        foreign = [name for name in names if name not in self.lines | self.parts | self.curves.keys()]
-        return ", ".join(repr(name) for name in foreign or names) or "no operation that could be seen"
 
 
 class ModelAdapter(ABC):
@@ -219,7 +190,15 @@ class ModelAdapter(ABC):
         Type, dtype, device and training flags are those of the original. A layer without bias cannot be given
         one: that would be another architecture, so it is a `ValueError`.
         """
-        new = {name: self._whole(self._layer(name), *given) for name, given in weights.items()}
+        new = {}
+        for name, (weight, bias) in weights.items():
+            layer = self._layer(name)
+            column = self.column if self.column is not None and self.column.layer == name else None
+            check_replacement(layer if column is None else column.of(layer), weight, bias)
+            if column is not None:  # within what the layer holds
+                weight = column.write(layer.weight, weight)
+                bias = None if bias is None or layer.bias is None else column.write(layer.bias, bias)
+            new[name] = weight, bias
         twin = self._twin()
         twin.column = self.column
         for name, (weight, bias) in new.items():
@@ -234,7 +213,9 @@ class ModelAdapter(ABC):
         """
         tail = self._tail(first_rows(x))
         rows, shape = tail.rows, tail.output.shape
-        column = self._notice_column(tail) if len(shape) == 2 and shape[1] > 1 else None
+        if len(shape) == 2 and shape[1] > 1:
+            self.column = self.column or _find_column(tail)
+        column = self.column
         if column is None and shape not in ((row_count(rows),), (row_count(rows), 1)):
             raise ValueError(
                 f"the last linear layer {tail.layer!r} gives shape {shape} for {row_count(rows)} rows, and "
@@ -245,11 +226,11 @@ class ModelAdapter(ABC):
         if tail.joined is not None:
             raise ValueError(_bypassed(tail.layer, repr(tail.joined)))
         if not tail.kinds:
-            raise ValueError(unsupported_head(tail.operation))
+            raise ValueError(_unsupported(tail.operation))
         points = probe_points(tail.output if column is None else column.read(tail.output.T))
         tried = points.reshape(-1, *shape[1:]) if column is None else column.outputs(tail.output, points)
         z, prediction = tail.run(tried)
-        eps = tail.eps or max(float(np.finfo(values.dtype).eps) for values in (z, prediction))
+        eps = tail.eps or _spacing(z, prediction)
         # Half of the points with other rows and another batch: a head sees neither.
         half = len(points) // 2
         if not _close(prediction[::-1][:half], tail.run(tried[::-1][:half])[1], 8 * eps):
@@ -267,23 +248,8 @@ class ModelAdapter(ABC):
         """The layers, the last of them, if it is wide, as what of it the prediction depends on."""
         if len(layers[-1].weight) == 1:
             return layers
-        column = self.column or self._notice_column(self._tail(rows))
-        return layers if column is None else (*layers[:-1], column.of(layers[-1]))
-
-    def _notice_column(self, tail: Tail) -> Column | None:
-        self.column = self.column or _find_column(tail)
-        return self.column
-
-    def _whole(
-        self, layer: LinearLayer, weight: NDArray[Any], bias: NDArray[Any] | None
-    ) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """New weights of a layer, checked; those of a column within what the layer holds."""
-        column = self.column if self.column is not None and self.column.layer == layer.name else None
-        check_replacement(layer if column is None else column.of(layer), weight, bias)
-        if column is None:
-            return weight, bias
-        new = None if bias is None or layer.bias is None else column.write(layer.bias, bias)
-        return column.write(layer.weight, weight), new
+        self.column = self.column or _find_column(self._tail(rows))
+        return layers if self.column is None else (*layers[:-1], self.column.of(layers[-1]))
 
     def _check_repeats(self, rows: Any, eps: float) -> NDArray[Any]:
         """Raise unless the model predicts the same for the same rows; the prediction."""
@@ -445,7 +411,54 @@ def check_replacement(layer: LinearLayer, weight: NDArray[Any], bias: NDArray[An
         raise ValueError(f"new weights of layer {layer.name!r} are not all finite.")
 
 
-def probe_points(z: Any, count: int = 192) -> NDArray[np.float64]:
+def rounded(layer: str, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """New weights in the dtype of the old ones; `ValueError` where that makes them infinite."""
+    with np.errstate(over="ignore"):
+        new = np.asarray(values, dtype=np.float64).astype(dtype)
+    if not np.all(np.isfinite(new)):
+        raise ValueError(f"new weights of layer {layer!r} are too large for {dtype}.")
+    return new
+
+
+# --- what stands between the last linear layer and the prediction -----------------------------------------------------
+
+# What torch and ONNX call the operations that may stand in a head, in lower case. Whether together they make one of the
+# known kinds is found numerically; anything else (clamp, relu, tanh, where) is refused even if it is idle on every
+# point that was tried.
+_MOVES = frozenset({  # move numbers about and leave them as they are
+    "view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "squeeze", "unsqueeze", "select", "slice", "t",
+    "transpose", "permute", "expand", "clone", "alias", "identity", "detach", "_to_copy", "cast", "castlike", "copy",
+    "contiguous", "unbind", "split", "split_with_sizes", "index", "gather", "concat", "lift_fresh", "dropout",
+})  # fmt: skip
+_LINES = frozenset({  # can make an affine map
+    "add", "sub", "rsub", "mul", "div", "neg", "addmm", "mm", "bmm", "addmv", "mv", "dot", "linear", "addcmul", "sum",
+    "mean", "reducesum", "reducemean", "batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training",
+    "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_no_update", "batchnormalization", "scaler",
+})  # fmt: skip
+_CURVES = frozenset({"sigmoid", "softplus"})  # are a kind of head by themselves
+_PARTS = frozenset({  # a curve can be put together of them
+    "exp", "exp2", "expm1", "log", "log1p", "reciprocal", "pow", "logaddexp", "log_sigmoid_forward", "_softmax",
+    "softmax",
+})  # fmt: skip
+
+
+def name_operations(operations: Iterable[str]) -> tuple[str, Sequence[str]]:
+    """Operations as an error names them, and the kinds of head that they can make.
+
+    Those that cannot stand in a head are named alone, and make no kind.
+    """
+    names = [name for name in dict.fromkeys(operations) if name.lower() not in _MOVES]
+    foreign = [name for name in names if name.lower() not in _LINES | _CURVES | _PARTS]
+    text = ", ".join(map(repr, foreign or names)) or "no operation that could be seen"
+    bends = {name.lower() for name in names} - _LINES
+    if foreign:
+        return text, ()
+    if not bends:
+        return text, ("identity", "affine")
+    return text, tuple(bends) if len(bends) == 1 and bends <= _CURVES else KINDS
+
+
+def probe_points(z: Any, count: int = 192) -> Array:
     """Outputs of the last layer at which to look at a head: where a batch `z` lies, and well beyond.
 
     A third are quantiles of `z`; a third cover three times its range (at least four either side of its middle), so
@@ -489,13 +502,70 @@ def _find_column(tail: Tail) -> Column | None:
     return Column(tail.layer, found[rises], minus=found[not rises])
 
 
-def rounded(layer: str, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    """New weights in the dtype of the old ones; `ValueError` where that makes them infinite."""
-    with np.errstate(over="ignore"):
-        new = np.asarray(values, dtype=np.float64).astype(dtype)
-    if not np.all(np.isfinite(new)):
-        raise ValueError(f"new weights of layer {layer!r} are too large for {dtype}.")
-    return new
+def find_head(
+    z: Any,
+    prediction: Any,
+    *,
+    kinds: Sequence[str] = KINDS,
+    operation: str = "an unknown operation",
+    eps: float | None = None,
+) -> Head:
+    """Find the head, of some kinds, that maps outputs of the last layer `z` (n,) to `prediction` (n,).
+
+    `operation`, what the adapter knows to stand between the two, is named in the error. `eps` is the relative spacing
+    of the arithmetic that made `prediction` (0.0078 for bfloat16; by default the coarser of the two dtypes).
+
+    Raises
+    ------
+    ValueError
+        No kind fits; or too few different `z`, or too narrow a range of them, to tell; or `prediction` does not vary.
+    """
+    eps = eps or _spacing(z, prediction)
+    # Some dozens of roundings, but few of bfloat16's, which are 0.8 % each; and torch's softplus is the identity above
+    # 20, which is 2e-9 from the formula in float64 too.
+    tolerance = max(1e-9, min(64 * eps, 2e-3), 5 * eps)
+    z, p = (np.asarray(values, dtype=np.float64).ravel() for values in (z, prediction))
+    usable = np.isfinite(z) & ~np.isinf(p)  # inf is an overflow of the model's dtype
+    z, p = z[usable], p[usable]
+    if np.isnan(p).any():  # a logarithm or a root, outside its domain
+        raise ValueError(_unsupported(operation))
+    if np.unique(z).size < _MIN_POINTS:
+        raise ValueError(
+            f"the last linear layer gives {np.unique(z).size} different outputs on this batch; telling which "
+            f"head follows it needs at least {_MIN_POINTS}. Pass more rows, or check that the model is not constant."
+        )
+    if np.ptp(p) <= tolerance * np.abs(p).max():
+        raise ValueError(
+            f"the predictions are constant ({p[0]:.6g}) although the last linear layer's output varies: the head "
+            "is saturated or ignores it, so there is nothing to refit. Check the model on this batch."
+        )
+    # Rounding is relative to p, but where p passes through zero the terms it is made of are not small.
+    weight = 1.0 / np.maximum(np.abs(p), np.median(np.abs(p[p != 0])))
+    for family in (_plain_fits, _general_fits):
+        fits = [(head, float(np.max(np.abs(head.apply(z) - p) * weight))) for head in family(z, p, weight, kinds)]
+        fits = [(head, miss) for head, miss in fits if miss <= tolerance and _resolved(head, z)]  # not where it is NaN
+        if fits:
+            best = min(miss for _, miss in fits)
+            close = [head for head, miss in fits if miss <= 2 * best + 2 * eps]
+            shapes = {"a line" if head.is_affine else head.kind for head in close}
+            if len(shapes) > 1 and family is _plain_fits:  # they would differ off the batch
+                raise ValueError(
+                    "the last linear layer's outputs vary too little on this batch to tell "
+                    f"{' from '.join(sorted(shapes))} as the head of the model. Pass rows that differ more."
+                )
+            return close[0]
+    raise ValueError(_unsupported(operation))
+
+
+_MIN_POINTS = 8
+
+
+def _unsupported(operation: str) -> str:
+    return (
+        f"the prediction is made from the last linear layer's output by {operation}; only {', '.join(KINDS)} "
+        "(each up to an affine map) are supported, because a refit works before the head and is scored after it. "
+        "Take that operation out of the model and apply it to the predictions yourself."
+    )
 
 
 def _bypassed(layer: str, operation: str) -> str:
@@ -503,6 +573,81 @@ def _bypassed(layer: str, operation: str) -> str:
         f"the prediction of a row depends on more than its output of the last linear layer {layer!r}: {operation} "
         "brings in another branch of the model, or other rows, so it is no head that a refit could stand before."
     )
+
+
+def _plain_fits(z: Array, p: Array, weight: Array, kinds: Sequence[str]) -> Iterator[Head]:
+    """Heads with inner map z, from few parameters to more."""
+    for kind in KINDS:
+        if kind in kinds and kind != "affine":
+            yield Head(kind)
+        if kind in kinds and kind != "identity":
+            yield _with_outer(kind, z, p, weight)
+
+
+def _resolved(head: Head, z: Array) -> bool:
+    """Whether enough points lie on the bend of a sigmoid or softplus: else it could as well be a step or a relu."""
+    on_bend = np.abs(head.inner_scale * z + head.inner_offset) <= 4
+    return head.kind not in _CURVES or np.unique(z[on_bend]).size >= _MIN_POINTS
+
+
+def _with_outer(
+    kind: str, z: Array, p: Array, weight: Array, inner_scale: float = 1.0, inner_offset: float = 0.0
+) -> Head:
+    """Least-squares scale and offset for given inner ones: min Σ wᵢ² (pᵢ − offset − scale·gᵢ)²."""
+    g = Head(kind, inner_scale=inner_scale, inner_offset=inner_offset).apply(z)
+    if not np.all(np.isfinite(g)) or np.ptp(g) == 0:
+        return Head(kind, np.nan, np.nan, inner_scale, inner_offset)
+    # Centring and scaling g keeps the two columns of the system independent when g is huge or nearly constant.
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        mass = weight**2 / np.sum(weight**2)
+        centre_g, centre_p = mass @ g, mass @ p
+        scale = float(mass @ ((g - centre_g) * (p - centre_p)) / (mass @ (g - centre_g) ** 2))
+    return Head(kind, scale, float(centre_p - scale * centre_g), inner_scale, inner_offset)
+
+
+def _general_fits(z: Array, p: Array, weight: Array, kinds: Sequence[str]) -> Iterator[Head]:
+    """Heads with an inner map slope · (z − centre): a coarse search over it, then Gauss-Newton."""
+    slopes = np.geomspace(0.5, 500.0, 14) / np.ptp(z)
+    both = np.concatenate([slopes, -slopes])
+    centres = np.linspace(z.min(), z.max(), 9)
+    if "exp" in kinds:
+        yield _refine("exp", z, p, weight, both, np.array([np.median(z)]))  # its centre is a scale
+    if "sigmoid" in kinds:
+        yield _refine("sigmoid", z, p, weight, slopes, centres)  # sigmoid(−u) = 1 − sigmoid(u)
+    if "softplus" in kinds:
+        yield _refine("softplus", z, p, weight, both, centres)
+
+
+def _refine(kind: str, z: Array, p: Array, weight: Array, slopes: Array, centres: Array) -> Head:
+    """Best head over slope and centre (over slope alone if there is one centre); scale and offset are solved for."""
+    slope, centre = (grid.ravel() for grid in np.meshgrid(slopes, centres))
+    mass = weight**2 / np.sum(weight**2)
+    with np.errstate(all="ignore"):
+        # What a regression of p on g leaves: var(p) − cov(g, p)² / var(g)
+        g = Head(kind).apply(slope[:, None] * (z - centre[:, None]))
+        g = g - (g @ mass)[:, None]
+        gain = (g @ (mass * (p - mass @ p))) ** 2 / (g**2 @ mass)
+    start = int(np.argmax(np.where(np.isfinite(gain), gain, -1.0)))
+
+    def head_at(inner: Sequence[float] | Array) -> Head:
+        inner_scale, middle = float(inner[0]), float(inner[1]) if len(inner) > 1 else float(centres[0])
+        return _with_outer(kind, z, p, weight, inner_scale, -inner_scale * middle)
+
+    def residual(inner: Sequence[float] | Array, /) -> Array:
+        with np.errstate(invalid="ignore"):
+            miss = (head_at(inner).apply(z) - p) * weight
+        return np.where(np.isfinite(miss), miss, 1e6)
+
+    free = 1 if centres.size == 1 else 2
+    sizes = (abs(slope[start]), np.ptp(z))[:free]
+    first = (slope[start], centre[start])[:free]
+    solved = least_squares(residual, first, x_scale=sizes, max_nfev=60, xtol=1e-15, ftol=1e-15, gtol=1e-15)
+    return head_at(solved.x)
+
+
+def _spacing(*values: NDArray[Any]) -> float:
+    """Relative spacing of the coarsest of the arrays' dtypes."""
+    return max(float(np.finfo(array.dtype).eps) for array in values)
 
 
 def _close(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> bool:

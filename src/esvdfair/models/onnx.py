@@ -37,8 +37,9 @@ from esvdfair.models.base import (
     as_column,
     find_layer,
     first_rows,
+    name_operations,
 )
-from esvdfair.models.onnx_graph import FLOATS, VOCABULARY, Graph, GraphLayer, check_inference, feeding, operation_name
+from esvdfair.models.onnx_graph import FLOATS, Graph, GraphLayer, check_inference, feeding, operation_name
 from esvdfair.models.onnx_io import (
     Feeds,
     ModelInput,
@@ -216,15 +217,7 @@ class OnnxAdapter(ModelAdapter):
 
         operations = [*last.operations, *(operation_name(node) for node in self._graph.path(last.output))]
         operations += ["Sigmoid"] if self._place == SIGMOID else []
-        return Tail(
-            last.name,
-            rows,
-            output,
-            run,
-            operation=VOCABULARY.describe(operations),
-            kinds=VOCABULARY.kinds(operations),
-            joined=self._graph.mixing(last.output),
-        )
+        return Tail(last.name, rows, output, run, *name_operations(operations), joined=self._graph.mixing(last.output))
 
 
 def _tensor_of(value: onnx.ValueInfoProto, model: onnx.ModelProto) -> tuple[str | None, int | None]:

@@ -15,21 +15,9 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from scipy.special import expit, softmax
 
-from esvdfair.models.base import Vocabulary, rounded
+from esvdfair.models.base import rounded
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-
-VOCABULARY = Vocabulary(
-    moves=frozenset({
-        "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast", "CastLike", "Expand", "Slice",
-        "Gather", "Split", "Concat", "Dropout",
-    }),
-    lines=frozenset({
-        "Add", "Sub", "Mul", "Div", "Neg", "Sum", "Mean", "ReduceSum", "ReduceMean", "BatchNormalization", "Scaler",
-    }),
-    curves={"Sigmoid": "sigmoid", "Softplus": "softplus"},
-    parts=frozenset({"Exp", "Log", "Reciprocal", "Pow", "Softmax"}),
-)  # fmt: skip
 
 _STANDARD = ("", "ai.onnx")
 _SHAPE_ONLY = frozenset({"Shape", "Size"})  # what they give depends on their input's shape, not on its values

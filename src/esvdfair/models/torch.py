@@ -20,10 +20,18 @@ from torch import nn
 from esvdfair.core.checks import each_input, row_count, take, to_numpy
 from esvdfair.core.refit.quadratic import KINDS
 from esvdfair.exceptions import Given, InputError
-from esvdfair.models.base import SIGMOID, LinearLayer, ModelAdapter, Tail, as_column, first_rows, numeric
+from esvdfair.models.base import (
+    SIGMOID,
+    LinearLayer,
+    ModelAdapter,
+    Tail,
+    as_column,
+    first_rows,
+    name_operations,
+    numeric,
+)
 from esvdfair.models.torch_graph import (
     INPUT,
-    VOCABULARY,
     Trace,
     assign,
     check_initialised,
@@ -175,7 +183,7 @@ class TorchAdapter(ModelAdapter):
         layers = tuple(describe_layer(name, index, modules[name]) for index, name in enumerate(names))
         last, like = names[-1], outputs[names[-1]]
         path = trace.path(last, prediction)
-        operations = [operation.name for operation in path]
+        operation, kinds = name_operations(step.name for step in path)
 
         def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
             values = torch.as_tensor(np.ascontiguousarray(z)).to(like.dtype)
@@ -187,8 +195,8 @@ class TorchAdapter(ModelAdapter):
             rows,
             to_numpy(like),
             run,
-            operation=VOCABULARY.describe(operations),
-            kinds=VOCABULARY.kinds(operations) if last in reached else KINDS,  # else the way was lost outside torch
+            operation,
+            kinds if last in reached else KINDS,  # else the way was lost outside torch
             joined=mixing(path, last),
             eps=max(torch.finfo(dtype).eps for dtype in (like.dtype, prediction.dtype)),
         )

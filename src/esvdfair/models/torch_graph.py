@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esvdfair.models.base import LinearLayer, Vocabulary
+from esvdfair.models.base import LinearLayer
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -287,24 +287,6 @@ def storage_of(tensor: torch.Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
     except NotImplementedError:  # sparse and opaque tensors have no storage, and no views either
         return id(tensor)
-
-
-VOCABULARY = Vocabulary(
-    moves=frozenset({
-        "view", "_unsafe_view", "reshape", "_reshape_alias", "squeeze", "unsqueeze", "select", "slice", "t",
-        "transpose", "permute", "expand", "clone", "alias", "detach", "_to_copy", "copy", "contiguous", "unbind",
-        "split", "split_with_sizes", "index", "lift_fresh",
-    }),
-    lines=frozenset({
-        "add", "sub", "rsub", "mul", "div", "neg", "addmm", "mm", "bmm", "addmv", "mv", "dot", "linear", "addcmul",
-        "sum", "mean", "batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm",
-        "miopen_batch_norm", "_batch_norm_no_update",
-    }),
-    curves={"sigmoid": "sigmoid", "softplus": "softplus"},
-    parts=frozenset({
-        "exp", "exp2", "expm1", "log", "log1p", "reciprocal", "pow", "logaddexp", "log_sigmoid_forward", "_softmax",
-    }),
-)  # fmt: skip
 
 
 def mixing(path: Iterable[Operation], label: str) -> str | None:
