@@ -1,6 +1,6 @@
 """Along which directions of a layer's output the groups differ, and which input features these follow."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,20 +12,20 @@ from sklearn.utils.validation import check_is_fitted
 
 from esvdfair.batches import Batches, Data, as_rows, is_stream, make_batches, row_key
 from esvdfair.core import gaps
-from esvdfair.core.checks import Label, take_rows
+from esvdfair.core.checks import Label, several_inputs, take_rows, to_numpy
 from esvdfair.core.edits import edit_exact
 from esvdfair.core.moments import GroupMoments
 from esvdfair.estimator import ESVDFair
-from esvdfair.explain.features import correlate, name_features
-from esvdfair.explain.layers import covariance_factor
+from esvdfair.explain.layers import covariance_spectrum
 from esvdfair.models import adapt
 from esvdfair.models.base import LinearLayer, ModelAdapter, find_layer
 
 Array = NDArray[np.float64]
 
-KINDS = ("mean", "covariance")
 FEATURES = 3
 """Features listed with every direction."""
+MAX_CATEGORIES = 50
+"""Of a column that is not numeric, so many of its most frequent values are looked at."""
 ROUNDING = 1e-12
 """A gap below this part of the layer's spread is rounding."""
 STABLE = 0.7
@@ -164,31 +164,45 @@ def explain_directions(
     batches = make_batches(data, missing=missing, batch_size=batch_size)
     adapter, repaired = _adapters(model, output)
     before, halves = _see(adapter, batches, layer)
-    after = before.edited() if repaired is None else _see(repaired, batches, before.layer.index)[0]
-    found = [axis for kind in KINDS for axis in before.axes(kind)[:top]]
-    again = {kind: [half.axes(kind) for half in halves] for kind in KINDS}
-    u = np.column_stack([np.zeros((len(before.layer.weight), 0)), *(axis.u for axis in found)])
+    if repaired is None:
+        old = before.layer
+        edit = edit_exact(old.weight, before.moments, bias=old.bias, layer=old.name)[-1]
+        after = _Seen(replace(old, weight=edit.weight_after, bias=edit.bias_after), before.moments)
+    else:
+        after, _ = _see(repaired, batches, before.layer.index)
+    axes = {kind: before.axes(kind) for kind in ("mean", "covariance")}
+    u = np.hstack([found[:, :top] for _, found in axes.values()])
     followed, correlations = correlate(*_project(adapter, batches, before.layer, u), X, names)
-    described = []
-    for axis, along in zip(found, correlations, strict=True):
-        strongest = np.argsort(-np.abs(along), kind="stable")[:FEATURES]
-        # A singular vector has no sign of its own: let the feature that it follows most grow along it.
-        sign = -1.0 if len(strongest) and along[strongest[0]] < 0 else 1.0
-        described.append(
-            Direction(
-                kind=axis.kind,
-                rank=axis.rank,
-                sigma_before=axis.sigma,
-                sigma_after=after.gap_along(axis.kind, axis.u),
-                share=axis.share,
-                group_means=before.means_along(sign * axis.u),
-                group_sds=before.sds_along(axis.u),
-                features=tuple((followed[i], float(sign * along[i])) for i in strongest),
-                share_of="gap" if axis.kind == "mean" or before.two_groups else "bound",
-                difference=before.difference_along(axis.kind, sign * axis.u),
-                stability=_stability(axis.rank, again[axis.kind]),
+    directions = {}
+    for kind, (gap, found) in axes.items():
+        shown, correlations = correlations[: min(top, len(gap))], correlations[min(top, len(gap)) :]
+        power, rest = gap ** (1 if kind == "mean" else 2), after.form(kind)
+        again = [half.axes(kind)[1].T for half in halves]
+        described = []
+        for i, along in enumerate(shown):
+            strongest = np.argsort(-np.abs(along), kind="stable")[:FEATURES]
+            # A singular vector has no sign of its own: let the feature that it follows most grow along it.
+            sign = -1.0 if len(strongest) and along[strongest[0]] < 0 else 1.0
+            axis = sign * found[:, i]
+            means, sds = before.along(axis)
+            two, known = len(means) == 2, again and i < min(map(len, again))
+            difference = means[0] - means[1] if kind == "mean" else sds[0] ** 2 - sds[1] ** 2
+            described.append(
+                Direction(
+                    kind=kind,
+                    rank=i + 1,
+                    sigma_before=float(gap[i] ** 0.5),
+                    sigma_after=float(abs(axis @ rest @ axis) ** 0.5),
+                    share=float(power[i] / power.sum()),
+                    group_means=means,
+                    group_sds=sds,
+                    features=tuple((followed[j], float(sign * along[j])) for j in strongest),
+                    share_of="gap" if kind == "mean" or two else "bound",
+                    difference=difference if two else None,
+                    stability=min(abs(float(again[0][i] @ again[1][i])), 1.0) if known else None,
+                )
             )
-        )
+        directions[kind] = tuple(described)
     return Directions(
         layer=before.layer.name,
         index=before.layer.index,
@@ -198,39 +212,18 @@ def explain_directions(
         mean_gap_after=gaps.squared_mean_gap(after.layer.weight, after.moments),
         covariance_gap_before=gaps.squared_covariance_gap(before.layer.weight, before.moments),
         covariance_gap_after=gaps.squared_covariance_gap(after.layer.weight, after.moments),
-        spectrum_before=before.spectrum(),
-        spectrum_after=after.spectrum(),
-        mean=tuple(d for d in described if d.kind == "mean"),
-        covariance=tuple(d for d in described if d.kind == "covariance"),
+        spectrum_before=tuple(covariance_spectrum(before.layer.weight, before.moments).tolist()),
+        spectrum_after=tuple(covariance_spectrum(after.layer.weight, after.moments).tolist()),
+        **directions,
     )
 
 
 @dataclass(frozen=True)
-class _Axis:
-    """A direction u (m,) of a layer's output, the gap σ along it, and its part of the whole."""
-
-    kind: str
-    rank: int
-    sigma: float
-    share: float
-    u: Array
-
-
-@dataclass(frozen=True)
-class _State:
+class _Seen:
     """A layer and the moments of its inputs, before or after a repair."""
 
     layer: LinearLayer
     moments: GroupMoments
-
-    @property
-    def two_groups(self) -> bool:
-        return len(self.moments.labels) == 2
-
-    def edited(self) -> "_State":
-        """The layer after the exact edit with the default reductions."""
-        edit = edit_exact(self.layer.weight, self.moments, bias=self.layer.bias, layer=self.layer.name)[-1]
-        return _State(replace(self.layer, weight=edit.weight_after, bias=edit.bias_after), self.moments)
 
     def form(self, kind: str) -> Array:
         """(m, m) A of which ``uᵀAu`` is the gap along u: ``W DᵀD Wᵀ``; ``W M Wᵀ`` of two groups, ``W|M|Wᵀ`` of more."""
@@ -241,44 +234,25 @@ class _State:
         found = self.layer.weight @ axes
         return np.asarray((found * values) @ found.T)
 
-    def axes(self, kind: str) -> list[_Axis]:
-        """Every direction along which there is more than rounding, the largest gap first: ``A = Σ λ_i u_i u_iᵀ``."""
+    def axes(self, kind: str) -> tuple[Array, Array]:
+        """(k,) gaps σ² that are more than rounding, the largest first, and their (m, k) u: ``A = Σ ±σ_i² u_i u_iᵀ``."""
         values, u = scipy.linalg.eigh(self.form(kind))
         order = np.argsort(-np.abs(values), kind="stable")
-        gap, u = np.abs(values[order]), u[:, order]  # σ²: squared differences of means, or differences of variances
+        gap = np.abs(values[order])  # squared differences of means, or differences of variances
         scatter = self.moments.pooled_scatter() / self.moments.pooled_weight
         spread = float(np.sum((self.layer.weight @ scatter) * self.layer.weight))
         least = max(ROUNDING**2 * spread, ROUNDING * gap[0]) if kind == "mean" else ROUNDING * spread
-        power = gap[gap > least] ** (1 if kind == "mean" else 2)
-        return [_Axis(kind, i + 1, float(gap[i] ** 0.5), float(p / power.sum()), u[:, i]) for i, p in enumerate(power)]
+        count = np.count_nonzero(gap > least)
+        return gap[:count], u[:, order[:count]]
 
-    def gap_along(self, kind: str, u: Array) -> float:
-        """σ of a direction that need not be one of ours."""
-        return float(abs(u @ self.form(kind) @ u) ** 0.5)
-
-    def difference_along(self, kind: str, u: Array) -> float | None:
-        """Mean or variance of the first group minus that of the second along u."""
-        if not self.two_groups:
-            return None
-        if kind == "mean":
-            return float(self.moments.mean_differences()[0] @ (u @ self.layer.weight))
-        return float(u @ self.form(kind) @ u)
-
-    def spectrum(self) -> tuple[float, ...]:
-        return tuple(scipy.linalg.svdvals(self.layer.weight @ covariance_factor(self.moments)).tolist())
-
-    def means_along(self, u: Array) -> tuple[float, ...]:
-        """uᵀz̄ of every group."""
-        shift = 0.0 if self.layer.bias is None else float(u @ self.layer.bias)
-        return tuple((self.moments.means @ (u @ self.layer.weight) + shift).tolist())
-
-    def sds_along(self, u: Array) -> tuple[float, ...]:
-        """√(uᵀ W Cov_g Wᵀ u) of every group."""
-        p = u @ self.layer.weight
-        return tuple(float(np.sqrt(max(p @ covariance @ p, 0.0))) for covariance in self.moments.covariances())
+    def along(self, u: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """uᵀz̄ and √(uᵀ W Cov_g Wᵀ u) of every group."""
+        p, shift = u @ self.layer.weight, 0.0 if self.layer.bias is None else float(u @ self.layer.bias)
+        sds = (float(np.sqrt(max(p @ covariance @ p, 0.0))) for covariance in self.moments.covariances())
+        return tuple((self.moments.means @ p + shift).tolist()), tuple(sds)
 
 
-def _see(adapter: ModelAdapter, batches: Batches, which: int | str) -> tuple[_State, tuple[_State, ...]]:
+def _see(adapter: ModelAdapter, batches: Batches, which: int | str) -> tuple[_Seen, tuple[_Seen, ...]]:
     """A layer with the moments of its inputs over all rows, and over two halves of them if each has all groups."""
     first = next(iter(batches), None)
     if first is None:
@@ -298,15 +272,7 @@ def _see(adapter: ModelAdapter, batches: Batches, which: int | str) -> tuple[_St
         whole = whole.adjusted(first.group_parts)
         halves = [half.adjusted(first.group_parts) for half in halves] if full else []
     whole.require_groups(rows=2)
-    return _State(layer, whole), tuple(_State(layer, half) for half in halves) if full else ()
-
-
-def _stability(rank: int, halves: list[list[_Axis]]) -> float | None:
-    """|cos| between the directions of this rank in both halves of the rows."""
-    if not halves or min(map(len, halves)) < rank:
-        return None
-    left, right = (axes[rank - 1].u for axes in halves)
-    return min(abs(float(left @ right)), 1.0)
+    return _Seen(layer, whole), tuple(_Seen(layer, half) for half in halves) if full else ()
 
 
 def _adapters(model: Any, output: Any) -> tuple[ModelAdapter, ModelAdapter | None]:
@@ -329,3 +295,79 @@ def _project(adapter: ModelAdapter, batches: Batches, layer: LinearLayer, u: Arr
         projected.append(x @ (layer.weight.T @ u))
         weights.append(np.ones(len(rows)) if batch.weight is None else batch.weight)
     return np.concatenate(projected), np.concatenate(weights)
+
+
+# --- input features ------------------------------------------------------------------------------------------------
+
+
+def name_features(X: Any, given: Sequence[str] | None = None) -> list[str]:
+    """Names of the columns of X: those given, those of a DataFrame, or x0, x1, …; rows of any shape count as flat.
+
+    Of several inputs the columns are called name[0], name[1], …
+    """
+    columns = _table(X).columns
+    if given is not None and len(given) != len(columns):
+        raise ValueError(f"feature_names holds {len(given)} names, X has {len(columns)} columns; give one for each.")
+    return [str(name) for name in (columns if given is None else given)]
+
+
+def correlate(values: Array, weight: Array, X: Any, names: Sequence[str]) -> tuple[list[str], Array]:
+    """Pearson correlation of k values with the p columns of X that vary.
+
+    A column that is not numeric becomes one indicator for each of its most frequent values, named "column=value". Rows
+    where a column is missing do not count for that column.
+
+    Parameters
+    ----------
+    values : (rows, k)
+    weight : (rows,)
+
+    Returns
+    -------
+    names : p names
+    correlations : (k, p); 0 for values that do not vary
+    """
+    found = {}
+    for place, (name, column) in enumerate(_numeric_columns(_table(X), names)):
+        known = np.isfinite(column)
+        share, x, z = (weight, column, values) if known.all() else (weight[known], column[known], values[known])
+        if not share.sum() > 0:
+            continue
+        share = share / share.sum()
+        least, leasts = ((1e-12 * np.abs(v).max(axis=0)) ** 2 for v in (x, z))  # what rounding of the mean leaves
+        x, z = x - share @ x, z - share @ z
+        spread, spreads, cross = share @ x**2, share @ z**2, (share * x) @ z
+        if spread > least:
+            varies = spreads > leasts
+            found[place, name] = np.divide(cross, np.sqrt(spread * spreads), out=np.zeros_like(cross), where=varies)
+    correlations = np.array(list(found.values())).reshape(len(found), values.shape[1]).T
+    return [name for _, name in found], np.clip(correlations, -1.0, 1.0)
+
+
+def _numeric_columns(table: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[str, Array]]:
+    for name, (_, column) in zip(names, table.items(), strict=True):
+        column = column.infer_objects()
+        if pd.api.types.is_numeric_dtype(column.dtype):
+            yield name, column.to_numpy(dtype=np.float64, na_value=np.nan)
+            continue
+        for value in column.value_counts().index[:MAX_CATEGORIES]:
+            indicator = (column == value).to_numpy(dtype=np.float64, na_value=np.nan)
+            yield f"{name}={value}", np.where(column.isna(), np.nan, indicator)
+
+
+def _table(X: Any) -> pd.DataFrame:
+    """X as a DataFrame; several inputs side by side."""
+    if (several := several_inputs(X)) is not None:
+        named = []
+        for name, part in several.items():
+            table = _table(part)
+            columns = getattr(part, "columns", range(table.shape[1]))
+            named.append(table.set_axis([f"{name}[{column}]" for column in columns], axis=1).reset_index(drop=True))
+        return pd.concat(named, axis=1)
+    if isinstance(X, pd.DataFrame):
+        return X
+    if hasattr(X, "tocsc"):
+        sparse: pd.DataFrame = pd.DataFrame.sparse.from_spmatrix(X.tocsc())  # type: ignore[attr-defined]
+        return sparse.add_prefix("x")
+    values = to_numpy(X)
+    return pd.DataFrame(values.reshape(len(values), int(np.prod(values.shape[1:])))).add_prefix("x")

@@ -18,7 +18,7 @@ from esvdfair.distributed import few_threads
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.methods import Candidates, parity, refit_edited
 from esvdfair.models import adapt
-from esvdfair.models.base import LinearLayer, Weights
+from esvdfair.models.base import LinearLayer
 from esvdfair.sample import Setting, draw, prepare
 
 Array = NDArray[np.float64]
@@ -139,17 +139,12 @@ def _scan(setting: Setting, reductions: dict[str, float]) -> LayerScan:
     refits = parity(sample, targets=(sample.error_against,), effort=setting.effort, **reductions)
     refits = [fit for fit in refits if fit.strength]
     curve = judge(Candidates.of(sample, refits), setting.adapter, effort=setting.effort, seed=setting.seed)
-    found = []
-    for layer in setting.layers[:-1]:
-        moments = sample.inner[layer.name]
-        edit = edit_exact(layer.weight, moments, bias=layer.bias, layer=layer.name, **reductions)[-1]
-        weights = {layer.name: (edit.weight_after, edit.bias_after)}
-        found.append(_with_reach(measure_gap(layer, moments), _reached(setting, layer.name, weights, reductions)))
-    last = measure_gap(setting.last, sample.inner[setting.last.name])
+    reached = [_reached(setting, layer, sample.inner[layer.name], reductions) for layer in setting.layers[:-1]]
+    points = (*reached, min(curve.points, key=lambda point: point.mse))
     rows = sample.judging
     before, here = rows.prediction[:, None], Judging.of(rows, len(sample.labels))
     return LayerScan(
-        layers=(*found, _with_reach(last, min(curve.points, key=lambda point: point.mse))),
+        layers=tuple(_gap(layer, sample.inner[layer.name], p) for layer, p in zip(setting.layers, points, strict=True)),
         ks_before=float(here.distances(before)[0]),
         mse_before=float(here.errors(before)[0]),
         ks_floor=curve.ks_floor,
@@ -159,8 +154,25 @@ def _scan(setting: Setting, reductions: dict[str, float]) -> LayerScan:
     )
 
 
-def measure_gap(layer: LinearLayer, moments: GroupMoments) -> LayerGap:
-    """The gaps after a layer, in its own units and relative to the spread of its outputs."""
+def _reached(
+    setting: Setting, layer: LinearLayer, moments: GroupMoments, reductions: dict[str, float]
+) -> CurvePoint | None:
+    """What an edited layer and the refit that ``method="exact"`` makes after it reach; None when there is no refit."""
+    edit = edit_exact(layer.weight, moments, bias=layer.bias, layer=layer.name, **reductions)[-1]
+    try:
+        edited = draw(setting, {layer.name: (edit.weight_after, edit.bias_after)})
+        fit = refit_edited(edited, "parity", **reductions, seed=0)
+        curve = judge(Candidates.of(edited, [fit]), setting.adapter, effort=setting.effort, seed=setting.seed)
+    except ValueError as error:
+        # The untouched model ran on these very rows, so this is about the edited one; the other layers still tell.
+        message = f"after an edit of layer {layer.name!r} there is no refit: {error}"
+        warnings.warn(message, ESVDFairWarning, stacklevel=3)
+        return None
+    return curve.points[0]
+
+
+def _gap(layer: LinearLayer, moments: GroupMoments, point: CurvePoint | None) -> LayerGap:
+    """The gaps after a layer, in its own units and relative to the spread of its outputs; and what an edit reaches."""
     w = layer.weight
     spread = w @ (moments.pooled_scatter() / moments.pooled_weight) @ w.T  # V
     mean_gap, covariance_gap = gaps.squared_mean_gap(w, moments), gaps.squared_covariance_gap(w, moments)
@@ -171,32 +183,16 @@ def measure_gap(layer: LinearLayer, moments: GroupMoments) -> LayerGap:
         inputs=w.shape[1],
         mean_gap=mean_gap,
         covariance_gap=covariance_gap,
-        bound=float(np.sum(scipy.linalg.svdvals(w @ covariance_factor(moments)) ** 4)),
+        bound=float(np.sum(covariance_spectrum(w, moments) ** 4)),
         relative_mean_gap=mean_gap / (float(np.trace(spread)) or 1.0),
         relative_covariance_gap=covariance_gap / (float(np.sum(spread**2)) or 1.0),
+        **{} if point is None else {name: getattr(point, name) for name in ("ks", "ks_low", "ks_high", "mse")},
     )
 
 
-def covariance_factor(moments: GroupMoments) -> Array:
-    """(n, q) S_v, with one column of zeros when the groups' covariances are equal."""
+def covariance_spectrum(weight: Array, moments: GroupMoments) -> Array:
+    """(k,) singular values of ``W S_v``, largest first; one zero when the groups' covariances are equal."""
     axes, values = gaps.covariance_spectrum(moments)
-    return axes * np.sqrt(np.abs(values)) if len(values) else np.zeros((moments.width, 1))
-
-
-def _reached(setting: Setting, name: str, weights: Weights, reductions: dict[str, Any]) -> CurvePoint | None:
-    """What an edited layer and the refit that ``method="exact"`` makes after it reach; None when there is no refit."""
-    try:
-        edited = draw(setting, weights)
-        fit = refit_edited(edited, "parity", **reductions, seed=0)
-        curve = judge(Candidates.of(edited, [fit]), setting.adapter, effort=setting.effort, seed=setting.seed)
-    except ValueError as error:
-        # The untouched model ran on these very rows, so this is about the edited one; the other layers still tell.
-        warnings.warn(f"after an edit of layer {name!r} there is no refit: {error}", ESVDFairWarning, stacklevel=3)
-        return None
-    return curve.points[0]
-
-
-def _with_reach(gap: LayerGap, point: CurvePoint | None) -> LayerGap:
-    if point is None:
-        return gap
-    return replace(gap, ks=point.ks, ks_low=point.ks_low, ks_high=point.ks_high, mse=point.mse)
+    factor = axes * np.sqrt(np.abs(values)) if len(values) else np.zeros((moments.width, 1))
+    found: Array = scipy.linalg.svdvals(weight @ factor)
+    return found

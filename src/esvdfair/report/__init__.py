@@ -14,7 +14,7 @@ from typing import Any
 from sklearn.utils.validation import check_is_fitted
 
 from esvdfair.estimator import ESVDFair
-from esvdfair.explain.features import name_features
+from esvdfair.explain.directions import name_features
 from esvdfair.files import whole_file
 from esvdfair.report.card import model_card
 from esvdfair.report.content import Content, attribute_name, collect, read_rows

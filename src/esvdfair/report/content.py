@@ -18,7 +18,7 @@ from esvdfair.curve import Curve, CurvePoint
 from esvdfair.estimator import ESVDFair
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.explain import Directions, LayerScan, People, explain_directions, explain_people, scan_layers
-from esvdfair.explain.features import correlate, name_features
+from esvdfair.explain.directions import correlate, name_features
 from esvdfair.methods import UNTOUCHED
 from esvdfair.models import adapt
 
