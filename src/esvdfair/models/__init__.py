@@ -27,7 +27,7 @@ def fingerprint(model: Any) -> str:
     if isinstance(model, str | bytes | bytearray | os.PathLike):
         return _of_onnx(bytes(model) if isinstance(model, bytearray) else model)
     if hasattr(model, "state_dict"):
-        from esvdfair.models.torch_graph import unwrap
+        from esvdfair.models.torch import unwrap
 
         core = unwrap(model)
         model = {name: type(module).__qualname__ for name, module in core.named_modules()}, core.state_dict()

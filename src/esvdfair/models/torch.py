@@ -2,58 +2,48 @@
 
 A wrapper made by `torch.compile` or `nn.DataParallel` is looked through: the module inside is run, eagerly and on its
 own device; a repaired copy wears the same wrapper. Layer names are those inside it.
+
+What feeds what is seen by a dispatch mode, below autograd, so this works where gradients do not: under `no_grad`, with
+integer inputs, after `detach`. Tensors are told apart by their storage, because a view shares it.
 """
 
+import copy
 import inspect
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from esvdfair.core.checks import each_input, row_count, take, to_numpy
 from esvdfair.core.refit.quadratic import KINDS
 from esvdfair.exceptions import Given, InputError
-from esvdfair.models.base import (
-    SIGMOID,
-    LinearLayer,
-    ModelAdapter,
-    Tail,
-    as_column,
-    first_rows,
-    name_operations,
-    numeric,
-)
-from esvdfair.models.torch_graph import (
-    INPUT,
-    Trace,
-    assign,
-    check_initialised,
-    computes_linear_map,
-    copied,
-    describe_layer,
-    find_problem,
-    is_computed,
-    is_linear,
-    mixing,
-    private,
-    unwrap,
-    weight_of,
-)
+from esvdfair.models import base
+from esvdfair.models.base import LinearLayer, ModelAdapter, Tail
 
 Selector = str | int | tuple[str | int, ...] | Callable[[Any], Any]
 Inputs = torch.Tensor | tuple[Any, ...] | dict[str, Any]
 """What a module is called with: one tensor, tensors in order, or tensors by name."""
 
-Hook = Callable[..., Any]
+Hooks = Mapping[str, Callable[..., Any]]
+"""What is called before or after the layers of these names."""
 
 _HOME = os.getpid()  # the process whose threads torch's pool has
+
+_INPUT = "the model's input"  # label of what depends on it
+
+_TWICE = (
+    "layer {!r} shares its weights: one forward pass uses them more than once, so an edit would act in several places. "
+    "Give each use a layer of its own."
+)
 
 
 class TorchAdapter(ModelAdapter):
@@ -75,8 +65,8 @@ class TorchAdapter(ModelAdapter):
 
     def __init__(self, model: nn.Module, *, output: Selector | None = None) -> None:
         self._model = model
-        check_initialised(unwrap(model))
-        self._core = private(unwrap(model))
+        _check_initialised(unwrap(model))
+        self._core = _private(unwrap(model))
         self._output = output
         self._probed: tuple[tuple[LinearLayer, ...], Tail] | None = None
         self._lock = threading.Lock()  # hooks of one call must not be seen by another
@@ -117,19 +107,24 @@ class TorchAdapter(ModelAdapter):
 
     def _layer(self, name: str) -> LinearLayer:
         module = self._linear(name)
-        problem = find_problem(name, module, self._core)
+        problem = _find_problem(name, module, self._core)
         if problem is not None:
             raise ValueError(problem)
-        return describe_layer(name, 0, module)
+        return _describe(name, 0, module)
 
     def _twin(self) -> "TorchAdapter":
-        return TorchAdapter(copied(self._model), output=self._output)
+        return TorchAdapter(_copied(self._model), output=self._output)
 
     def _write(self, name: str, weight: NDArray[Any], bias: NDArray[Any] | None) -> None:
         module = self._linear(name)
         for parameter, values in ((module.weight, weight), (module.bias, bias)):
-            if values is not None:
-                assign(name, parameter, values)
+            if values is None:
+                continue
+            new = torch.as_tensor(np.asarray(values, dtype=np.float64)).to(parameter.dtype)
+            if not bool(torch.isfinite(new).all()):
+                raise ValueError(f"new weights of layer {name!r} are too large for {parameter.dtype}.")
+            with torch.no_grad():
+                parameter.copy_(new)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"model": self._model, "output": self._output}
@@ -146,12 +141,12 @@ class TorchAdapter(ModelAdapter):
     def _probe(self, x: Any) -> tuple[tuple[LinearLayer, ...], Tail]:
         """The layers, and what follows the last one: from one traced forward pass over the first rows of `x`."""
         if self._probed is None:
-            self._probed = self._trace(_to_inputs(first_rows(x), self._core))
+            self._probed = self._trace(_to_inputs(base.first_rows(x), self._core))
         return self._probed
 
     def _trace(self, x: Inputs) -> tuple[tuple[LinearLayer, ...], Tail]:
-        modules = {name: module for name, module in self._core.named_modules() if is_linear(module)}
-        trace = Trace({name: module._parameters.get("weight") for name, module in modules.items()})
+        modules = {name: module for name, module in self._core.named_modules() if _is_linear(module)}
+        trace = _Trace({name: module._parameters.get("weight") for name, module in modules.items()})
         outputs: dict[str, torch.Tensor] = {}
         problems: dict[str, str | None] = {}
 
@@ -159,8 +154,8 @@ class TorchAdapter(ModelAdapter):
             trace.inside = name
 
         def leave(name: str, module: nn.Linear, args: Any, kwargs: Any, output: torch.Tensor) -> None:
-            problems[name] = _TWICE.format(name) if name in outputs else find_problem(name, module, self._core)
-            if problems[name] is None and not computes_linear_map(module, _layer_input(args, kwargs), output):
+            problems[name] = _TWICE.format(name) if name in outputs else _find_problem(name, module, self._core)
+            if problems[name] is None and not _computes_linear_map(module, _layer_input(args, kwargs), output):
                 problems[name] = f"layer {name!r} is a {type(module).__name__}, whose output is not X Wᵀ + b."
             outputs[name] = output.detach().clone()
             trace.mark(output, name)
@@ -168,36 +163,35 @@ class TorchAdapter(ModelAdapter):
 
         rows = _cloned(x)
         for tensor in _tensors(x):
-            trace.mark(tensor, INPUT)
+            trace.mark(tensor, _INPUT)
         after, before = ({name: partial(hook, name) for name in modules} for hook in (leave, enter))
         prediction = self._run(x, after, before=before, mode=trace)
         reached = trace.labels(prediction)
         names = [name for name in outputs if name in reached or self._moves(name, rows, outputs[name], prediction)]
         for name in names:
-            problem = problems[name] or (_TWICE.format(name) if weight_of(name) in reached else None)
+            problem = problems[name] or (_TWICE.format(name) if _weight_of(name) in reached else None)
             # A hidden layer that can be read, but not edited, is no obstacle to one who edits the last.
-            if problem is not None and (name == names[-1] or not is_computed(modules[name])):
+            if problem is not None and (name == names[-1] or not _is_computed(modules[name])):
                 raise ValueError(problem)
         if not names:
             raise ValueError("no nn.Linear layer feeds the prediction, so there is no weight to edit.")
-        layers = tuple(describe_layer(name, index, modules[name]) for index, name in enumerate(names))
         last, like = names[-1], outputs[names[-1]]
-        path = trace.path(last, prediction)
-        operation, kinds = name_operations(step.name for step in path)
+        operations, joined = trace.path(last, prediction)
+        operation, kinds = base.name_operations(operations)
 
         def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
             values = torch.as_tensor(np.ascontiguousarray(z)).to(like.dtype)
             repeated = take(rows, np.arange(len(values)) % row_count(rows))
             return to_numpy(values), to_numpy(self._run_from(last, repeated, values))
 
-        return layers, Tail(
+        return tuple(_describe(name, index, modules[name]) for index, name in enumerate(names)), Tail(
             last,
             rows,
             to_numpy(like),
             run,
             operation,
             kinds if last in reached else KINDS,  # else the way was lost outside torch
-            joined=mixing(path, last),
+            joined,
             eps=max(torch.finfo(dtype).eps for dtype in (like.dtype, prediction.dtype)),
         )
 
@@ -216,9 +210,9 @@ class TorchAdapter(ModelAdapter):
     def _run(
         self,
         x: Inputs,
-        after: Mapping[str, Hook],
+        after: Hooks,
         *,
-        before: Mapping[str, Hook] | None = None,
+        before: Hooks | None = None,
         mode: AbstractContextManager[Any] | None = None,
     ) -> torch.Tensor:
         """Forward pass with hooks after and before the named layers: the prediction, (rows,)."""
@@ -234,42 +228,31 @@ class TorchAdapter(ModelAdapter):
                 handle = self._linear(name).register_forward_hook(hook, prepend=True, with_kwargs=True)
                 stack.callback(handle.remove)
             stack.enter_context(mode or nullcontext())
-            prediction: torch.Tensor = as_column(_select(self._call(x), self._output), row_count(x))
+            prediction: torch.Tensor = base.as_column(_select(self._call(x), self._output), row_count(x))
             if not prediction.is_floating_point():
                 raise ValueError(f"the model predicts {prediction.dtype}; a regressor predicts real numbers.")
             return prediction
 
     def _call(self, x: Inputs) -> Any:
         """Run the module on its inputs, in order or by name, or as one collection where it takes one."""
-        if isinstance(x, torch.Tensor) or not self._spreads(x):
+        if isinstance(x, torch.Tensor):
             return self._core(x)
-        return self._core(**x) if isinstance(x, dict) else self._core(*x)
-
-    def _spreads(self, x: tuple[Any, ...] | dict[str, Any]) -> bool:
-        """Whether the inputs are arguments of `forward` rather than a collection that is its only one."""
+        args, kwargs = ((), x) if isinstance(x, dict) else (x, {})
         try:
-            inspect.signature(self._core.forward).bind(
-                *(() if isinstance(x, dict) else x), **(x if isinstance(x, dict) else {})
-            )
+            inspect.signature(self._core.forward).bind(*args, **kwargs)
         except TypeError:
-            return False
-        return True
+            return self._core(x)
+        return self._core(*args, **kwargs)
 
     def _linear(self, name: str) -> nn.Linear:
         try:
             module = self._core.get_submodule(name)
         except AttributeError:
             module = self._core
-        if not is_linear(module):
-            known = [repr(n) for n, m in self._core.named_modules() if is_linear(m)]
+        if not _is_linear(module):
+            known = [repr(n) for n, m in self._core.named_modules() if _is_linear(m)]
             raise ValueError(f"the model has no linear layer {name!r}; it has {', '.join(known) or 'none'}.")
         return module
-
-
-_TWICE = (
-    "layer {!r} shares its weights: one forward pass uses them more than once, so an edit would act in several places. "
-    "Give each use a layer of its own."
-)
 
 
 def _layer_input(args: Any, kwargs: Any) -> torch.Tensor:
@@ -286,12 +269,6 @@ def _to_inputs(x: Any, model: nn.Module) -> Inputs:
     return _to_tensor(x, model) if several is None else several
 
 
-def _tensors(x: Inputs) -> list[torch.Tensor]:
-    if isinstance(x, torch.Tensor):
-        return [x]
-    return [value for value in (x.values() if isinstance(x, dict) else x) if isinstance(value, torch.Tensor)]
-
-
 def _cloned(x: Inputs) -> Inputs:
     return x.clone() if isinstance(x, torch.Tensor) else each_input(x, torch.clone)
 
@@ -301,9 +278,9 @@ def _to_tensor(x: Any, model: nn.Module, *, whole: bool = False) -> torch.Tensor
 
     Integer tensors stay integers if the model has an embedding, or if they are `whole` numbers beside other inputs.
     """
-    like = _reference(model)
+    like = next((t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), torch.empty(0))
     if not isinstance(x, torch.Tensor):
-        values = np.ascontiguousarray(numeric(x, "a torch model"))  # torch takes no negative strides
+        values = np.ascontiguousarray(base.numeric(x, "a torch model"))  # torch takes no negative strides
         if values.dtype.kind == "f" and not (values.dtype.isnative and values.dtype.itemsize <= 8):
             with np.errstate(over="ignore"):  # what is beyond float64 is infinite, and then said to be
                 values = values.astype(np.float64)  # torch takes no other order of bytes, and no long doubles
@@ -317,14 +294,6 @@ def _to_tensor(x: Any, model: nn.Module, *, whole: bool = False) -> torch.Tensor
     # dtype first: a device may not know the dtype that comes in (float64 on Apple's)
     moved = (x if keep else x.to(like.dtype)).to(like.device)
     return (moved.clone() if moved is x else moved).detach()
-
-
-def _reference(model: nn.Module) -> torch.Tensor:
-    """A floating tensor of the model that shows its dtype and device."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.is_floating_point():
-            return tensor
-    return torch.empty(0)
 
 
 def _select(result: Any, output: Selector | None) -> torch.Tensor:
@@ -345,7 +314,7 @@ def _select(result: Any, output: Selector | None) -> torch.Tensor:
 
 
 def _item(result: Any, step: str | int, output: Selector | None) -> Any:
-    if isinstance(result, torch.Tensor) and step == SIGMOID:
+    if isinstance(result, torch.Tensor) and step == base.SIGMOID:
         return torch.sigmoid(result)
     if isinstance(result, torch.Tensor) and not (result.ndim == 2 and result.shape[1] > 1 and isinstance(step, int)):
         raise InputError(
@@ -373,3 +342,243 @@ def _contents(result: Any) -> str:
     if isinstance(result, Mapping):
         return f"{kind} with keys {', '.join(map(repr, result))}"
     return f"{kind} of {len(result)}" if isinstance(result, list | tuple) else kind
+
+
+# --- what a module is made of: wrappers, copies, layers that can and cannot be edited --------------------------------
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Module inside `torch.compile` and `nn.DataParallel`; other wrappers are a `ValueError`."""
+    kind = type(model).__name__
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(
+            f"got a {kind}: TorchScript does not let its layers be observed or edited. Pass the nn.Module from which "
+            "it was made, and script the repaired model again."
+        )
+    if kind in ("DistributedDataParallel", "FullyShardedDataParallel"):
+        raise ValueError(f"got a {kind}, whose copies would need a process group of their own. Pass model.module.")
+    if isinstance(model, nn.DataParallel):
+        return unwrap(model.module)
+    compiled = model._modules.get("_orig_mod")
+    return model if compiled is None else unwrap(compiled)
+
+
+def _check_initialised(model: nn.Module) -> None:
+    """Raise if a parameter has no values yet: running the model would initialise it, at random, in place."""
+    for name, module in model.named_modules():
+        for parameter in module._parameters.values():
+            if is_lazy(parameter):
+                raise ValueError(
+                    f"layer {name!r} ({type(module).__name__}) is lazy and not initialised yet, so this model is not "
+                    "trained. Run it once on data, train it, then repair it."
+                )
+            if parameter is not None and parameter.is_meta:
+                raise ValueError(f"layer {name!r} is on the 'meta' device: it has no weights. Load them first.")
+            if parameter is not None and parameter.is_complex():
+                raise ValueError(f"layer {name!r} has complex weights; a regressor of real numbers can be repaired.")
+
+
+def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a module is an `nn.Linear`, or a quantised stand-in for one (`_find_problem` tells)."""
+    return isinstance(module, nn.Linear) or (_quantised(module) and "Linear" in type(module).__name__)
+
+
+def _find_problem(name: str, module: nn.Module, model: nn.Module) -> str | None:
+    """Say why a linear layer cannot be given new weights of its own, or None if it can."""
+    if _quantised(module) or _quantised(module._parameters.get("weight")):
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        return f"layer {name!r} is quantised ({kind}): repair the float model, then quantise it again."
+    if _is_computed(module):
+        return (
+            f"the weight of layer {name!r} is not a parameter but computed from others (a parametrisation, weight norm "
+            "or pruning), so it cannot be set. Make it permanent first: torch.nn.utils.parametrize."
+            "remove_parametrizations, or remove_weight_norm, or prune.remove."
+        )
+    weight = module._parameters["weight"]
+    assert weight is not None
+    if not weight.is_floating_point() or weight.dtype.itemsize < 2 or hasattr(type(weight), "__tensor_flatten__"):
+        return (
+            f"the weight of layer {name!r} is quantised or sharded ({type(weight).__name__}, {weight.dtype}): repair "
+            "the plain float model."
+        )
+    for role, other in _sharing(module, model):
+        return (
+            f"layer {name!r} shares (ties) its {role} with {other!r}: an edit of one would change the other. Give each "
+            "its own parameter."
+        )
+    return None
+
+
+def _is_computed(module: nn.Module) -> bool:
+    """Whether the weight is computed from other parameters (spectral norm, pruning), so that it can only be read."""
+    stored = isinstance(module._parameters.get("weight"), nn.Parameter) and not hasattr(module, "parametrizations")
+    return not stored and not _quantised(module)
+
+
+def _quantised(value: Any) -> bool:
+    """Whether a module or weight comes from a library that quantises (torch.ao, torchao, bitsandbytes)."""
+    return any(word in type(value).__module__ for word in ("quantiz", ".qat.", "bitsandbytes"))
+
+
+def _sharing(layer: nn.Module, model: nn.Module) -> Iterator[tuple[str, str]]:
+    """Parameters of the layer that another module holds too, and under what name."""
+    for own, parameter in layer._parameters.items():
+        for name, module in model.named_modules():
+            for other, candidate in module._parameters.items():
+                if candidate is None or parameter is None or (module is layer and own == other):
+                    continue
+                if candidate is parameter or (candidate.data_ptr() == parameter.data_ptr() != 0):
+                    yield own, f"{name}.{other}".lstrip(".")
+
+
+def _computes_linear_map(module: nn.Linear, value: torch.Tensor, output: torch.Tensor) -> bool:
+    """Whether a subclass of `nn.Linear`, or one with a patched `forward`, still gives `X Wᵀ + b`."""
+    if type(module).forward is nn.Linear.forward and "forward" not in vars(module):
+        return True
+    bias = None if module.bias is None else module.bias.double()
+    expected = nn.functional.linear(value.double(), module.weight.double(), bias)
+    tolerance = max(2e-3, 8 * torch.finfo(output.dtype).eps)
+    size = float(expected.abs().max()) if expected.numel() else 0.0
+    return output.shape == expected.shape and bool((output - expected).abs().max() <= tolerance * size)
+
+
+def _describe(name: str, index: int, module: nn.Linear) -> LinearLayer:
+    """A copy of a layer's weights in float64."""
+    bias = None if module.bias is None else to_numpy(module.bias).astype(np.float64)
+    return LinearLayer(name, index, to_numpy(module.weight).astype(np.float64), bias)
+
+
+def _private(model: nn.Module) -> nn.Module:
+    """A copy to run, with the parameters of the original, in eval mode, without compiled parts, which know no hooks.
+
+    The flags are set directly: `eval()` calls the user's `train`, which may do more (merge adapters) than is wanted.
+    """
+    twin = _copied(model, {id(parameter): parameter for parameter in model.parameters()})
+    for module in [*twin.modules()]:
+        module.training = False
+        for name, child in module._modules.items():
+            if child is not None and "_orig_mod" in child._modules:
+                module._modules[name] = unwrap(child)
+    return twin
+
+
+def _copied(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
+    """A deep copy, checked to be one: what it holds beyond `shared` (by id) is its own."""
+    memo = dict(shared or {})
+    for value in (value for module in model.modules() for value in vars(module).values()):
+        if isinstance(value, torch.Tensor) and not value.is_leaf:  # a pruned weight, a hidden state: torch copies none
+            memo[id(value)] = value.detach().clone()
+    try:
+        twin = copy.deepcopy(model, memo)
+    except Exception as error:  # whatever the parts of a model raise when they are copied
+        raise ValueError(
+            f"the model cannot be copied ({error}). An attribute that holds a tensor computed in a forward pass is "
+            "the usual cause: detach it, or do not keep it on the module."
+        ) from error
+    before, after = (list(_named_parts(item)) for item in (model, twin))  # alive together: no number is used twice
+    own = {key for _, key, part in before if id(part) not in memo}
+    kept = [name for name, key, _ in after if key in own]
+    if kept:
+        raise ValueError(
+            f"copy.deepcopy of the model gives back {kept[0]!r} itself and no copy of it: an edit would reach the "
+            "original. Check __deepcopy__ of the model's classes."
+        )
+    return twin
+
+
+def _named_parts(model: nn.Module) -> Iterator[tuple[str, int, Any]]:
+    """Submodules, parameters and buffers: name, a number by which a shared one is known, and the part."""
+    yield from ((name or type(model).__name__, id(module), module) for name, module in model.named_modules())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        yield name, _storage_of(tensor), tensor
+
+
+# --- what feeds what ------------------------------------------------------------------------------------------------
+
+
+def _weight_of(layer: str) -> str:
+    """Label of what was computed from a layer's weight outside that layer."""
+    return f"weight of {layer}"
+
+
+class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves its __init_subclass__ untyped
+    """Record operations, and spread labels from operands to results.
+
+    Reading the weight of a layer while `inside` is another, or None, labels the result `_weight_of(layer)`.
+    """
+
+    inside: str | None = None
+
+    def __init__(self, weights: Mapping[str, torch.Tensor | None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self._weights = {_storage_of(weight): name for name, weight in weights.items() if weight is not None}
+        # Name of each operation, the storages that it read, with what fed them at that moment, and those it wrote.
+        self._operations: list[tuple[str, tuple[tuple[int, frozenset[str]], ...], frozenset[int]]] = []
+        self._labels: dict[int, frozenset[str]] = {}
+        self._kept: list[torch.Tensor] = []  # a storage that is freed could come back as another tensor
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare torch the import of its compiler (seconds), which it needs only to keep out of a mode like this."""
+        return False
+
+    def mark(self, tensor: torch.Tensor, label: str) -> None:
+        """Say that `tensor`, and all that is computed from it from now on, depends on `label`."""
+        self._kept.append(tensor)
+        key = _storage_of(tensor)
+        self._labels[key] = self._labels.get(key, frozenset()) | {label}
+
+    def labels(self, tensor: torch.Tensor) -> frozenset[str]:
+        """What `tensor` depends on."""
+        return self._labels.get(_storage_of(tensor), frozenset())
+
+    def path(self, label: str, tensor: torch.Tensor) -> tuple[list[str], str | None]:
+        """Operations by which `label` reaches `tensor`, in order, and the first that joins it with other inputs."""
+        wanted, names, joined = {_storage_of(tensor)}, [], None
+        for name, read, written in reversed(self._operations):
+            carriers = {key for key, labels in read if label in labels}
+            if carriers and wanted & written:
+                names.append(name)
+                wanted |= carriers
+                if any(_INPUT in labels and label not in labels for _, labels in read):
+                    joined = name
+        return names[::-1], joined
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        read = tuple((_storage_of(t), self.labels(t) | self._foreign_use(t)) for t in _tensors((args, kwargs)))
+        result = func(*args, **kwargs)
+        written = list(_tensors(result))
+        self._kept += written
+        name = str(func.overloadpacket.__name__).rstrip("_")
+        labels = frozenset[str]().union(*(labels for _, labels in read))
+        if labels and not name.endswith("_like") and not name.startswith("new_"):  # which take no more than a shape
+            keys = frozenset(_storage_of(t) for t in written)
+            self._operations.append((name, read, keys))
+            for key in keys:
+                self._labels[key] = self._labels.get(key, frozenset()) | labels
+        return result
+
+    def _foreign_use(self, tensor: torch.Tensor) -> frozenset[str]:
+        owner = self._weights.get(_storage_of(tensor))
+        return frozenset() if owner is None or owner == self.inside else frozenset({_weight_of(owner)})
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    """A number by which tensors that share their memory are known, while they live."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:  # sparse and opaque tensors have no storage, and no views either
+        return id(tensor)
