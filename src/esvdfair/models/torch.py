@@ -278,7 +278,8 @@ def _to_tensor(x: Any, model: nn.Module, *, whole: bool = False) -> torch.Tensor
 
     Integer tensors stay integers if the model has an embedding, or if they are `whole` numbers beside other inputs.
     """
-    like = next((t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), torch.empty(0))
+    like = next((t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), None)
+    like = torch.empty(0) if like is None else like
     if not isinstance(x, torch.Tensor):
         values = np.ascontiguousarray(base.numeric(x, "a torch model"))  # torch takes no negative strides
         if values.dtype.kind == "f" and not (values.dtype.isnative and values.dtype.itemsize <= 8):
