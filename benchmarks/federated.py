@@ -22,7 +22,7 @@ from attack import Found, attack, attack_together
 from esvdfair import ESVDFairWarning, ks_distance
 from esvdfair.experiments.config import Training
 from esvdfair.experiments.network import Trained, load, predict, train
-from esvdfair.experiments.rows import parse_seeds
+from esvdfair.experiments.runs import parse_seeds
 from esvdfair.federated import SiteMoments, collect_moments, make_key, mask_moments, merge_moments, repair_from_moments
 from esvdfair.models import adapt
 

@@ -28,7 +28,7 @@ from esvdfair.datasets import Examples, Split
 from esvdfair.experiments import methods
 from esvdfair.experiments.config import WAGES, Training
 from esvdfair.experiments.network import Trained, predict, run_through, train_network
-from esvdfair.experiments.rows import interpolated_regret, parse_seeds
+from esvdfair.experiments.runs import interpolated_regret, parse_seeds
 
 Array = NDArray[np.float64]
 

@@ -19,7 +19,7 @@ import pandas as pd
 
 from esvdfair import GroupMoments
 from esvdfair.experiments.config import LAW
-from esvdfair.experiments.rows import Folder, Row
+from esvdfair.experiments.runs import Folder, Row
 from esvdfair.models.onnx import OnnxAdapter
 from esvdfair.tables import Roles, TableBatches
 from trust.arrays import GROUP, LABEL, TABLE

@@ -12,7 +12,7 @@ from esvdfair.cli import main, reproduce
 from esvdfair.experiments import network
 from esvdfair.experiments.config import EXPERIMENTS, Retraining, Training
 from esvdfair.experiments.network import load
-from esvdfair.experiments.runner import work
+from esvdfair.experiments.runs import work
 from esvdfair.sample import Effort
 
 REDUCED = {
@@ -33,7 +33,7 @@ def some_rows(name, preparation):
 
 @pytest.fixture
 def reduced(monkeypatch):
-    """Quick experiments on some rows, in this process: tests/experiments/test_runner.py starts others."""
+    """Quick experiments on some rows, in this process: tests/experiments/test_runs_processes.py starts others."""
     monkeypatch.setattr(reproduce, "run", lambda tasks, **_: list(map(work, tasks)))
     monkeypatch.setattr(network, "load", some_rows)
     for name, experiment in EXPERIMENTS.items():

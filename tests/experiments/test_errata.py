@@ -7,7 +7,7 @@ from esvdfair.core import gaps
 from esvdfair.core.edits import edit_paper
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.solvers import shrink_covariance, shrink_mean
-from esvdfair.experiments.errata import edit_unbracketed, edit_unguarded, edit_with_printed_cubic, printed_cubic
+from esvdfair.experiments.methods import edit_unbracketed, edit_unguarded, edit_with_printed_cubic, printed_cubic
 
 ASKED = {"mean_reduction": 15.0, "covariance_reduction": 150.0}
 
@@ -62,13 +62,13 @@ def test_the_unguarded_solve_fails_silently_on_a_negative_cost():
     weight, factor = np.diag([5.0, 4.0, 1e-3]), np.eye(3)
     second_moment = np.diag([1e6, 1e6, -1e-9])  # rounding can make the last one negative
     with np.errstate(all="raise"):
-        _, reached = edit_unbracketed(weight, factor, second_moment, power=4, reduction=150.0, shrink=printed_cubic)
+        _, reached = edit_unbracketed(weight, factor, second_moment, 4, 150.0, printed_cubic)
     assert reached < 1.1
 
 
 def test_the_mean_edit_of_the_unguarded_solve_is_the_right_one():
     weight, factor, second_moment = np.diag([5.0, 4.0]), np.eye(2), np.diag([3.0, 1.0])
-    after, reached = edit_unbracketed(weight, factor, second_moment, power=2, reduction=15.0, shrink=shrink_mean)
+    after, reached = edit_unbracketed(weight, factor, second_moment, 2, 15.0, shrink_mean)
     assert reached == pytest.approx(15)
     assert np.sum(after**2) == pytest.approx(41 / 15)
 

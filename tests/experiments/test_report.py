@@ -8,10 +8,9 @@ import pytest
 from matplotlib.text import Text
 
 from esvdfair.experiments.config import ABLATION_COVARIANCE, ABLATION_MEAN, COMPAS, LAW, Experiment, Variant
-from esvdfair.experiments.figures import draw, draw_tradeoff
 from esvdfair.experiments.report import join, write_report
-from esvdfair.experiments.rows import Folder, Row, collect, from_csv
-from esvdfair.experiments.tables import Table
+from esvdfair.experiments.runs import Folder, Row, from_csv
+from esvdfair.experiments.tables import Table, draw, draw_tradeoff
 
 SEEDS = (33, 34, 35)
 # MSE and KS of every variant; seed s adds (s − 34)/1000 to both.
@@ -162,12 +161,16 @@ def drawn(saved):
 
 
 def drawn_from(saved, experiment):
-    return draw(collect(experiment, "paper", SEEDS, saved), experiment, "paper", saved / "figures")
+    return draw(table_of(saved, experiment), saved / "figures")
+
+
+def table_of(saved, experiment):
+    return Table(Folder(saved, experiment, "paper").rows(SEEDS), experiment, "paper")
 
 
 def test_rows_without_densities_have_no_figure_of_them(saved, tmp_path):
-    rows = [row for row in collect(LAW, "paper", SEEDS, saved) if row.method in ("finetuned", "from_scratch")]
-    assert [path.name for path in draw(rows, LAW, "paper", tmp_path)] == ["law-paper-tradeoff.png"]
+    rows = [row for row in table_of(saved, LAW).rows if row.method in ("finetuned", "from_scratch")]
+    assert [path.name for path in draw(Table(rows, LAW, "paper"), tmp_path)] == ["law-paper-tradeoff.png"]
 
 
 def test_figures_are_drawn_for_the_saved_seeds(saved, drawn):
@@ -178,7 +181,7 @@ def test_figures_are_drawn_for_the_saved_seeds(saved, drawn):
         "ablation-mean-paper-tradeoff.png",
     ]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
-    assert draw([], LAW, "paper", saved) == []
+    assert draw(Table([], LAW, "paper"), saved) == []
 
 
 def test_the_same_rows_give_the_same_figure(saved, drawn):
@@ -191,14 +194,14 @@ def test_an_error_far_out_is_written_not_drawn(tmp_path):
     rows = [
         make_row(COMPAS, "paper", seed, *one) for seed in SEEDS for one in ((v, *known) for v, known in far.items())
     ]
-    figure = draw_tradeoff(Table.of(rows, COMPAS, "paper").lines, "far", 0.06)
+    figure = draw_tradeoff(Table(rows, COMPAS, "paper"))
     (axes,) = figure.axes
     assert axes.get_title(loc="right") == "not shown: Chzhen on targets, MSE 0.403 ± 0.001, KS 0.271 ± 0.001"
     assert axes.get_ylim()[1] < 0.403
 
 
 def test_the_tradeoff_has_the_axes_of_the_curve_and_names_that_do_not_collide(saved):
-    figure = draw_tradeoff(Table.of(collect(LAW, "paper", SEEDS, saved), LAW, "paper").lines, "law", 0.06)
+    figure = draw_tradeoff(table_of(saved, LAW))
     (axes,) = figure.axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("KS distance between groups", "mean squared error")
     figure.draw_without_rendering()

@@ -10,8 +10,8 @@ from scipy.stats import wasserstein_distance
 from esvdfair.core.metrics import ks_distance, ks_population
 from esvdfair.datasets import Examples, Split
 from esvdfair.experiments.config import WAGES, Retraining, Training
-from esvdfair.experiments.network import Trained, predict, train_network
-from esvdfair.experiments.retrain import curve_of, retrained, search_penalty, train_on_both, wasserstein
+from esvdfair.experiments.methods import curve_of, retrained, search_penalty
+from esvdfair.experiments.network import Trained, predict, train_network, train_on_both, wasserstein
 
 TINY = replace(
     WAGES,

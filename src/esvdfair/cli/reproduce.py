@@ -10,20 +10,10 @@ from pathlib import Path
 import click
 from tqdm import tqdm
 
-from esvdfair.experiments.config import (
-    EXPERIMENTS,
-    OF_THE_PAPER,
-    PARTS,
-    Experiment,
-    Part,
-    Preparation,
-    preparations_of,
-)
-from esvdfair.experiments.figures import draw
+from esvdfair.experiments.config import EXPERIMENTS, OF_THE_PAPER, PARTS, Experiment, Part, Preparation
 from esvdfair.experiments.report import join, write_report
-from esvdfair.experiments.rows import Folder, collect, parse_seeds
-from esvdfair.experiments.runner import plan, run
-from esvdfair.experiments.tables import Table
+from esvdfair.experiments.runs import Folder, parse_seeds, plan, run
+from esvdfair.experiments.tables import Table, draw
 
 WHAT = [*EXPERIMENTS, "figures", "all", "report"]
 Runs = list[tuple[Experiment, Preparation]]
@@ -107,8 +97,7 @@ def reproduce(
         return
     runs = _runs(what, preparation, epochs, peers)
     _complete(runs, parts, wanted, out, jobs)
-    rows = [collect(*run_of, wanted, out) for run_of in runs]
-    tables = [Table.of(found, *run_of) for found, run_of in zip(rows, runs, strict=True)]
+    tables = [Table(Folder(out, *run_of).rows(wanted), *run_of) for run_of in runs]
     if as_json:
         click.echo(json.dumps([table.to_dict() for table in tables], indent=1))
     elif what != "figures":
@@ -116,8 +105,8 @@ def reproduce(
     if what != "figures" and find_spec("matplotlib") is None:
         click.echo("no figures: they need matplotlib, pip install 'esvdfair[plots]'", err=True)
         return
-    for found, run_of in zip(rows, runs, strict=True):
-        for path in draw(found, *run_of, out / "figures"):
+    for table in tables:
+        for path in draw(table, out / "figures"):
             click.echo(path, err=as_json)
 
 
@@ -134,7 +123,7 @@ def _runs(what: str, preparation: Preparation | None, epochs: int | None, peers:
 def _preparations(experiment: Experiment, asked: Preparation | None, several: bool) -> tuple[Preparation, ...]:
     if asked:
         return (asked,)
-    there = preparations_of(experiment)
+    there = experiment.preparations
     return there if several and experiment.is_comparison else there[:1]
 
 

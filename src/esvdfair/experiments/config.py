@@ -1,7 +1,7 @@
 """What is run: one frozen description for each experiment of the paper, and the numbers the paper prints."""
 
+import json
 from dataclasses import asdict, dataclass, field, replace
-from math import inf
 from typing import Any, Literal, get_args
 
 from esvdfair.core.edits import PAPER_REDUCTIONS
@@ -143,19 +143,17 @@ class Experiment:
         """Whether methods are compared, not one along its parameter."""
         return len(self.reductions) == 1
 
+    @property
+    def preparations(self) -> tuple[Preparation, ...]:
+        """Those that its data set has; wages is in no paper and has one."""
+        return ("clean",) if self.dataset == "wages" else ("paper", "clean")
+
     def protocol(self, part: Part) -> dict[str, Any]:
-        """What decides the rows of a part, as plain values; saved beside them, so that no two protocols mix."""
+        """What decides the rows of a part, as JSON gives it back; saved beside them, so that no two protocols mix."""
         plain = asdict(self)
-        return {name: _listed(plain[name]) for name in (*_EVERY_PART, *_DECIDED_BY[part])}
-
-
-def _listed(value: Any) -> Any:
-    """Tuples as lists, the way JSON gives them back; it has no infinity."""
-    if isinstance(value, dict):
-        return {key: _listed(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return [_listed(item) for item in value]
-    return "inf" if value == inf else value
+        decisive = json.dumps({name: plain[name] for name in (*_EVERY_PART, *_DECIDED_BY[part])})
+        found: dict[str, Any] = json.loads(decisive, parse_constant=lambda _: "inf")  # JSON has no infinity
+        return found
 
 
 _UNTOUCHED = Variant("untouched")
@@ -237,8 +235,3 @@ WAGES = Experiment(name="wages", dataset="wages", shown_range=(1.2, 3.2))
 
 EXPERIMENTS = {e.name: e for e in (LAW, COMPAS, ABLATION_MEAN, ABLATION_COVARIANCE, WAGES)}
 OF_THE_PAPER = (LAW.name, COMPAS.name, ABLATION_MEAN.name, ABLATION_COVARIANCE.name)
-
-
-def preparations_of(experiment: Experiment) -> tuple[Preparation, ...]:
-    """The preparations that a data set has; wages is in no paper and has one."""
-    return ("clean",) if experiment.dataset == "wages" else ("paper", "clean")

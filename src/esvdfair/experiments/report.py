@@ -5,48 +5,39 @@ reproduction/ beside it.
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 
 from esvdfair.core.edits import PAPER_REDUCTIONS
-from esvdfair.experiments.config import (
-    ABLATION_COVARIANCE,
-    ABLATION_MEAN,
-    COMPAS,
-    LAW,
-    PAPER,
-    Experiment,
-    Preparation,
-    Variant,
-)
-from esvdfair.experiments.figures import draw
-from esvdfair.experiments.rows import Row, from_csv, to_csv, with_regret, write_atomically
-from esvdfair.experiments.tables import Statistic, Table, describe, markdown
+from esvdfair.experiments import config
+from esvdfair.experiments.config import PAPER, Experiment, Preparation, Variant
+from esvdfair.experiments.runs import Row, from_csv, to_csv, with_regret, write_atomically
+from esvdfair.experiments.tables import Statistic, Table, describe, draw, markdown
 
-Saved = dict[str, tuple[Table, list[Row]]]
-"""By the name of a table, such as "law-paper"."""
+Tables = Mapping[str, Table]
+"""By name, such as "law-paper"."""
 
+_RUNS: dict[str, tuple[Experiment, Preparation]] = {
+    "law-paper": (config.LAW, "paper"),
+    "compas-paper": (config.COMPAS, "paper"),
+    "law-clean": (config.LAW, "clean"),
+    "compas-clean": (config.COMPAS, "clean"),
+    "ablation-mean-paper": (config.ABLATION_MEAN, "paper"),
+    "ablation-covariance-paper": (config.ABLATION_COVARIANCE, "paper"),
+}
 # The error that `transport` is to reach on the test rows when KS ≤ 0.10 is asked for, with the paper's preparation.
 _GOALS = {"law-paper": 0.0555, "compas-paper": 0.1985}
 
-_UNTOUCHED, _REFITTED = Variant("untouched"), Variant("refitted")
-_PREDICTED = [
-    Variant(method, on, "predicted") for method in ("barycenter", "private_histogram") for on in ("targets", "scores")
-]
-_ERRATA = [Variant.reduced(f"paper_{name}", *PAPER_REDUCTIONS) for name in ("printed_cubic", "unguarded_solve")]
-_ALGORITHM_2 = Variant.reduced("algorithm_2", *PAPER_REDUCTIONS)
-_COMPARISONS = ("law-paper", "compas-paper", "law-clean", "compas-clean")
-_RUNS: dict[str, tuple[Experiment, Preparation]] = {
-    "law-paper": (LAW, "paper"),
-    "compas-paper": (COMPAS, "paper"),
-    "law-clean": (LAW, "clean"),
-    "compas-clean": (COMPAS, "clean"),
-    "ablation-mean-paper": (ABLATION_MEAN, "paper"),
-    "ablation-covariance-paper": (ABLATION_COVARIANCE, "paper"),
-}
+_UNTOUCHED = Variant("untouched")
+_ON_TARGETS, _ON_SCORES = (
+    [Variant(method, on, "predicted") for method in ("barycenter", "private_histogram")] for on in ("targets", "scores")
+)
+_PRINTED_CUBIC, _UNGUARDED, _ALGORITHM_2 = (
+    Variant.reduced(name, *PAPER_REDUCTIONS) for name in ("paper_printed_cubic", "paper_unguarded_solve", "algorithm_2")
+)
 
 
 def write_report(out: Path, seeds: Sequence[int]) -> str:
@@ -59,23 +50,24 @@ def write_report(out: Path, seeds: Sequence[int]) -> str:
     ValueError
         When there is no table of law or COMPAS.
     """
-    saved: Saved = {}
-    for name, run in _RUNS.items():
-        rows = [row for row in from_csv(out / f"{name}.csv") if row.seed in set(seeds)]
-        saved[name] = Table.of(rows, *run), rows
-    if not saved["law-paper"][1] or not saved["compas-paper"][1]:
+    saved = {
+        name: Table([row for row in from_csv(out / f"{name}.csv") if row.seed in seeds], *run)
+        for name, run in _RUNS.items()
+    }
+    if not saved["law-paper"].rows or not saved["compas-paper"].rows:
         raise ValueError(f"{out} holds no finished seed of law and compas; run `esvdfair reproduce all` first.")
+    comparisons = {name: table for name, table in saved.items() if table.experiment.is_comparison}
     note = out / "note.txt"
-    fields = {
-        **{name: _section(name, table) for name, (table, _) in saved.items()},
+    parts = {
+        **{name: _section(name, table) for name, table in saved.items()},
         "note": note.read_text(encoding="utf-8").strip() if note.exists() else "",
-        "extent": _extent([table for table, _ in saved.values()]),
+        "extent": _extent(list(saved.values())),
         "differences": _differences(saved),
         "errata": markdown(_errata(saved)),
-        "goals": markdown(_goals(saved)),
-        "equal-ks": markdown(_equal_ks(saved)),
+        "goals": markdown(_goals(comparisons)),
+        "equal-ks": markdown(_equal_ks(comparisons)),
     }
-    text = files("esvdfair.experiments").joinpath("reproduction.md").read_text("utf-8").format_map(fields)
+    text = files("esvdfair.experiments").joinpath("reproduction.md").read_text("utf-8").format_map(parts)
     return text.replace("\n\n\n\n", "\n\n")
 
 
@@ -86,15 +78,16 @@ def join(out: Path, onto: Path) -> None:
     """
     for name, run in _RUNS.items():
         ours = from_csv(out / f"{name}.csv")
+        if not ours:
+            continue
         rows = {(row.seed, row.variant): row for row in [*from_csv(onto / f"{name}.csv"), *ours]}
         by_seed: dict[int, list[Row]] = {}
         for row in rows.values():
             by_seed.setdefault(row.seed, []).append(row)
         joined = [row for seed in sorted(by_seed) for row in with_regret(by_seed[seed])]
-        if ours:
-            write_atomically(onto / f"{name}.csv", to_csv(joined))
-            draw(joined, *run, onto)
-        if ours and {row.variant for row in ours} == {row.variant for row in joined}:
+        write_atomically(onto / f"{name}.csv", to_csv(joined))
+        draw(Table(joined, *run), onto)
+        if {row.variant for row in ours} == {row.variant for row in joined}:
             shutil.copy(out / "figures" / f"{name}-densities.png", onto)
 
 
@@ -107,25 +100,30 @@ def _extent(tables: Sequence[Table]) -> str:
 
 
 def _section(name: str, table: Table) -> str:
-    title = f"{table.experiment.name}, {table.extent}" if table.seeds else table.experiment.name
-    if not table.seeds:
-        return f"### {title}\n\nNo seed is saved."
-    figures = (f"![{title}: {what}](reproduction/{name}-{file}.png)" for what, file in
-               (("error over KS", "tradeoff"), ("densities", "densities")))  # fmt: skip
-    said = []
+    if not table.rows:
+        return f"### {table.experiment.name}\n\nNo seed is saved."
+    title = f"{table.experiment.name}, {table.extent}"
+    said = [
+        f"### {title}",
+        table.to_markdown(),
+        f"![{title}: error over KS](reproduction/{name}-tradeoff.png)",
+        f"![{title}: densities](reproduction/{name}-densities.png)",
+    ]
     if not table.experiment.is_comparison:
         errors, distances = [line.mse.mean for line in table.lines], [line.ks.mean for line in table.lines]
         monotone = errors == sorted(errors) and distances == sorted(distances, reverse=True)
-        said = [f"{'The error rises and KS falls' if monotone else 'The means are not monotone'} along the parameter."]
-    return "\n\n".join([f"### {title}", table.to_markdown(), *figures, *said])
+        said.append(
+            f"{'The error rises and KS falls' if monotone else 'The means are not monotone'} along the parameter."
+        )
+    return "\n\n".join(said)
 
 
-def _differences(saved: Saved) -> str:
+def _differences(saved: Tables) -> str:
     found = [
-        f"- {e.name}, {describe(line.variant)}: ours {line.mse} / {line.ks}, "
+        f"- {saved[name].experiment.name}, {describe(line.variant)}: ours {line.mse} / {line.ks}, "
         f"printed {line.printed.mse:.3f} / {line.printed.ks:.3f}."
-        for e in (LAW, COMPAS)
-        for line in saved[f"{e.name}-paper"][0].lines
+        for name in ("law-paper", "compas-paper")
+        for line in saved[name].lines
         if line.printed is not None and not line.agrees
     ]
     if not found:
@@ -133,14 +131,16 @@ def _differences(saved: Saved) -> str:
     return "\n".join(["What differs:", "", *found])
 
 
-def _errata(saved: Saved) -> list[list[str]]:
+def _errata(saved: Tables) -> list[list[str]]:
     """What every slip of the paper does to law and COMPAS."""
     cells = [["", *(f"{data}: {what}" for data in ("law", "COMPAS") for what in ("MSE", "KS", "differs by", "missed"))]]
-    for variant in (_UNTOUCHED, PAPER, *_ERRATA, _ALGORITHM_2, *_PREDICTED):
+    baselines = (variant for pair in zip(_ON_TARGETS, _ON_SCORES, strict=True) for variant in pair)
+    for variant in (_UNTOUCHED, PAPER, _PRINTED_CUBIC, _UNGUARDED, _ALGORITHM_2, *baselines):
         line = [describe(variant)]
-        for table, rows in (saved["law-paper"], saved["compas-paper"]):
-            line += [str(table[variant].mse), str(table[variant].ks)]
-            line += _against_the_paper(rows, variant) if variant in _ERRATA else ["", ""]
+        for table in (saved["law-paper"], saved["compas-paper"]):
+            compared = variant in (_PRINTED_CUBIC, _UNGUARDED)
+            beside = _against_the_paper(table.rows, variant) if compared else ["", ""]
+            line += [str(table[variant].mse), str(table[variant].ks), *beside]
         cells.append(line)
     return cells
 
@@ -149,33 +149,26 @@ def _against_the_paper(rows: Sequence[Row], variant: Variant) -> list[str]:
     """Differences from the right edit, seed by seed, and how often the covariance budget was not met."""
     right = {row.seed: row for row in rows if row.variant == PAPER}
     mine = [row for row in rows if row.variant == variant and row.seed in right]
-    apart = (_signed([getattr(r, name) - getattr(right[r.seed], name) for r in mine]) for name in ("mse", "ks"))
+    pairs = ((row.mse - right[row.seed].mse, row.ks - right[row.seed].ks) for row in mine)
+    apart = (Statistic.of(column).text(digits=4, signed=True) for column in zip(*pairs, strict=True))
     reached = [row.covariance_reached for row in mine if row.covariance_reached is not None]
     failed = sum(value < PAPER_REDUCTIONS[1] / 2 for value in reached)
     least = f", least {min(reached):.3g} times" if failed else ""
     return [" / ".join(apart), f"{failed} of {len(reached)}{least}"]
 
 
-def _signed(values: Sequence[float]) -> str:
-    """A difference, with one decimal more than what it is a difference of."""
-    return Statistic.of(values).text(digits=4, signed=True)
-
-
-def _goals(saved: Saved) -> list[list[str]]:
+def _goals(comparisons: Tables) -> list[list[str]]:
     """`transport` between what was there before and what it is to reach."""
     before = ("as trained", "refitted without parity")
     cells = [["", *before, "target KS", "`transport`", "KS, population", "goal", "excess", "target met"]]
-    for name in _COMPARISONS:
-        table, rows = saved[name]
-        for line in table.shown():
-            if line.variant.method != "transport":
-                continue
+    for name, table in comparisons.items():
+        for line in (line for line in table.shown() if line.variant.method == "transport"):
             mse, ks = (s.text(digits=4, of_mean=line.seeds) for s in (line.mse, line.ks))
-            square = float(np.mean([row.ks**2 - row.ks_floor**2 for row in rows if row.variant == line.variant]))
+            square = float(np.mean([row.ks**2 - row.ks_floor**2 for row in table.rows if row.variant == line.variant]))
             asked = _GOALS.get(name) if line.variant.level == table.experiment.target_ks else None
             cells.append([
                 name.replace("-", ", "),
-                *(f"{table[v].mse.mean:.4f} / {table[v].ks.mean:.3f}" for v in (_UNTOUCHED, _REFITTED)),
+                *(f"{table[v].mse.mean:.4f} / {table[v].ks.mean:.3f}" for v in (_UNTOUCHED, Variant("refitted"))),
                 f"{line.variant.level:g}",
                 f"{mse} / {ks}",
                 f"{np.sqrt(max(square, 0.0)):.3f}",
@@ -186,19 +179,19 @@ def _goals(saved: Saved) -> list[list[str]]:
     return cells
 
 
-def _equal_ks(saved: Saved) -> list[list[str]]:
+def _equal_ks(comparisons: Tables) -> list[list[str]]:
+    """Other methods beside `transport` where its path has the same KS, seed by seed."""
     cells = [["", "method", "KS", "MSE", "transport at the same KS: MSE", "difference"]]
-    retrained = [Variant(method, level=LAW.target_ks) for method in ("finetuned", "from_scratch")]
-    others = [PAPER, *(variant for variant in _PREDICTED if variant.fitted_on == "scores"), *retrained]
-    for name in _COMPARISONS:
-        rows = saved[name][1]
-        for variant in others if rows else ():
-            pairs = list(_beside_transport(rows, variant))
-            theirs, ours = [row for row, _ in pairs], [mse for _, mse in pairs]
-            columns = [row.ks for row in theirs], [row.mse for row in theirs], ours
-            difference = _signed([mse - row.mse for row, mse in pairs])
-            numbers = [str(Statistic.of(column)) for column in columns]
-            cells.append([name.replace("-", ", "), describe(variant), *numbers, difference])
+    retrained = (Variant(method, level=config.LAW.target_ks) for method in ("finetuned", "from_scratch"))
+    others = [PAPER, *_ON_SCORES, *retrained]
+    for name, table in comparisons.items():
+        seen = {row.variant for row in table.rows}
+        for variant in (variant for variant in others if variant in seen):
+            pairs = list(_beside_transport(table.rows, variant))
+            columns = zip(*((row.ks, row.mse, ours, ours - row.mse) for row, ours in pairs), strict=True)
+            *numbers, difference = map(Statistic.of, columns)
+            line = [*map(str, numbers), difference.text(digits=4, signed=True)]
+            cells.append([name.replace("-", ", "), describe(variant), *line])
     return cells
 
 

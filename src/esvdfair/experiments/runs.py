@@ -1,13 +1,24 @@
-"""From predictions to named rows, saved a part of a seed at a time: whole or absent, the same bytes in any order."""
+"""Seeds -> named rows: what a method predicts is judged, saved a part of a seed at a time, and not made again.
+
+A file appears whole or not at all, and equal runs give equal bytes, whatever their order and number of processes.
+"""
 
 import csv
 import io
 import json
 import math
+import multiprocessing
+import os
 import re
-from collections.abc import Iterable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Container, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
+from importlib.util import find_spec
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +28,7 @@ from numpy.typing import NDArray
 from esvdfair.core.checks import encode_groups
 from esvdfair.core.metrics import ks_distance, ks_floor, mean_gap, variance_gap
 from esvdfair.datasets import Examples
+from esvdfair.distributed import few_threads
 from esvdfair.experiments.config import Experiment, Part, Preparation, Variant
 from esvdfair.files import whole_file
 
@@ -144,20 +156,23 @@ def _densities(prediction: Array, here: Examples, shown: tuple[float, float]) ->
 # --- rows -> files -------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class Folder:
     """The saved seeds of one experiment under one preparation: ``out/law-paper/repaired/seed-33.json``, …
 
-    A file appears whole or not at all, and nothing is ever changed after it appeared, so that runs that share the
-    folder can only do the same work twice.
+    Nothing is ever changed after it appeared, so that runs that share the folder can only do the same work twice.
     """
 
-    def __init__(self, out: Path, experiment: Experiment, preparation: Preparation) -> None:
-        self.experiment, self.preparation = experiment, preparation
-        self.name = f"{experiment.name}-{preparation}"
-        self._out = out
+    out: Path
+    experiment: Experiment
+    preparation: Preparation
+
+    @property
+    def name(self) -> str:
+        return f"{self.experiment.name}-{self.preparation}"
 
     def path(self, part: Part, seed: int) -> Path:
-        return self._out / self.name / part / f"seed-{seed}.json"
+        return self.out / self.name / part / f"seed-{seed}.json"
 
     def finished(self) -> list[int]:
         """Seeds of which any part is saved, in order."""
@@ -189,22 +204,40 @@ class Folder:
         parts = (_parse(self.path(part, seed), self.experiment.protocol(part)) for part in saved)
         return with_regret([row for rows in parts for row in rows])
 
+    def rows(self, seeds: Container[int] | None = None) -> list[Row]:
+        """The saved rows of these seeds, by default of all, in order."""
+        return [row for seed in self.finished() if seeds is None or seed in seeds for row in self.read(seed)]
+
     def combine(self) -> Path:
         """Write the rows of all saved seeds as one CSV file, ``out/law-paper.csv``; returns its path."""
-        path = self._out / f"{self.name}.csv"
-        while True:
-            text = to_csv(row for seed in self.finished() for row in self.read(seed))
+        path, text = self.out / f"{self.name}.csv", ""
+        # Again where another run has finished a seed meanwhile, which may have written the file before.
+        while text != (text := to_csv(self.rows())):
             write_atomically(path, text)
-            # Another run may have finished a seed meanwhile, and have written the file before.
-            if to_csv(row for seed in self.finished() for row in self.read(seed)) == text:
-                return path
+        return path
 
 
-def collect(experiment: Experiment, preparation: Preparation, seeds: Sequence[int], out: Path) -> list[Row]:
-    """The saved rows of these seeds, in order; what is not saved is left out."""
-    folder = Folder(out, experiment, preparation)
-    wanted = set(seeds)
-    return [row for seed in folder.finished() if seed in wanted for row in folder.read(seed)]
+def _parse(path: Path, protocol: dict[str, Any]) -> list[Row]:
+    """What a file holds, if this protocol made it."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["format"] != _FORMAT:
+            raise KeyError(document["format"])
+        saved = dict(document["protocol"])
+        rows = [Row(**row) for row in document["rows"]]
+        rows = [replace(r, densities={label: tuple(n) for label, n in r.densities.items()}) for r in rows]
+        if not all(math.isfinite(value) for r in rows for value in (r.mse, r.ks, r.ks_floor, r.mean_gap)):
+            raise TypeError("an error or a distance is no number")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is not a saved seed ({error!r}); delete it to have it made again.") from error
+    if saved != protocol:
+        names = [name for name in {**saved, **protocol} if saved.get(name) != protocol.get(name)]
+        changed = ", ".join(f"{name}: {saved.get(name)} there, {protocol.get(name)} here" for name in names)
+        raise ValueError(
+            f"{path} was made by another protocol ({changed}); rows of two protocols must not be averaged. "
+            "Choose another --out, or delete the folder."
+        )
+    return rows
 
 
 def to_csv(rows: Iterable[Row]) -> str:
@@ -258,24 +291,104 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(sorted(seeds))
 
 
-def _parse(path: Path, protocol: dict[str, Any]) -> list[Row]:
-    """What a file holds, if this protocol made it."""
+# --- many seeds ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Task:
+    """Folders whose rows come from one network: same data set, preparation, training and seed."""
+
+    folders: tuple[Folder, ...]
+    seed: int
+
+    def missing(self) -> list[tuple[Folder, Part]]:
+        return [(folder, part) for folder in self.folders for part in folder.missing(self.seed)]
+
+
+def plan(
+    runs: Sequence[tuple[Experiment, Preparation]], seeds: Sequence[int], out: Path
+) -> tuple[list[Task], list[Task]]:
+    """Tasks that are saved already and tasks to do; experiments on the same networks share a task.
+
+    Raises
+    ------
+    ValueError
+        When a data set has no such preparation, or a saved seed was made by another protocol.
+    """
+    shared: dict[tuple[object, ...], list[Folder]] = {}
+    for experiment, preparation in runs:
+        if preparation not in experiment.preparations:
+            there = ", ".join(experiment.preparations)
+            raise ValueError(f"{experiment.name} has no preparation {preparation!r}; choose {there}.")
+        same = shared.setdefault((experiment.dataset, experiment.training, preparation), [])
+        same.append(Folder(out, experiment, preparation))
+    tasks = [Task(tuple(folders), seed) for seed in seeds for folders in shared.values()]
+    for task in tasks:
+        for folder in task.folders:
+            folder.read(task.seed)  # or raises
+    return [task for task in tasks if not task.missing()], [task for task in tasks if task.missing()]
+
+
+def run(tasks: Sequence[Task], *, jobs: int, on_done: Callable[[], object] = lambda: None) -> None:
+    """Run the tasks in ``jobs`` processes; ``on_done`` is called after each.
+
+    An interrupt or an error lets no further task start; what is saved stays.
+    """
+    if not tasks:
+        return
+    if find_spec("torch") is None:
+        raise ImportError("the experiments train networks with PyTorch: pip install 'esvdfair[torch]'.")
+    others = set(multiprocessing.active_children())
+    context = multiprocessing.get_context("spawn")  # a forked torch may hang
+    pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_start_worker)
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["format"] != _FORMAT:
-            raise KeyError(document["format"])
-        saved = dict(document["protocol"])
-        rows = [Row(**row) for row in document["rows"]]
-        rows = [replace(r, densities={label: tuple(n) for label, n in r.densities.items()}) for r in rows]
-        if not all(math.isfinite(value) for r in rows for value in (r.mse, r.ks, r.ks_floor, r.mean_gap)):
-            raise TypeError("an error or a distance is no number")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a saved seed ({error!r}); delete it to have it made again.") from error
-    if saved != protocol:
-        names = [name for name in {**saved, **protocol} if saved.get(name) != protocol.get(name)]
-        changed = ", ".join(f"{name}: {saved.get(name)} there, {protocol.get(name)} here" for name in names)
-        raise ValueError(
-            f"{path} was made by another protocol ({changed}); rows of two protocols must not be averaged. "
-            "Choose another --out, or delete the folder."
-        )
-    return rows
+        for future in as_completed([pool.submit(work, task) for task in tasks]):
+            future.result()
+            on_done()
+    except BrokenProcessPool as error:
+        raise RuntimeError("a worker process died, perhaps for want of memory; run again with fewer jobs.") from error
+    except KeyboardInterrupt:
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.terminate()  # a seed is saved whole or not at all
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def work(task: Task) -> None:
+    """Train the network of a seed, run each part of an experiment that is not saved yet, save each at once.
+
+    With one thread, however many jobs there are: sums of floats depend on their number.
+    """
+    from esvdfair.experiments.methods import METHODS  # torch: in the workers only
+    from esvdfair.experiments.network import Shelf, load, train
+
+    missing = task.missing()
+    if not missing:
+        return
+    first, seed = task.folders[0], task.seed
+    dataset, preparation = first.experiment.dataset, first.preparation
+    shelf = Shelf(first.out / "networks" / f"{dataset}-{preparation}")
+    try:
+        with few_threads(0):
+            trained = train(load(dataset, preparation), first.experiment.training, seed, shelf)
+            for folder, part in missing:
+                outcomes = list(METHODS[part](trained, folder.experiment))
+                here = trained.examples(folder.experiment.evaluated_on)
+                folder.write(part, seed, judge(outcomes, here, folder.experiment, preparation, seed))
+    except (ValueError, ArithmeticError) as error:  # no input of the user reaches a seed: this is a fault of ours
+        names = ", ".join(folder.experiment.name for folder in task.folders)
+        raise RuntimeError(f"seed {seed} of {names}, preparation {preparation}, failed: {error}") from error
+
+
+def _start_worker() -> None:
+    """An interrupt is for the parent, which ends its workers; one whose parent was killed would wait for ever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

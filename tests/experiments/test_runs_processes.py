@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from esvdfair.experiments.config import WAGES, Training
-from esvdfair.experiments.rows import Folder, collect, write_atomically
-from esvdfair.experiments.runner import Task, plan, work
+from esvdfair.experiments.runs import Folder, Task, plan, work, write_atomically
 
 SRC = Path(__file__).parents[2] / "src"
 QUICK = replace(
@@ -29,7 +28,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from esvdfair.experiments.config import WAGES, Training
-from esvdfair.experiments.runner import plan, run
+from esvdfair.experiments.runs import plan, run
 quick = replace(WAGES, name="quick", parts=("paper",), reductions=((5.0, 15.0), (15.0, 150.0)),
                 training=Training(epochs=1, width=8, depth=3))
 run(plan([(quick, "clean")], range(33, 37), Path(sys.argv[1]))[1], jobs=2)
@@ -82,7 +81,7 @@ def test_a_run_of_two_jobs_that_is_killed_goes_on_where_it_was(uninterrupted, tm
 def test_a_task_that_another_run_has_done_is_left_alone(uninterrupted, tmp_path):
     put(uninterrupted, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    work(Task((QUICK,), "clean", 34, tmp_path))
+    work(Task((Folder(tmp_path, QUICK, "clean"),), 34))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
@@ -91,12 +90,9 @@ def test_experiments_on_the_same_networks_share_a_task(tmp_path):
     longer = replace(QUICK, name="longer", training=Training(epochs=2))
     done, todo = plan([(QUICK, "clean"), (other, "clean"), (longer, "clean")], [33, 34], tmp_path)
     assert done == []
-    assert todo == [
-        Task((QUICK, other), "clean", 33, tmp_path),
-        Task((longer,), "clean", 33, tmp_path),
-        Task((QUICK, other), "clean", 34, tmp_path),
-        Task((longer,), "clean", 34, tmp_path),
-    ]
+    named = [(tuple(folder.name for folder in task.folders), task.seed) for task in todo]
+    shared, alone = ("quick-clean", "other-clean"), ("longer-clean",)
+    assert named == [(shared, 33), (alone, 33), (shared, 34), (alone, 34)]
 
 
 def test_a_preparation_that_the_data_does_not_have(tmp_path):
@@ -109,7 +105,7 @@ def test_what_is_saved_is_not_planned(uninterrupted, tmp_path):
     done, todo = plan([(QUICK, "clean")], range(33, 39), tmp_path)
     assert [task.seed for task in done] == [33, 34, 35, 36]
     assert [task.seed for task in todo] == [37, 38]
-    assert {row.seed for row in collect(QUICK, "clean", [34, 35, 99], tmp_path)} == {34, 35}
+    assert {row.seed for row in Folder(tmp_path, QUICK, "clean").rows([34, 35, 99])} == {34, 35}
 
 
 def test_a_saved_seed_of_another_protocol_stops_the_plan(uninterrupted, tmp_path):
@@ -120,19 +116,19 @@ def test_a_saved_seed_of_another_protocol_stops_the_plan(uninterrupted, tmp_path
 
 def test_a_part_whose_rows_were_deleted_is_made_again_from_the_same_networks(uninterrupted, tmp_path, monkeypatch):
     put(uninterrupted, tmp_path)
-    monkeypatch.setattr("esvdfair.experiments.network.run_epochs", None)  # nothing is trained again
+    monkeypatch.setattr("esvdfair.experiments.network.Adam", None)  # nothing is trained again
     Folder(tmp_path, QUICK, "clean").path("paper", 34).unlink()
     assert complete(tmp_path) == uninterrupted
 
 
 def test_a_seed_is_made_with_one_thread(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("esvdfair.experiments.runner.judge", lambda *_: seen.append(torch.get_num_threads()))
+    monkeypatch.setattr("esvdfair.experiments.runs.judge", lambda *_: seen.append(torch.get_num_threads()))
     monkeypatch.setattr(Folder, "write", lambda *_: None)
     monkeypatch.setattr("esvdfair.experiments.methods.METHODS", {"paper": lambda *_: []})
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    work(Task((QUICK,), "clean", 33, tmp_path))
+    work(Task((Folder(tmp_path, QUICK, "clean"),), 33))
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
     assert seen == [1]
@@ -141,5 +137,5 @@ def test_a_seed_is_made_with_one_thread(tmp_path, monkeypatch):
 def test_a_seed_that_fails_is_named_and_not_saved(tmp_path):
     impossible = replace(QUICK, reductions=((0.5, 1.0),))
     with pytest.raises(RuntimeError, match=r"seed 33 of quick, preparation clean, failed: .*reduction=0\.5"):
-        work(Task((impossible,), "clean", 33, tmp_path))
+        work(Task((Folder(tmp_path, impossible, "clean"),), 33))
     assert not list((tmp_path / "quick-clean").rglob("*.json"))

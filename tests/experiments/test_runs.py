@@ -12,7 +12,7 @@ import pytest
 
 from esvdfair.datasets import Examples
 from esvdfair.experiments.config import LAW, PARTS, Training, Variant
-from esvdfair.experiments.rows import (
+from esvdfair.experiments.runs import (
     Folder,
     Outcome,
     Row,
@@ -141,9 +141,9 @@ def test_runs_that_share_a_folder_end_with_all_rows(tmp_path):
 def test_combining_again_when_another_run_finished_a_seed_meanwhile(tmp_path, monkeypatch):
     folder = Folder(tmp_path, LAW, "paper")
     folder.write("repaired", 33, make_rows(33))
-    answers = iter([[33], [33, 34], [33, 34], [33, 34]])  # before and after the first and the second writing
+    answers = iter([[33], [33, 34], [33, 34]])  # before the first writing, after it, after the second
     folder.write("repaired", 34, make_rows(34))
-    monkeypatch.setattr(folder, "finished", lambda: next(answers))
+    monkeypatch.setattr(Folder, "finished", lambda _: next(answers))
     assert folder.combine().read_text().count("\n") == 1 + 2 * 2
 
 
