@@ -5,8 +5,8 @@
 libraries are in `esvdfair.baselines.peers`, which needs the extra ``peers``.
 """
 
-from esvdfair.baselines.barycenter import WassersteinBarycenter
 from esvdfair.baselines.private_histogram import PrivateHistogram
+from esvdfair.baselines.score_maps import WassersteinBarycenter
 from esvdfair.baselines.unaware import GroupPredictor, UnawareOptimum, WithPredictedGroups
 
 __all__ = ["GroupPredictor", "PrivateHistogram", "UnawareOptimum", "WassersteinBarycenter", "WithPredictedGroups"]

@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator
 from sklearn.linear_model import LinearRegression
 from sklearn.utils.validation import check_is_fitted
 
-from esvdfair.baselines.base import Codes, FitRows, FittedOn, Floats, ScoreMap, fit_rows
+from esvdfair.baselines.score_maps import Codes, FitRows, FittedOn, Floats, ScoreMap, fit_rows
 from esvdfair.core.checks import check_numbers, check_rows
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import linprog
 
-from esvdfair.baselines.base import FIT, PREDICT, Codes, FitRows, FittedOn, Floats, RandomState, ScoreMap
+from esvdfair.baselines.score_maps import FIT, PREDICT, Codes, FitRows, FittedOn, Floats, RandomState, ScoreMap
 from esvdfair.core.checks import make_generator, unit_scale, unscaled
 
 # Noise can make a group's mass negative; it then counts for next to nothing instead of turning costs into gains
@@ -120,7 +120,10 @@ class PrivateHistogram(ScoreMap):
         found = cheapest_plans(self.histogram_, proportions=self.proportions_, points=self.points_, alpha=self.alpha)
         self.target_ = found.targets
         self.cost_ = found.cost
-        self.transport_ = _conditional(found.plans, self.histogram_ > _UNSEEN)
+        # P(bin after | bin before): rows of the plans over their sums, the identity where nothing was seen
+        seen = self.histogram_ > _UNSEEN
+        mass = np.where(seen, found.plans.sum(axis=2), 1.0)
+        self.transport_ = np.where(seen[:, :, None], found.plans / mass[:, :, None], np.eye(self.bins))
 
     def _bin_edges(self, values: Floats) -> Floats:
         low, high = self.bounds if self.bounds is not None else (values.min(), values.max())
@@ -149,12 +152,6 @@ class PrivateHistogram(ScoreMap):
         levels = np.cumsum(self.transport_, axis=2)[codes, self._bin(f)]  # (rows, bins)
         moved = np.count_nonzero(levels <= u[:, None], axis=1)
         return np.asarray(self.points_[np.minimum(moved, self.bins - 1)])
-
-
-def _conditional(plans: Floats, seen: NDArray[np.bool_]) -> Floats:
-    """P(bin after | bin before): rows of the plans over their sums, the identity where nothing was seen."""
-    mass = np.where(seen, plans.sum(axis=2), 1.0)
-    return np.where(seen[:, :, None], plans / mass[:, :, None], np.eye(plans.shape[1]))
 
 
 # --- distributions on a grid ---------------------------------------------------------------------------------------
@@ -241,24 +238,16 @@ def cheapest_plans(histogram: Floats, *, proportions: Floats, points: Floats, al
 
 
 def _constraints(groups: int, bins: int) -> tuple[sparse.csr_array, sparse.csr_array]:
-    """Equalities (rows of γ sum to p; columns of γ are steps of R) and inequalities (|R_a − B| ≤ α/2)."""
-    one, eye = np.ones((1, bins)), sparse.eye_array(bins)
-    every = sparse.eye_array(groups)
-    row_sums = sparse.kron(every, sparse.kron(eye, one))
-    column_sums = sparse.kron(every, sparse.kron(one, eye))
-    steps = sparse.kron(every, sparse.diags_array([1.0, -1.0], offsets=[0, -1], shape=(bins, bins)))
-    a_eq = sparse.block_array(
+    """Equalities and inequalities over (γ, R, B), as they are written above."""
+    one, eye, every = np.ones((1, bins)), sparse.eye_array(bins), sparse.eye_array(groups)
+    step = sparse.diags_array([1.0, -1.0], offsets=[0, -1], shape=(bins, bins))
+    rows = sparse.block_array(
         [
-            [row_sums, sparse.csr_array((groups * bins, groups * bins)), sparse.csr_array((groups * bins, bins))],
-            [column_sums, -steps, sparse.csr_array((groups * bins, bins))],
+            [sparse.kron(every, sparse.kron(eye, one)), None, None],  # Σ_j γ_aij
+            [sparse.kron(every, sparse.kron(one, eye)), -sparse.kron(every, step), None],  # Σ_i γ_aij − step of R_a
+            [None, sparse.eye_array(groups * bins), -sparse.kron(np.ones((groups, 1)), eye)],  # R_a − B
         ],
         format="csr",
     )
-    gap = sparse.hstack(
-        [
-            sparse.csr_array((groups * bins, groups * bins * bins)),
-            sparse.eye_array(groups * bins),
-            -sparse.kron(np.ones((groups, 1)), eye),
-        ]
-    )
-    return a_eq, sparse.vstack([gap, -gap], format="csr")
+    equal, gap = rows[: 2 * groups * bins], rows[2 * groups * bins :]
+    return equal, sparse.vstack([gap, -gap], format="csr")

@@ -9,7 +9,7 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.validation import check_is_fitted
 
-from esvdfair.baselines.base import Floats, known_groups
+from esvdfair.baselines.score_maps import Floats, known_groups
 from esvdfair.core.checks import check_column, check_features, check_weight, row_count, unit_scale
 from esvdfair.core.optimum import fit_optimum
 from esvdfair.exceptions import ESVDFairWarning
