@@ -306,7 +306,7 @@ def _fitted(network: MLPRegressor, share: float, fitting: int, judging: int, see
         return Data(x, y, a)
 
     sample = draw(prepare(adapter, rows(fitting), validation=_people(rng, judging, share), effort=EFFORT))
-    known = methods.Candidates.of(sample, methods.transport(sample, effort=EFFORT)).with_untouched()
+    known = methods.Candidates.of(sample, [*methods.transport(sample, effort=EFFORT), methods.untouched(sample.layer)])
     fresh = draw_judging(prepare(adapter, rows(FRESH)), sample.labels)
     everyone = methods.outputs(sample.head, fresh, known.fits)
     true = np.array([ks_between(column, Groups(fresh.codes, 2)) for column in everyone.T])

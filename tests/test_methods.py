@@ -84,7 +84,7 @@ def test_transport_covers_every_target_ridge_and_strength():
 def test_the_group_is_predicted_from_a_bounded_number_of_rows_as_from_all():
     sample = make_sample(rows=2000)
     both = [Refits(sample, Effort(transport_rows=n)) for n in (400, 2000)]
-    few, all_rows = (refits.group_probability(refits.rotated) for refits in both)
+    few, all_rows = (refits.group_probability(sample.training.features) for refits in both)
     np.testing.assert_allclose(few.sum(axis=1), 1.0)
     assert 0 < np.abs(few - all_rows).max() < 0.15
     sure = all_rows[np.arange(len(all_rows)), sample.judging.codes]
@@ -118,7 +118,7 @@ def test_least_squares_after_an_edit_stays_near_the_original_where_rows_say_litt
 
 def test_transport_couples_a_bounded_number_of_rows():
     refits = Refits(make_sample(rows=1000), Effort(transport_rows=300))
-    assert len(refits.problem.outputs(np.zeros(refits.rotated.shape[1]))) == 600
+    assert len(refits.problem.outputs(np.zeros(len(refits.space.variances)))) == 600
 
 
 @pytest.mark.parametrize(("mean", "covariance"), [(1.0, 1.0), (15.0, 150.0), (100.0, 1.0), (np.inf, np.inf)])

@@ -186,7 +186,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             check_options(self)
             setting = self._prepare(data, validation)
             with few_threads(setting.width):
-                candidates = self._candidates(setting).with_untouched()
+                candidates = self._candidates(setting)
                 curve = self._judge(setting, candidates)
                 point = self._choose(curve)
                 if candidates.redo is not None and point.target != methods.UNTOUCHED:
@@ -297,10 +297,11 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             return self._edited(setting)
         effort, targets = setting.effort, self._targets(setting.has_labels)
         sample = draw(setting)
+        untouched = methods.untouched(sample.layer)
         # Rows that certify may not even choose a regularisation.
         fitting = sample if self.confidence is None else replace(sample, judging=sample.training)
         if self.method == "transport":
-            return Candidates.of(sample, methods.transport(fitting, targets=targets, effort=effort))
+            return Candidates.of(sample, [*methods.transport(fitting, targets=targets, effort=effort), untouched])
         mean, covariance = self.mean_reduction, self.covariance_reduction
         if not self._has_target() and mean is None and covariance is None:
             mean = covariance = np.inf
@@ -308,7 +309,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             # Where the reductions say how fair to be, a target that is fair already adds nothing (docs/method.md).
             targets = tuple(name for name in targets if name != "optimum")
         given = {"mean_reduction": mean, "covariance_reduction": covariance}
-        return Candidates.of(sample, methods.parity(fitting, targets=targets, **given, effort=effort))
+        return Candidates.of(sample, [*methods.parity(fitting, targets=targets, **given, effort=effort), untouched])
 
     def _edited(self, setting: Setting) -> Candidates:
         refit = "parity" if self.method == "exact" else (self.refit or "sgd")
@@ -317,7 +318,8 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         given = self.mean_reduction, self.covariance_reduction
         mean, covariance = (d if g is None else g for d, g in zip(PAPER_REDUCTIONS, given, strict=True))
         factors = setting.effort.factors if self._has_target() else (1.0,)
-        return hidden.candidates([(max(1.0, f * mean), max(1.0, f * covariance)) for f in factors])
+        reductions = [(max(1.0, f * mean), max(1.0, f * covariance)) for f in factors]
+        return hidden.candidates(reductions, beside=[methods.untouched(setting.last)])
 
     def _judge(self, setting: Setting, candidates: Candidates) -> Curve:
         return judge(

@@ -11,14 +11,15 @@ solves.
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from typing import Any
 
 import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
+from scipy.special import softmax
 from sklearn.exceptions import ConvergenceWarning
 
 from esvdfair.batches import Rows
@@ -26,7 +27,7 @@ from esvdfair.core.edits import LayerEdit, edit_exact, edit_paper
 from esvdfair.core.ks import Groups, ks_between
 from esvdfair.core.optimum import fit_optimum
 from esvdfair.core.refit.parity import ParityProblem
-from esvdfair.core.refit.quadratic import FeatureSpace, Fit, Head, Quadratic
+from esvdfair.core.refit.quadratic import FeatureSpace, Fit, Head, Quadratic, blocks
 from esvdfair.core.refit.sgd import finetune
 from esvdfair.core.refit.transport import TransportProblem, transport_path
 from esvdfair.distributed import broadcast
@@ -56,13 +57,19 @@ let the error explode."""
 
 
 def outputs(head: Head, rows: Rows, fits: Sequence[Fit]) -> Array:
-    """(n, k) what the fits predict, in float64, a block at a time: a float64 copy of all features would be large."""
-    weight, bias = np.array([fit.weight for fit in fits]).T, np.array([fit.bias for fit in fits])
-    output = np.empty((len(rows), len(fits)))
-    for start in range(0, len(rows), 8192):
-        block = slice(start, start + 8192)
-        output[block] = rows.features[block].astype(np.float64) @ weight + bias
-    return head.apply(output)
+    """(n, k) what the fits predict, column by column in memory; what the untouched model does is known."""
+    weight, bias = np.array([fit.weight for fit in fits]), np.array([fit.bias for fit in fits])
+    output = _outputs(rows.features, weight, bias, head.apply)
+    output[:, [fit.target == UNTOUCHED for fit in fits]] = rows.prediction[:, None]
+    return output
+
+
+def _outputs(features: NDArray[Any], weight: Array, bias: Array, after: Callable[[Array], Array]) -> Array:
+    """(n, k) of layers ``weight`` (k, p) and ``bias`` (k,), with ``after``, which takes (k, rows), applied to them."""
+    output = np.empty((len(bias), len(features)))
+    for block in blocks(len(features)):
+        output[:, block] = after(weight @ features[block].astype(np.float64).T + bias[:, None])
+    return output.T
 
 
 @dataclass(frozen=True)
@@ -94,13 +101,10 @@ class Candidates:
         plain = tuple(fit for fit in fits if fit.diagnostics.get("plain"))
         return cls(sample, tuple(fits), judging, training, plain)
 
-    def with_untouched(self) -> "Candidates":
-        """These and, last, the model as it was given: the layer that it has, and what it predicts."""
-        layer, sample = self.sample.layer, self.sample
-        same = Fit(layer.weight[0], 0.0 if layer.bias is None else float(layer.bias[0]), target=UNTOUCHED)
-        judging = np.column_stack([self.judging, sample.judging.prediction])
-        training = np.column_stack([self.training, sample.training.prediction])
-        return replace(self, fits=(*self.fits, same), judging=judging, training=training)
+
+def untouched(layer: LinearLayer) -> Fit:
+    """The last layer as it was given, which is a candidate like the others."""
+    return Fit(layer.weight[0], 0.0 if layer.bias is None else float(layer.bias[0]), target=UNTOUCHED)
 
 
 # --- the last layer alone ------------------------------------------------------------------------------------------
@@ -217,11 +221,12 @@ class HiddenEdit:
         self._edit = edit_paper if method == "paper" else edit_exact
         self._first = draw(setting, inner=[self._inner.name])
 
-    def candidates(self, reductions: Sequence[tuple[float, float]]) -> Candidates:
-        """A refit for every pair (mean, covariance) of reductions; the sample is that of the model as given."""
+    def candidates(self, reductions: Sequence[tuple[float, float]], beside: Sequence[Fit]) -> Candidates:
+        """A refit for every pair (mean, covariance) of reductions, and fits ``beside`` them of the model as given."""
         setting = self._setting if len(reductions) == 1 else hold(self._setting, self._first)
         sample = self._first if setting is self._setting else draw(setting)
         found = [self._fit(setting, sample, *pair) for pair in reductions]
+        found += [Candidates.of(sample, beside)] if beside else []
         judging = np.concatenate([each.judging for each in found], axis=1)
         training = np.concatenate([each.training for each in found], axis=1)
         plain = broadcast(lambda: plain_refits(sample))
@@ -229,7 +234,7 @@ class HiddenEdit:
         return Candidates(sample, fits, judging, training, plain, self._redo if setting.partial else None)
 
     def _redo(self, fit: Fit) -> Candidates:
-        return self.candidates([fit.diagnostics["reductions"]])
+        return self.candidates([fit.diagnostics["reductions"]], beside=[])
 
     def _fit(self, setting: Setting, sample: Sample, mean: float, covariance: float) -> Candidates:
         solve = partial(
@@ -343,7 +348,7 @@ def account_for(sample: Sample, fit: Fit) -> list[LayerEdit]:
 
 @dataclass(frozen=True)
 class Refits:
-    """Everything that the refits of one last layer share: principal axes, rotated rows, targets."""
+    """Everything that the refits of one last layer share: principal axes, targets."""
 
     sample: Sample
     effort: Effort
@@ -356,10 +361,10 @@ class Refits:
                 "there is nothing to repair. Check the model and X."
             )
 
-    @property
+    @cached_property
     def _original(self) -> tuple[Array, float]:
-        layer = self.sample.layer
-        return layer.weight[0], 0.0 if layer.bias is None else float(layer.bias[0])
+        fit = untouched(self.sample.layer)
+        return fit.weight, fit.bias
 
     @cached_property
     def space(self) -> FeatureSpace:
@@ -368,20 +373,16 @@ class Refits:
         return FeatureSpace.from_moments(self.sample.moments, layer.weight.shape[1], intercept=layer.bias is not None)
 
     @cached_property
-    def rotated(self) -> Array:
-        """(rows, r) training features along the principal axes."""
-        return self.space.rotate(self.sample.training.features)
+    def _rotated(self) -> Array:
+        """(rows, r) along the principal axes, the features of a bounded number of rows."""
+        return self.space.rotate(self.sample.training.features[self._bounded])
 
     @cached_property
     def problem(self) -> TransportProblem:
         """What transport couples: a bounded number of rows, a random choice since they are in hash order."""
-        index = self._bounded
-        return TransportProblem(
-            self.rotated[index],
-            self.sample.training.codes[index],
-            len(self.sample.labels),
-            sample_weight=self.sample.training.parity_weight[index],
-        )
+        rows, index = self.sample.training, self._bounded
+        weight = rows.parity_weight[index]
+        return TransportProblem(self._rotated, rows.codes[index], len(self.sample.labels), sample_weight=weight)
 
     @cached_property
     def _bounded(self) -> NDArray[np.intp]:
@@ -392,8 +393,9 @@ class Refits:
     def quadratics(self, target: str, ridges: Sequence[float]) -> Iterator[tuple[str, Quadratic]]:
         """The quadratic of every ridge, for "labels", "predictions", or every level of the "optimum"."""
         if target == "optimum":
-            for level, values in self._optimum_values:
-                quadratic = self._towards(self.sample.head.inverse(values), 0.0)
+            levels, values = self._optimum_values
+            towards = self._towards(np.column_stack([self.sample.head.inverse(column) for column in values]), 0.0)
+            for level, quadratic in zip(levels, towards, strict=True):
                 for ridge in ridges:
                     yield f"optimum {level:.3g}", replace(quadratic, ridge=ridge)
         else:
@@ -407,7 +409,7 @@ class Refits:
         """Towards the labels, or whatever stands in for them."""
         head, moments = self.sample.head, self.sample.moments
         if not head.is_affine:
-            return self._towards(self.head_aware_outputs, ridge)
+            return self._towards(self.head_aware_outputs[:, None], ridge)[0]
         quadratic = Quadratic.from_moments(
             moments, space=self.space, target=moments.width - 1, original=self._original[0], ridge=ridge
         )
@@ -418,32 +420,30 @@ class Refits:
             target_mean=(quadratic.target_mean - intercept) / slope,
         )
 
-    def _towards(self, outputs: Array, ridge: float) -> Quadratic:
-        """With outputs (before the head) for the training rows as the target."""
-        return Quadratic.from_target(
-            self.rotated,
-            outputs,
-            space=self.space,
-            original=self._original[0],
-            ridge=ridge,
-            sample_weight=self.sample.training.weight,
+    def _towards(self, outputs: Array, ridge: float) -> list[Quadratic]:
+        """With each column of outputs (before the head) for the training rows as the target."""
+        rows = self.sample.training
+        original, weight = self._original[0], rows.weight
+        return Quadratic.from_targets(
+            rows.features, outputs, space=self.space, original=original, ridge=ridge, sample_weight=weight
         )
 
     @cached_property
     def _head_aware_layer(self) -> tuple[Array, float]:
         """The layer of least squared error *after* a curved head; its outputs are what "labels" means before it."""
         rows, head, axes = self.sample.training, self.sample.head, self.space.axes
+        rotated = self.space.rotate(rows.features)
         y, share, variances = rows.y, rows.weight / rows.weight.sum(), self.space.variances
         original, bias = self._original
         start = np.append(original @ axes, self.space.mean @ original + bias)
         penalty = 1e-6 * float(np.var(y)) / max(float(variances @ start[:-1] ** 2), 1e-300)
 
         def loss(v: Array) -> tuple[float, Array]:
-            z = self.rotated @ v[:-1] + v[-1]
+            z = rotated @ v[:-1] + v[-1]
             error = head.apply(z) - y
             slope = 2 * share * error * head.derivative(z)
             pull = v[:-1] - start[:-1]
-            gradient = np.append(slope @ self.rotated + 2 * penalty * variances * pull, slope.sum())
+            gradient = np.append(slope @ rotated + 2 * penalty * variances * pull, slope.sum())
             return float(share @ error**2 + penalty * variances @ pull**2), gradient
 
         best = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 200}).x
@@ -463,39 +463,34 @@ class Refits:
         return np.clip(training.features.astype(np.float64) @ weight + bias, outputs.min(), outputs.max())
 
     @cached_property
-    def _optimum_values(self) -> list[tuple[float, Array]]:
-        """Values f*(x) of the attribute-unaware optimum for the training rows, at every level (docs/method.md 2.6)."""
+    def _optimum_values(self) -> tuple[list[float], list[Array]]:
+        """Levels of the attribute-unaware optimum, and its values f*(x) for the training rows (docs/method.md 2.6)."""
         training, groups = self.sample.training, len(self.sample.labels)
         weight, bias = self.regression_layer
-        eta = self.sample.head.apply(training.features @ weight + bias)
-        probability = self.group_probability(self.rotated)
+        eta = _outputs(training.features, weight[None], np.array([bias]), self.sample.head.apply)[:, 0]
+        probability = self.group_probability(training.features)
         before = ks_between(eta, Groups(training.codes, groups, training.parity_weight))
         levels = [part * before for part in self.effort.levels]
         coarse = {"n_cells": 512, "n_grid": int(np.clip(384 // groups, 48, 64))}  # as good a target as twice as fine
         fitted = fit_optimum(eta, probability, levels=levels, sample_weight=training.parity_weight, **coarse)
-        return [(optimum.level, optimum.predict(eta, probability)) for optimum in fitted]
+        return levels, [optimum.predict(eta, probability) for optimum in fitted]
 
     @cached_property
-    def group_probability(self) -> Callable[[Array], Array]:
-        """P̂(group | features): a function from rotated features (rows, r) to (rows, G); used while fitting only.
+    def group_probability(self) -> Callable[[NDArray[Any]], Array]:
+        """P̂(group | features): a function from features (rows, p) to (rows, G); used while fitting only.
 
         A logistic regression on the principal axes that carry some variance, on a bounded number of rows of each group,
         regularised as the judging rows prefer.
         """
         from sklearn.linear_model import LogisticRegression  # half of what importing esvdfair would cost
 
-        training, judging, index = self.sample.training, self.sample.judging, self._bounded
-        unit = float(self.space.variances.sum() / len(self.space.mean))
-        faint = int(np.searchsorted(self.space.variances, FAINT * unit, side="right"))  # they ascend
-
-        def scaled(rotated: Array) -> Array:
-            columns: Array = rotated[:, faint:] / np.sqrt(unit)
-            return columns
-
-        known, codes, weight = scaled(self.rotated[index]), training.codes[index], training.parity_weight[index]
+        training, judging, index, space = self.sample.training, self.sample.judging, self._bounded, self.space
+        unit = float(space.variances.sum() / len(space.mean))
+        faint = int(np.searchsorted(space.variances, FAINT * unit, side="right"))  # they ascend
+        known, axes = self._rotated[:, faint:] / np.sqrt(unit), space.axes[:, faint:] / np.sqrt(unit)
+        codes, weight = training.codes[index], training.parity_weight[index]
         # They stand for all rows of their group.
         weight *= (np.bincount(training.codes, training.parity_weight) / np.bincount(codes, weight))[codes]
-        unseen = scaled(self.space.rotate(judging.features))
         # Newton's steps cost a Gram matrix each, and few are needed from one regularisation to the next.
         small = known.shape[1] * len(self.sample.labels) <= LARGEST_NEWTON
         classifier = LogisticRegression(solver="newton-cholesky" if small else "lbfgs", max_iter=200, warm_start=True)
@@ -504,21 +499,24 @@ class Refits:
             with warnings.catch_warnings():  # an estimate that stopped early is judged like the others
                 warnings.simplefilter("ignore", ConvergenceWarning)
                 classifier.set_params(C=c).fit(known, codes, sample_weight=weight)
-            chance = classifier.predict_proba(unseen)[np.arange(len(judging)), judging.codes]
+            coef = classifier.coef_ @ axes.T  # of the features themselves
+            if len(coef) == 1:  # of two groups: the first has none
+                coef = np.vstack([np.zeros_like(coef), coef])
+            bias = np.append(0.0, classifier.intercept_)[-len(coef) :] - coef @ space.mean
+            found.append(partial(_outputs, weight=coef, bias=bias, after=partial(softmax, axis=0)))
+            chance = found[-1](judging.features)[np.arange(len(judging)), judging.codes]
             losses.append(-np.average(np.log(np.maximum(chance, 1e-6)), weights=judging.parity_weight))
-            found.append(deepcopy(classifier))
-        best = found[int(np.argmin(losses))]
-        return lambda rotated: np.asarray(best.predict_proba(scaled(rotated)))
+        return found[int(np.argmin(losses))]
 
     @cached_property
     def regression_layer(self) -> tuple[Array, float]:
         """η(x) = E[Y|x]: the untouched layer or one refitted to the labels, whichever errs least where it is judged."""
-        layers, rows, head = [self._original], self.sample.judging, self.sample.head
+        fits, rows = [untouched(self.sample.layer)], self.sample.judging
         if self.sample.error_against == "labels":
-            quadratics = (quadratic for _, quadratic in self.quadratics("labels", self.effort.ridges))
-            layers += [quadratic.layer(quadratic.minimiser) for quadratic in quadratics]
-        errors = [np.average((head.apply(rows.features @ w + b) - rows.y) ** 2, weights=rows.weight) for w, b in layers]
-        return layers[int(np.argmin(errors))]
+            fits += [_plain(quadratic) for _, quadratic in self.quadratics("labels", self.effort.ridges)]
+        errors = (outputs(self.sample.head, rows, fits) - rows.y[:, None]) ** 2
+        best = fits[int(np.argmin(np.average(errors, axis=0, weights=rows.weight)))]
+        return best.weight, best.bias
 
 
 # --- parity at given reductions ------------------------------------------------------------------------------------

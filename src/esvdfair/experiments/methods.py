@@ -116,7 +116,7 @@ def optimum(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
     weight, bias = refits.regression_layer
     there = trained.features(experiment.evaluated_on)
     eta, eta_there = sample.training.features @ weight + bias, there @ weight + bias
-    probability, probability_there = (refits.group_probability(x) for x in (refits.rotated, refits.space.rotate(there)))
+    probability, probability_there = (refits.group_probability(x) for x in (sample.training.features, there))
     for found in fit_optimum(eta, probability, levels=experiment.optimum_levels):
         yield Outcome(Variant("optimum", level=found.level), found.predict(eta_there, probability_there))
     yield Outcome(Variant("optimum", level=1.0), eta_there)

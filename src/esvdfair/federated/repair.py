@@ -16,7 +16,7 @@ from esvdfair.distributed import few_threads, together
 from esvdfair.estimator import ESVDFair, check_options, take_model, take_point
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.federated.sites import MomentsFile, SiteMoments, loaded
-from esvdfair.methods import Candidates, account_for, parity, weights_of
+from esvdfair.methods import Candidates, account_for, parity, untouched, weights_of
 from esvdfair.models import ModelAdapter, adapt, fingerprint
 from esvdfair.models.base import PROBE_ROWS
 from esvdfair.sample import Effort, Sample, draw_judging, meet
@@ -148,7 +148,7 @@ def _repair_judged(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments, val
         covariance_reduction=reduction,
         effort=effort,
     )
-    candidates = Candidates.of(sample, fits).with_untouched()
+    candidates = Candidates.of(sample, [*fits, untouched(sample.layer)])
     curve = judge(
         candidates,
         adapter,

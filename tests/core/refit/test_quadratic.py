@@ -136,13 +136,14 @@ def test_three_groups_have_three_mean_gaps():
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_from_target_agrees_with_from_moments(weighted):
+def test_from_targets_agrees_with_from_moments(weighted):
     h, t, groups, original = make_rows(dead=1)
     weights = np.random.default_rng(1).uniform(0.1, 3, len(t)) if weighted else np.ones(len(t))
     known = make_quadratic(h, t, groups, original, ridge=0.01, weights=weights)
 
-    other = Quadratic.from_target(
-        known.space.rotate(h), t, space=known.space, original=original, ridge=0.01, sample_weight=weights
+    towards = np.column_stack([-t, t])
+    _, other = Quadratic.from_targets(
+        h, towards, space=known.space, original=original, ridge=0.01, sample_weight=weights
     )
 
     np.testing.assert_allclose(other.cross, known.cross, atol=1e-12)

@@ -11,7 +11,7 @@ r is often far below p. Directions outside Q never move the outputs; there w kee
 is a plain distance.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -28,6 +28,7 @@ Array = NDArray[np.float64]
 
 # Below this part of the largest variance a direction is rounding: of eigh in float64, and of float32 activations.
 _DEAD = 1e-13
+_ROWS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,11 @@ class FeatureSpace:
         return rotated
 
 
+def blocks(rows: int) -> Iterator[slice]:
+    """Rows a few at a time: a float64 copy of all features would be large, and new memory costs more than products."""
+    return (slice(start, start + _ROWS_AT_ONCE) for start in range(0, rows, _ROWS_AT_ONCE))
+
+
 @dataclass(frozen=True)
 class Quadratic:
     """``E(t − h·w − b)² + ρ‖w − w₀‖²`` for one target and one ridge.
@@ -146,20 +152,25 @@ class Quadratic:
         return cls(space, column[: len(space.axes)] @ space.axes, float(mean[target]), original, ridge)
 
     @classmethod
-    def from_target(
+    def from_targets(
         cls,
-        rotated: Array,
-        target: Array,
+        features: NDArray[Any],
+        targets: Array,
         *,
         space: FeatureSpace,
         original: Array,
         ridge: float,
         sample_weight: Array,
-    ) -> "Quadratic":
-        """From a vector of targets beside the rotated features of the same rows."""
+    ) -> "list[Quadratic]":
+        """One for each column of ``targets`` (rows, k), beside the features (rows, p) of the same rows."""
         share = sample_weight / sample_weight.sum()
-        mean = float(share @ target) if space.intercept else 0.0
-        return cls(space, (share * (target - mean)) @ rotated, mean, original, ridge)
+        means = share @ targets if space.intercept else np.zeros(targets.shape[1])
+        weighted = share[:, None] * (targets - means)
+        cross = np.zeros((features.shape[1], targets.shape[1]))
+        for block in blocks(len(features)):
+            cross += (features[block].astype(np.float64) - space.mean).T @ weighted[block]
+        along = cross.T @ space.axes
+        return [cls(space, one, float(mean), original, ridge) for one, mean in zip(along, means, strict=True)]
 
     @classmethod
     def from_layer(cls, space: FeatureSpace, weight: Array, bias: float, *, ridge: float) -> "Quadratic":
