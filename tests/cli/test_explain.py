@@ -4,8 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from esvdfair.models.onnx import OnnxAdapter
-from esvdfair.models.onnx_io import save_model
+from esvdfair.models.onnx import OnnxAdapter, save_model
 
 ROLES = ["--sensitive", "sex", "--target", "income"]
 

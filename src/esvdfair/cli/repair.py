@@ -220,7 +220,7 @@ class Done:
 
 def _save_model(done: Done, place: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Write the repaired model; the SHA-256 of each file of the model before, and of this one."""
-    from esvdfair.models.onnx_io import save_model
+    from esvdfair.models.onnx import save_model
 
     one_file = len(done.fair.estimator_) <= ONE_FILE
     save_model(done.fair.estimator_, place, like=None if one_file else done.model)

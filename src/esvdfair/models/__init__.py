@@ -38,7 +38,7 @@ def fingerprint(model: Any) -> str:
 
 
 def _of_onnx(model: str | bytes | os.PathLike[str]) -> str:
-    from esvdfair.models.onnx_io import read_model
+    from esvdfair.models.onnx_graph import read_model
 
     proto, external = read_model(model)
     if external or isinstance(model, bytes):

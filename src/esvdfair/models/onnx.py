@@ -6,9 +6,11 @@ model runs in onnxruntime on the CPU. An edit puts other numbers into the consta
 metadata are as they were.
 """
 
+import copy
 import os
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -26,39 +28,20 @@ except ImportError as error:
         f"ONNX models need onnx and onnxruntime ({error}): pip install 'esvdfair[onnx]'.", name=error.name
     ) from error
 
-from esvdfair.core.checks import row_count
+from esvdfair.core.checks import row_count, several_inputs, to_numpy
 from esvdfair.exceptions import Given, InputError
-from esvdfair.models.base import (
-    SIGMOID,
-    TIME_LIMIT,
-    LinearLayer,
-    ModelAdapter,
-    Tail,
-    as_column,
-    find_layer,
-    first_rows,
-    name_operations,
-)
-from esvdfair.models.onnx_graph import FLOATS, Graph, GraphLayer, check_inference, feeding, operation_name
-from esvdfair.models.onnx_io import (
-    Feeds,
-    ModelInput,
-    ModelSource,
-    batch_size,
-    blank_rows,
-    first_line,
-    make_feeds,
-    model_inputs,
-    read_model,
-    save_model,
-    write_model,
-)
+from esvdfair.models import base, onnx_graph
+from esvdfair.models.base import LinearLayer, ModelAdapter, Tail
+from esvdfair.models.onnx_graph import Graph, ModelSource, save_model
 
 __all__ = ["OnnxAdapter", "save_model"]
 
 Selector = str | int | tuple[str | int, int | str]
+Feeds = dict[str, NDArray[Any]]
 
 _FATAL = 4  # onnxruntime's log level: what goes wrong is raised, too
+
+_MOST_ROWS = 2**22  # rows of a batch, where the model is made for one number alone: missing ones are filled up
 
 
 class OnnxAdapter(ModelAdapter):
@@ -89,9 +72,9 @@ class OnnxAdapter(ModelAdapter):
         if not isinstance(model, str | bytes | bytearray | os.PathLike):
             raise TypeError(f"model must be the path or the bytes of an ONNX model, got a {type(model).__name__}.")
         self._given: ModelSource | None = bytes(model) if isinstance(model, bytearray) else model
-        self._proto, self._external = read_model(self._given)
+        self._proto, self._external = onnx_graph.read_model(self._given)
         self._output, self._place = _choose_output(self._proto, output)
-        check_inference(self._proto)
+        self._graph.check_inference()
 
     @property
     def model(self) -> ModelSource:
@@ -107,7 +90,7 @@ class OnnxAdapter(ModelAdapter):
     def layers(self, x: Any = None) -> tuple[LinearLayer, ...]:
         """List the linear layers that feed the output, in order of execution; `x` helps where the last one is wide."""
         if x is not None:
-            return self._narrowed(self._layers, first_rows(x))
+            return self._narrowed(self._layers, base.first_rows(x))
         try:
             return self._narrowed(self._layers, None)
         except ValueError:  # a model that does not run on nothing
@@ -120,11 +103,11 @@ class OnnxAdapter(ModelAdapter):
         return {name: shown[tensor] for name, tensor in tensors.items()}, prediction
 
     def _layer(self, name: str) -> LinearLayer:
-        return find_layer(self._layers, name)
+        return base.find_layer(self._layers, name)
 
     def _twin(self) -> "OnnxAdapter":
         twin = OnnxAdapter.__new__(OnnxAdapter)
-        twin.__dict__.update(self.__getstate__() | {"_given": None, "_proto": _copy(self._proto)})
+        twin.__dict__.update(self.__getstate__() | {"_given": None, "_proto": copy.deepcopy(self._proto)})
         return twin
 
     def _write(self, name: str, weight: NDArray[Any], bias: NDArray[Any] | None) -> None:
@@ -134,8 +117,8 @@ class OnnxAdapter(ModelAdapter):
             layer.bias.write(bias, name)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model as `onnx_io.save_model` does; tensors that were in external data are so again."""
-        write_model(self._proto, path, self._external)
+        """Write the model as `save_model` does; tensors that were in external data are so again."""
+        onnx_graph.write_model(self._proto, path, self._external)
 
     def __getstate__(self) -> dict[str, Any]:
         # A session cannot be pickled, and the graph refers to tensors inside the model: both are made anew when needed.
@@ -154,49 +137,49 @@ class OnnxAdapter(ModelAdapter):
         )
 
     @cached_property
-    def _inputs(self) -> tuple[ModelInput, ...]:
-        return model_inputs(self._proto)
+    def _inputs(self) -> "tuple[ModelInput, ...]":
+        return _model_inputs(self._proto)
 
     @cached_property
     def _batch(self) -> int | None:
-        return batch_size(self._inputs)
+        return _batch_size(self._inputs)
 
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession:
-        return _start_session(_part(self._proto, [self._output]))
+        return _start_session(self._proto, [self._output])
 
     @cached_property
     def _open_session(self) -> onnxruntime.InferenceSession:
         """A session that shows the inputs of all layers and the output of the last one."""
         layers = self._graph.layers
-        return _start_session(_part(self._proto, [self._output, layers[-1].output, *(layer.input for layer in layers)]))
+        return _start_session(self._proto, [self._output, layers[-1].output, *(layer.input for layer in layers)])
 
     @cached_property
     def _tail_session(self) -> onnxruntime.InferenceSession:
         """A session that takes the output of the last layer as a further input."""
-        return _start_session(_part(self._proto, [self._output], given=self._graph.layers[-1]))
+        return _start_session(self._proto, [self._output], given=self._graph.layers[-1])
 
-    def _run_open(self, x: Any, tensors: Iterable[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
+    def _run_open(self, x: Any, tensors: Iterable[str]) -> tuple[Feeds, NDArray[Any]]:
         """Tensors inside the model, and the prediction, for all rows of `x`."""
-        feeds = make_feeds(x, self._inputs)
+        feeds = _make_feeds(x, self._inputs)
         inside = [self._output, *(set(tensors) - feeds.keys() - {self._output})]
         values = dict(zip(inside, _run(self._open_session, feeds, inside, self._batch), strict=True))
         return feeds | values, self._prediction(values[self._output], row_count(x))
 
     def _predict(self, x: Any) -> NDArray[Any]:
-        feeds = make_feeds(x, self._inputs)
+        feeds = _make_feeds(x, self._inputs)
         (value,) = _run(self._session, feeds, [self._output], self._batch)
         return self._prediction(value, len(next(iter(feeds.values()))))
 
     def _prediction(self, value: NDArray[Any], rows: int) -> NDArray[Any]:
         """(rows,) of what the model gives."""
-        if self._place != SIGMOID:
-            return np.asarray(as_column(value, rows, self._place))
-        return np.asarray(expit(as_column(value, rows)))
+        if self._place != base.SIGMOID:
+            return np.asarray(base.as_column(value, rows, self._place))
+        return np.asarray(expit(base.as_column(value, rows)))
 
     def _tail(self, rows: Any) -> Tail:
         last = self._graph.layers[-1]
-        rows = blank_rows(self._inputs) if rows is None else rows
+        rows = _blank_rows(self._inputs) if rows is None else rows
         shown, _ = self._run_open(rows, [last.input, last.output])
         output = shown[last.output]
         if last.transform is not None:
@@ -207,23 +190,26 @@ class OnnxAdapter(ModelAdapter):
             with np.errstate(over="ignore"):  # a point beyond float32 is one at which it is infinite
                 values = z.astype(output.dtype)
             finished = last.finish(values)
-            if last.output == self._output:
-                return values, self._prediction(finished, len(values))
-            index = np.arange(len(values)) % row_count(rows)
-            feeds = {name: value[index] for name, value in make_feeds(rows, self._inputs).items()}
-            feeds[last.output] = np.ascontiguousarray(finished)
-            (prediction,) = _run(self._tail_session, feeds, [self._output], self._batch)
-            return values, self._prediction(prediction, len(values))
+            if last.output != self._output:
+                index = np.arange(len(values)) % row_count(rows)
+                feeds = {name: value[index] for name, value in _make_feeds(rows, self._inputs).items()}
+                feeds[last.output] = np.ascontiguousarray(finished)
+                (finished,) = _run(self._tail_session, feeds, [self._output], self._batch)
+            return values, self._prediction(finished, len(values))
 
-        operations = [*last.operations, *(operation_name(node) for node in self._graph.path(last.output))]
-        operations += ["Sigmoid"] if self._place == SIGMOID else []
-        return Tail(last.name, rows, output, run, *name_operations(operations), joined=self._graph.mixing(last.output))
+        operations, joined = self._graph.path(last.output)
+        after = ["Sigmoid"] if self._place == base.SIGMOID else []
+        operation, kinds = base.name_operations([*last.operations, *operations, *after])
+        return Tail(last.name, rows, output, run, operation, kinds, joined)
+
+
+# --- which output -----------------------------------------------------------------------------------------------------
 
 
 def _tensor_of(value: onnx.ValueInfoProto, model: onnx.ModelProto) -> tuple[str | None, int | None]:
     """The tensor that holds the numbers of an output, if they are such, and how many there are a row."""
     kind = value.type.tensor_type
-    if value.type.HasField("tensor_type") and kind.elem_type in FLOATS:
+    if value.type.HasField("tensor_type") and kind.elem_type in onnx_graph.FLOATS:
         return value.name, (kind.shape.dim[1].dim_value or None) if len(kind.shape.dim) == 2 else None
     for node in model.graph.node:  # probabilities by class, as scikit-learn's exporter writes them
         if node.op_type == "ZipMap" and value.name in node.output:
@@ -245,7 +231,7 @@ def _choose_output(model: onnx.ModelProto, output: Selector | None) -> tuple[str
             listing=listing,
             output=Given(),
         )
-    known = place == SIGMOID or isinstance(place, int | None)
+    known = place == base.SIGMOID or isinstance(place, int | None)
     if isinstance(which, bool) or not isinstance(which, str | int | None) or not known:
         raise TypeError(f"output must be the name or the position of an output, got {output!r}.")
     if isinstance(which, int):
@@ -265,11 +251,11 @@ def _name_and_place(output: Any, names: Sequence[str]) -> tuple[Any, Any]:
     """Split what was given into an output, by name or position, and a column of it or None."""
     if isinstance(output, tuple) and len(output) == 2:
         return output
-    if isinstance(output, str) and output not in names:
+    if isinstance(output, str) and output not in names:  # as it is written on a command line
         name, _, text = output.rpartition(":")
-        if (text == SIGMOID or text.isdecimal()) and (name in names or not name):  # as it is written on a command line
-            column: Any = text if text == SIGMOID else int(text)
-            return (name or None, column) if name or text == SIGMOID else _name_and_place(column, names)
+        place: Any = int(text) if text.isdecimal() else text
+        if (name in names or not name) and (place == base.SIGMOID or isinstance(place, int)):
+            return (name or None, place) if name or place == base.SIGMOID else _name_and_place(place, names)
     if len(names) == 1 and isinstance(output, int) and not isinstance(output, bool):
         return None, output
     return output, None
@@ -278,16 +264,32 @@ def _name_and_place(output: Any, names: Sequence[str]) -> tuple[Any, Any]:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def _start_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """Load a model on the CPU; `OMP_NUM_THREADS` bounds its threads, as it does those of NumPy and torch."""
+def _start_session(
+    model: onnx.ModelProto, tensors: Sequence[str], given: onnx_graph.GraphLayer | None = None
+) -> onnxruntime.InferenceSession:
+    """Load on the CPU what of a model gives these tensors, with the output of a layer for an input if it is `given`.
+
+    `OMP_NUM_THREADS` bounds its threads, as it does those of NumPy and torch.
+    """
+    graph = (part := copy.deepcopy(model)).graph
+    if given is not None:
+        graph.node.remove(next(node for node in graph.node if given.output in node.output))
+        graph.input.append(onnx.helper.make_tensor_value_info(given.output, given.weight.data_type, None))
+    typed, inputs = {value.name: value for value in model.graph.output}, {value.name for value in graph.input}
+    needed = onnx_graph.upstream(graph.node, tensors)
+    nodes = [node for node in graph.node if not needed.isdisjoint(node.output)]
+    del graph.output[:], graph.node[:]
+    graph.node.extend(nodes)
+    shown = (name for name in dict.fromkeys(tensors) if name not in inputs)
+    graph.output.extend(typed.get(name, onnx.ValueInfoProto(name=name)) for name in shown)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _FATAL
     threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     options.intra_op_num_threads = int(threads) if threads.isdecimal() else 0
     try:
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(part.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common class of their own
-        raise ValueError(f"onnxruntime cannot load the model: {first_line(error)}") from error
+        raise ValueError(f"onnxruntime cannot load the model: {onnx_graph.first_line(error)}") from error
 
 
 def _run(
@@ -310,23 +312,8 @@ def _run(
     return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
 
-def _part(model: onnx.ModelProto, tensors: Sequence[str], given: GraphLayer | None = None) -> onnx.ModelProto:
-    """A copy of a model that gives these tensors, and takes the output of a layer as an input if it is `given`."""
-    graph = (copy := _copy(model)).graph
-    if given is not None:
-        graph.node.remove(next(node for node in graph.node if given.output in node.output))
-        graph.input.append(onnx.helper.make_tensor_value_info(given.output, given.weight.data_type, None))
-    typed, inputs = {value.name: value for value in model.graph.output}, {value.name for value in graph.input}
-    nodes = feeding(graph, tensors)
-    del graph.output[:], graph.node[:]
-    graph.node.extend(nodes)
-    shown = (name for name in dict.fromkeys(tensors) if name not in inputs)
-    graph.output.extend(typed.get(name, onnx.ValueInfoProto(name=name)) for name in shown)
-    return copy
-
-
 def _call(session: onnxruntime.InferenceSession, feeds: Feeds, outputs: Sequence[str]) -> list[NDArray[Any]]:
-    limit = float(os.environ.get(TIME_LIMIT) or 600)
+    limit = float(os.environ.get(base.TIME_LIMIT) or 600)
     options = onnxruntime.RunOptions()
     options.log_severity_level = _FATAL
     values: list[NDArray[Any]] = []
@@ -346,13 +333,15 @@ def _call(session: onnxruntime.InferenceSession, feeds: Feeds, outputs: Sequence
         if thread.is_alive():
             raise ValueError(
                 f"the model has not finished a batch of {len(next(iter(feeds.values())))} rows in {limit:g} seconds, "
-                f"maybe for an endless loop. {TIME_LIMIT} in the environment, or --model-timeout, sets how many it may "
-                "take."
+                f"maybe for an endless loop. {base.TIME_LIMIT} in the environment, or --model-timeout, sets how many "
+                "it may take."
             )
     finally:
         options.terminate = True  # of no effect on a call that has ended
     if errors:
-        raise ValueError(f"onnxruntime cannot run the model on this batch: {first_line(errors[0])}") from errors[0]
+        raise ValueError(
+            f"onnxruntime cannot run the model on this batch: {onnx_graph.first_line(errors[0])}"
+        ) from errors[0]
     return values
 
 
@@ -364,7 +353,144 @@ def _cut(value: NDArray[Any], rows: int, batch: int) -> NDArray[Any]:
     return value[: len(value) * rows // batch]
 
 
-def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy
+# --- rows of a table as inputs: one matrix, or one input for each column or block of columns -------------------------
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """An input of a model: its name, its dtype (object for text) and its shape with None for what is open."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...] | None
+
+    @property
+    def width(self) -> int | None:
+        """Number of columns of a table that it takes, where it tells."""
+        if self.shape is None or not 1 <= len(self.shape) <= 2:
+            return None
+        return self.shape[1] if len(self.shape) == 2 else 1
+
+
+def _model_inputs(model: onnx.ModelProto) -> tuple[ModelInput, ...]:
+    """Inputs that a caller must give: those without an initialiser."""
+    graph = model.graph
+    preset = {tensor.name for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))}
+    inputs = []
+    for value in (value for value in graph.input if value.name not in preset):
+        kind = value.type.tensor_type
+        if not value.type.HasField("tensor_type"):
+            raise ValueError(f"input {value.name!r} of the model is not a tensor.")
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        if dtype.kind not in "fiubO":
+            raise ValueError(f"input {value.name!r} of the model takes {dtype}; numbers or text can be given.")
+        shape = tuple(max(dim.dim_value, 0) or None for dim in kind.shape.dim)  # 0 where none is set
+        inputs.append(ModelInput(value.name, dtype, shape if kind.HasField("shape") else None))
+    if not inputs:
+        raise ValueError("the model has no input, so its prediction depends on no data.")
+    for item in inputs:
+        if len(inputs) > 1 and item.width is None:
+            raise ValueError(
+                f"the model has {len(inputs)} inputs, and {item.name!r} does not say how many columns it takes (its "
+                f"shape is {item.shape}). Export the model with one input, or with inputs of fixed widths."
+            )
+    return tuple(inputs)
+
+
+def _batch_size(inputs: Sequence[ModelInput]) -> int | None:
+    """Number of rows that the model takes at once, if it was exported for one number alone."""
+    sizes = {item.shape[0] for item in inputs if item.shape} - {None}
+    if len(sizes) > 1:
+        raise ValueError(f"the inputs of the model take different numbers of rows: {', '.join(map(str, sizes))}.")
+    rows = sizes.pop() if sizes else None
+    if rows is not None and rows > _MOST_ROWS:
+        raise ValueError(f"the model was exported for {rows:,} rows at a time; export it for fewer, or for any number.")
+    return rows
+
+
+def _make_feeds(x: Any, inputs: Sequence[ModelInput]) -> Feeds:
+    """Split `x` into the inputs of a model, each in its own dtype.
+
+    Several inputs are taken by name, or in order. With one input for each column, the columns of a DataFrame are taken
+    by name; else columns are taken in order.
+    """
+    several = several_inputs(x)
+    if several is not None:
+        names = [item.name for item in inputs]
+        keys = list(range(len(inputs))) if set(several) == set(range(len(inputs))) else names
+        if set(several) != set(keys):
+            raise ValueError(
+                f"X has the inputs {', '.join(map(str, several))}; the model takes {', '.join(sorted(names))}."
+            )
+        return {item.name: _convert(to_numpy(several[key]), item) for key, item in zip(keys, inputs, strict=True)}
+    x = x.toarray() if hasattr(x, "toarray") else x
+    x = x if base.is_frame(x) else to_numpy(x)
+    if len(inputs) == 1 and (inputs[0].shape is None or len(inputs[0].shape) > 2):
+        return {inputs[0].name: _convert(np.asarray(x), inputs[0])}
+    if x.ndim != 2:
+        raise ValueError(f"X has {x.ndim} dimensions; the model takes a table of {_columns_of(inputs)}.")
+    feeds = {}
+    for item, columns in zip(inputs, _assign_columns(x, inputs), strict=True):
+        block = _convert(x.iloc[:, columns] if base.is_frame(x) else x[:, columns], item)
+        feeds[item.name] = block[:, 0] if item.shape is not None and len(item.shape) == 1 else block
+    return feeds
+
+
+def _assign_columns(x: Any, inputs: Sequence[ModelInput]) -> list[list[int]]:
+    """Positions of the columns of `x` that go to each input."""
+    names = list(x.columns) if base.is_frame(x) else []
+    if len(inputs) > 1 and any(isinstance(name, str) for name in names) and all(item.width == 1 for item in inputs):
+        if sorted(map(str, names)) != sorted(item.name for item in inputs):
+            raise ValueError(
+                f"X has {_columns_in(x)}; the model takes {_columns_of(inputs)}, by name. Pass these columns alone, or "
+                "an array with the columns in that order."
+            )
+        return [[names.index(item.name)] for item in inputs]
+    if len(inputs) == 1 and inputs[0].width is None:
+        return [list(range(x.shape[1]))]
+    ends = np.cumsum([item.width for item in inputs]).tolist()
+    if x.shape[1] != ends[-1]:
+        raise ValueError(f"X has {_columns_in(x)}; the model takes {_columns_of(inputs)}.")
+    return [list(range(start, end)) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _columns_in(x: Any) -> str:
+    names = f" ({', '.join(map(str, x.columns))})" if base.is_frame(x) else ""
+    return f"{x.shape[1]} columns{names}"
+
+
+def _columns_of(inputs: Sequence[ModelInput]) -> str:
+    if len(inputs) == 1:
+        return f"{inputs[0].width or 'any number of'} columns (input {inputs[0].name!r})"
+    parts = (item.name if item.width == 1 else f"{item.name}: {item.width} columns" for item in inputs)
+    return f"{sum(item.width or 0 for item in inputs)} columns ({', '.join(parts)})"
+
+
+def _blank_rows(inputs: Sequence[ModelInput]) -> dict[str, NDArray[Any]]:
+    """Two rows of nothing, on which to look at what follows the last layer."""
+    rows = _batch_size(inputs) or 2
+    sizes = {item.name: tuple(size or 1 for size in (item.shape or (rows,))[1:]) for item in inputs}
+    return {
+        item.name: np.full((rows, *sizes[item.name]), "" if item.dtype.kind == "O" else 0, item.dtype)
+        for item in inputs
+    }
+
+
+def _convert(values: Any, item: ModelInput) -> NDArray[Any]:
+    """An array or a table in the dtype of an input, if it can be said in it."""
+    if item.dtype.kind == "O":
+        given = converted = np.asarray(values, dtype=object)
+        bad, takes = ~np.vectorize(lambda value: isinstance(value, str), otypes=[bool])(given), "text"
+    else:
+        given = base.numeric(values, f"input {item.name!r}")
+        with np.errstate(over="ignore", invalid="ignore"):
+            converted = given.astype(item.dtype)
+        if item.dtype.kind == "f":
+            return converted
+        kind = "0 or 1" if item.dtype.kind == "b" else "whole numbers"
+        bad, takes = converted != given, f"{kind} ({item.dtype})"
+    if bad.any():
+        place = tuple(np.argwhere(bad)[0])
+        column = repr(values.columns[place[-1]]) if base.is_frame(values) else "X"
+        raise ValueError(f"column {column} holds {given[place]!s}; input {item.name!r} takes {takes}.")
+    return converted

@@ -1,23 +1,238 @@
-"""The dataflow of an ONNX graph, and the linear layers and operations in it.
+"""An ONNX model at rest: its files, the dataflow of its graph, the linear layers in it. Nothing here runs a model.
 
-All of it is read off the graph: which operation feeds what, and which constants it takes. Nothing is run.
+A model in memory is self-contained: tensors in external data are read in, by a reader that opens no file outside the
+model's folder, and neither onnx nor onnxruntime is ever given a file name.
 """
 
+import copy
 import math
-from collections.abc import Iterable, Iterator
+import os
+import stat
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]  # protobuf ships no types
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
+from onnx.external_data_helper import set_external_data, uses_external_data
 from scipy.special import expit, softmax
 
+from esvdfair.files import whole_file
 from esvdfair.models.base import rounded
 
-FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+ModelSource = str | os.PathLike[str] | bytes
+
+LARGEST = 2**31 - 1
+"""Bytes that a protobuf message can hold; onnxruntime takes no more from memory."""
+
+FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+_ALIGNMENT = 4096  # a page, so that a runtime can map the tensors into memory, as ONNX asks
+
+_ITEMSIZE: dict[int, int] = {
+    **dict.fromkeys([TensorProto.BOOL, TensorProto.INT8, TensorProto.UINT8], 1),
+    **dict.fromkeys([TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT16, TensorProto.UINT16], 2),
+    **dict.fromkeys([TensorProto.FLOAT, TensorProto.INT32, TensorProto.UINT32], 4),
+    **dict.fromkeys([TensorProto.DOUBLE, TensorProto.INT64, TensorProto.UINT64], 8),
+}
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def read_model(source: ModelSource) -> tuple[onnx.ModelProto, frozenset[int]]:
+    """Read a model with all tensors inside, and which of `all_tensors` were in external data.
+
+    Raises
+    ------
+    FileNotFoundError, IsADirectoryError
+        The path leads to no file.
+    ValueError
+        The content is no valid ONNX model, or external data is missing, too short or outside the model's folder.
+    """
+    if isinstance(source, bytes):
+        data, folder, label = source, None, f"the model ({len(source)} bytes)"
+    else:
+        path = Path(source)
+        if path.is_dir():
+            raise IsADirectoryError(f"{str(path)!r} is a directory; an ONNX file is needed.")
+        if not path.exists():
+            raise FileNotFoundError(f"there is no file {str(path)!r}.")
+        if not path.is_file():
+            raise ValueError(f"{str(path)!r} is a pipe or a device; save the model to a file first.")
+        data, folder, label = path.read_bytes(), path.parent, repr(str(path))
+    model = _parse(data, label)
+    outside = [(index, tensor) for index, tensor in enumerate(all_tensors(model)) if uses_external_data(tensor)]
+    budget = LARGEST - len(data)
+    for _, tensor in outside:
+        budget -= _load(tensor, folder, budget)
+    _check(model, label)
+    return model, frozenset(index for index, _ in outside)
+
+
+def all_tensors(message: Message) -> Iterator[onnx.TensorProto]:
+    """Every tensor of a model in a fixed order, wherever it stands: initialisers, attributes, subgraphs, functions."""
+    if isinstance(message, onnx.TensorProto):
+        yield message
+        return
+    for _, value in message.ListFields():
+        for item in value if hasattr(value, "add") else (value,):
+            if isinstance(item, Message):
+                yield from all_tensors(item)
+
+
+def write_model(model: onnx.ModelProto, path: str | os.PathLike[str], external: Collection[int] = ()) -> None:
+    """Write a self-contained model, with the tensors `external` in a file beside it, named `path` + ".data".
+
+    A failure on the way (a full disk) leaves no file and what was there before.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"cannot write a model to {str(path)!r}: it is a directory.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"cannot write a model to {str(path)!r}: there is no folder {str(path.parent)!r}.")
+    _check(model, "the model to write")
+    with ExitStack() as stack:
+        files = [stack.enter_context(whole_file(path))]
+        if external:
+            beside = path.with_name(path.name + ".data")
+            files.append(stack.enter_context(whole_file(beside)))
+            model = _move_out(model, external, beside.name, files[-1])
+        files[0].write(model.SerializeToString())
+        for file in files:  # both are on disk before either takes its name
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def save_model(model: ModelSource, path: str | os.PathLike[str], *, like: ModelSource | None = None) -> None:
+    """Write an ONNX model to a file.
+
+    Parameters
+    ----------
+    model : bytes or path
+        Such as `estimator_` of a repaired model.
+    path : where to write; what is there is replaced at the end, and left alone if writing fails
+    like : the model before its repair, optional
+        Tensors that it keeps in external data go to external data again, in a file named `path` + ".data".
+    """
+    proto, external = read_model(model)
+    if like is not None:
+        original, external = read_model(like)
+        count, other = (sum(1 for _ in all_tensors(item)) for item in (proto, original))
+        if count != other:
+            raise ValueError(f"the model has {count} tensors and the one it should be like {other}; pass its original.")
+    write_model(proto, path, external)
+
+
+def external_files(path: str | os.PathLike[str]) -> list[str]:
+    """Names of the files with external data of a model file, as it gives them, sorted; none of them is opened."""
+    tensors = all_tensors(_parse(Path(path).read_bytes(), repr(str(path))))
+    return sorted({entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"})
+
+
+def _parse(data: bytes, label: str) -> onnx.ModelProto:
+    if not data:
+        raise ValueError(f"{label} is empty; an ONNX model is needed.")
+    if len(data) > LARGEST:
+        raise ValueError(f"{label} is larger than 2 GB, the most that ONNX can hold in one piece.")
+    try:
+        model = onnx.ModelProto()
+        model.ParseFromString(data)
+    except DecodeError:
+        raise ValueError(f"{label} is not an ONNX model, or it is truncated.") from None
+    if not model.graph.output:
+        raise ValueError(f"{label} is not an ONNX model, or it is truncated: it has no graph with an output.")
+    return model
+
+
+def _check(model: onnx.ModelProto, label: str) -> None:
+    """Run `onnx.checker`; and look at tensors, whose type and size not every version of it does."""
+    try:
+        onnx.checker.check_model(model)
+    except (onnx.checker.ValidationError, UnicodeDecodeError) as error:
+        raise ValueError(f"{label} is not a valid ONNX model: {first_line(error)}") from None
+    for tensor in all_tensors(model):
+        size, fault = _size(tensor), ""
+        if tensor.data_type not in TensorProto.DataType.values():
+            fault = f"is of unknown type {tensor.data_type}"
+        elif tensor.HasField("raw_data") and size not in (None, len(tensor.raw_data)):
+            fault = f"of shape {tuple(tensor.dims)} holds {len(tensor.raw_data)} bytes; it needs {size}"
+        if fault:
+            raise ValueError(f"{label} is not a valid ONNX model: tensor {tensor.name!r} {fault}.")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of onnx or onnxruntime says, without what it appends."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__
+
+
+def _size(tensor: onnx.TensorProto) -> int | None:
+    """Bytes of raw data that the shape asks for; None for types that are packed, or text."""
+    itemsize = _ITEMSIZE.get(tensor.data_type)
+    return None if itemsize is None else math.prod(tensor.dims) * itemsize
+
+
+def _load(tensor: onnx.TensorProto, folder: Path | None, budget: int) -> int:
+    """Put the external data of a tensor inside; the number of bytes."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location, where = entries.get("location", ""), f"external data of tensor {tensor.name!r}"
+    if folder is None:
+        raise ValueError(
+            f"tensor {tensor.name!r} is in external data ({location!r}), which bytes cannot lead to: pass the path of "
+            "the model file."
+        )
+    file = Path(os.path.realpath(folder / location))  # links and dots followed
+    if not location or os.path.isabs(location) or not file.is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"{where} is at {location!r}, outside the model's folder; a model could so read any file. Put the data "
+            "beside the model."
+        )
+    if not file.exists():
+        raise FileNotFoundError(f"{where} is at {location!r}, and there is no such file beside the model.")
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise ValueError(f"{where} is at {location!r}, which is not a regular file.")
+    available = file.stat().st_size
+    try:
+        offset = int(entries.get("offset", 0))
+        length = int(entries["length"]) if "length" in entries else (_size(tensor) or available - offset)
+    except ValueError:
+        raise ValueError(f"{where} has an offset or length that is not a number.") from None
+    if offset < 0 or length < 0 or offset + length > available:
+        raise ValueError(
+            f"{where} should be bytes {offset} to {offset + length} of {location!r}, which has {available}: the file "
+            "is truncated, or belongs to another model."
+        )
+    if length > budget:
+        raise ValueError("the model with its external data is larger than 2 GB, which is not supported.")
+    with file.open("rb") as data:
+        data.seek(offset)
+        tensor.raw_data = data.read(length)
+    tensor.ClearField("external_data")
+    tensor.ClearField("data_location")
+    return length
+
+
+def _move_out(model: onnx.ModelProto, external: Collection[int], location: str, file: IO[bytes]) -> onnx.ModelProto:
+    """Write tensors to `file`; a copy of the model that refers to them."""
+    moved = copy.deepcopy(model)
+    for index, tensor in enumerate(all_tensors(moved)):
+        if index in external:
+            file.write(bytes(-file.tell() % _ALIGNMENT))
+            set_external_data(tensor, location, offset=file.tell(), length=len(tensor.raw_data))
+            file.write(tensor.raw_data)
+            tensor.ClearField("raw_data")
+    return moved
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
 
 _STANDARD = ("", "ai.onnx")
 _SHAPE_ONLY = frozenset({"Shape", "Size"})  # what they give depends on their input's shape, not on its values
@@ -28,105 +243,57 @@ _QUANTISED = frozenset({
     "MatMulBnb4", "MatMulFpQ4",
 })  # fmt: skip
 _FUSED = frozenset({"FusedGemm", "FusedMatMul", "FusedMatMulActivation", "GemmFastGelu", "GemmFloat8"})
-
-
-_FIELDS: dict[int, tuple[str, Any]] = {  # where a tensor holds its values when they are not raw bytes, and as what
-    onnx.TensorProto.FLOAT: ("float_data", np.float32),
-    onnx.TensorProto.DOUBLE: ("double_data", np.float64),
-    onnx.TensorProto.FLOAT16: ("int32_data", np.uint16),
+_EDITABLE: dict[int, tuple[str, Any]] = {  # where a tensor holds its values when they are not raw bytes, and as what
+    TensorProto.FLOAT: ("float_data", np.float32),
+    TensorProto.DOUBLE: ("double_data", np.float64),
+    TensorProto.FLOAT16: ("int32_data", np.uint16),
 }
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A tensor A seen as a layer's weight (m, n) or bias (m,): `scale · A`, or `scale · Aᵀ` if it is transposed."""
+    """A layer's weight (m, n) or bias (m,): `scale · A`, or `scale · Aᵀ` if it is transposed, for A that is stored.
 
-    tensor: onnx.TensorProto
+    It is stored in a tensor, or in an attribute of a LinearRegressor or LinearClassifier, as float32. Of two classes
+    that mirror each other, -w and w, the second is the layer and the first follows it.
+    """
+
+    holder: onnx.TensorProto | onnx.AttributeProto
     shape: tuple[int, ...]
     transposed: bool = False
     scale: float = 1.0  # that the operator applies: alpha or beta of a Gemm
+    mirrored: bool = False
 
     @property
     def data_type(self) -> int:
-        """In which the tensor is stored, as ONNX numbers types."""
-        return int(self.tensor.data_type)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """In which the tensor is stored."""
-        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.data_type))
+        """In which it is stored, as ONNX numbers types."""
+        return int(self.holder.data_type if isinstance(self.holder, onnx.TensorProto) else TensorProto.FLOAT)
 
     def read(self) -> NDArray[np.float64]:
         """Values that the layer works with."""
         return self.scale * self._stored()
 
     def write(self, values: NDArray[Any], layer: str) -> None:
-        """Store `values`, rounded to the tensor's dtype; entries equal to those of `read` keep every bit."""
+        """Store `values`, rounded to the dtype of what is stored; entries equal to those of `read` keep every bit."""
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.data_type))
         values = np.asarray(values, dtype=np.float64)
-        new = rounded(layer, np.where(values == self.read(), self._stored(), values / self.scale), self.dtype)
-        self._store(np.ravel(new.T if self.transposed else new))
-
-    def _store(self, flat: NDArray[Any]) -> None:
-        if self.tensor.HasField("raw_data"):
-            self.tensor.raw_data = flat.astype(self.dtype.newbyteorder("<")).tobytes()
-            return
-        field, kind = _FIELDS[self.tensor.data_type]
-        stored = getattr(self.tensor, field)
-        del stored[:]
-        stored.extend(flat.view(kind).tolist())
+        new = rounded(layer, np.where(values == self.read(), self._stored(), values / self.scale), dtype)
+        flat = np.ravel(new.T if self.transposed else new)
+        if isinstance(self.holder, onnx.AttributeProto):
+            self.holder.floats[:] = [*(-flat if self.mirrored else []), *flat]
+        elif self.holder.HasField("raw_data"):
+            self.holder.raw_data = flat.astype(dtype.newbyteorder("<")).tobytes()
+        else:
+            field, kind = _EDITABLE[self.data_type]
+            getattr(self.holder, field)[:] = flat.view(kind).tolist()
 
     def _stored(self) -> NDArray[np.float64]:
-        with np.errstate(invalid="ignore"):  # a signalling NaN, which the prediction will show
-            values = np.asarray(numpy_helper.to_array(self.tensor), dtype=np.float64)
+        if isinstance(self.holder, onnx.TensorProto):
+            with np.errstate(invalid="ignore"):  # a signalling NaN, which the prediction will show
+                values = np.asarray(numpy_helper.to_array(self.holder), dtype=np.float64)
+        else:
+            values = np.array(self.holder.floats, dtype=np.float64)[-math.prod(self.shape) :]
         return values.reshape(self.shape[::-1]).T if self.transposed else values.reshape(self.shape)
-
-
-@dataclass(frozen=True)
-class FloatsParameter(Parameter):
-    """A weight or bias in an attribute of a LinearRegressor or LinearClassifier.
-
-    Of two classes that mirror each other, -w and w, the second is the layer and the first follows it.
-    """
-
-    mirrored: bool = False
-
-    @property
-    def data_type(self) -> int:
-        """Attributes hold float32."""
-        return int(onnx.TensorProto.FLOAT)
-
-    def _store(self, flat: NDArray[Any]) -> None:
-        del self.tensor.floats[:]
-        self.tensor.floats.extend([*(-flat if self.mirrored else []), *flat])
-
-    def _stored(self) -> NDArray[np.float64]:
-        values = np.array(self.tensor.floats, dtype=np.float64)
-        return values[-math.prod(self.shape) :].reshape(self.shape)
-
-
-def _weight_parameter(layer: str, tensor: onnx.TensorProto, *, by_output: bool, scale: float) -> Parameter:
-    """A weight stored as (outputs, inputs) if `by_output`, else as (inputs, outputs); a vector has one output."""
-    if tensor.data_type not in _FIELDS:
-        kind = onnx.TensorProto.DataType.Name(tensor.data_type)
-        raise ValueError(
-            f"the weight {tensor.name!r} of layer {layer!r} is {kind}; float16, float32 or float64 is needed."
-        )
-    dims = tuple(tensor.dims)
-    if not dims or math.prod(dims[:-2]) != 1 or scale == 0:
-        raise ValueError(
-            f"the weight {tensor.name!r} of layer {layer!r} has shape {dims} and factor {scale:g}; one matrix and a "
-            "factor other than 0 are needed."
-        )
-    rows, columns = dims[-2:] if len(dims) > 1 else (dims[0], 1)
-    shape = (rows, columns) if by_output else (columns, rows)
-    return Parameter(tensor, shape, transposed=not by_output, scale=scale)
-
-
-def _bias_parameter(tensor: onnx.TensorProto, width: int, scale: float = 1.0) -> Parameter | None:
-    """A bias of `width` numbers along the last axis; None if the tensor is of another shape or type."""
-    dims = tuple(tensor.dims)
-    fits = math.prod(dims) == width and (width == 1 or dims[-1] == width)
-    return Parameter(tensor, (width,), scale=scale) if fits and tensor.data_type in _FIELDS else None
 
 
 @dataclass(frozen=True)
@@ -147,8 +314,9 @@ class GraphLayer:
         """`output` of Z (rows, m), in its dtype."""
         if self.transform is None:
             return z
-        z64 = z.astype(np.float64)
-        scores = np.hstack([-z64, z64]) if self.mirrored else z64
+        scores = z.astype(np.float64)
+        if self.weight.mirrored:
+            scores = np.hstack([-scores, scores])
         if self.transform == "LOGISTIC":
             scores = expit(scores)
         elif self.transform == "SOFTMAX":
@@ -160,11 +328,6 @@ class GraphLayer:
         """What stands between Z and `output`, as an operator of its own would be called."""
         names = {None: (), "NONE": (), "LOGISTIC": ("Sigmoid",), "SOFTMAX": ("Softmax",)}
         return names.get(self.transform, (f"{self.transform} of a LinearClassifier",))
-
-    @property
-    def mirrored(self) -> bool:
-        """Whether a first class is the negative of the second, and follows it."""
-        return isinstance(self.weight, FloatsParameter) and self.weight.mirrored
 
 
 class Graph:
@@ -181,20 +344,20 @@ class Graph:
         self._tensors = {tensor.name: tensor for tensor in graph.initializer}
         self._outputs = {value.name for value in graph.output}
         self._producer = {name: node for node in self._nodes for name in node.output if name}
-        self._readers: dict[str, list[onnx.NodeProto]] = {}
+        self._readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
         for node in self._nodes:
             for name in _reads(node):
-                self._readers.setdefault(name, []).append(node)
+                self._readers[name].append(node)
         self._varying = self._downstream(value.name for value in graph.input if value.name not in self._tensors)
-        self._feeding = self._upstream(output)
+        live = self._varying & upstream(self._nodes, [output], values_only=True)
+        self._running = tuple(node for node in self._nodes if not live.isdisjoint(node.output))
 
     @cached_property
     def layers(self) -> tuple[GraphLayer, ...]:
         """Linear layers that feed the output, in order of execution; `ValueError` if one of them cannot be edited."""
-        running = [node for node in self._nodes if self._runs(node)]
-        found = [layer for node in running for layer in self._layer(node)]
+        found = [layer for node in self._running for layer in self._layer(node)]
         if not found:
-            kinds = ", ".join(dict.fromkeys(node.op_type for node in running)) or "none that depend on the input"
+            kinds = ", ".join(dict.fromkeys(node.op_type for node in self._running)) or "none that depend on the input"
             raise ValueError(
                 f"no linear layer (Gemm, MatMul by a constant, LinearRegressor) feeds the output {self.output!r}, so "
                 f"there is no weight to edit. Its operations are {kinds}."
@@ -205,22 +368,27 @@ class Graph:
         # Names of nodes are free text in ONNX; names of tensors are not.
         return tuple(replace(layer, name=layer.output) for layer in found)
 
-    def path(self, source: str) -> tuple[onnx.NodeProto, ...]:
-        """Operations by which the tensor `source` reaches the output, in order of execution."""
+    def path(self, source: str) -> tuple[list[str], str | None]:
+        """Operations by which a tensor reaches the output, in order, and the first that joins it with other inputs."""
         carried = self._downstream([source])
-        return tuple(node for node in self._nodes if self._runs(node) and _meets(node, carried))
+        nodes = [node for node in self._running if _meets(node, carried)]
+        others = self._varying - carried
+        joining = (str(node.op_type) for node in nodes if not others.isdisjoint(_reads(node)))
+        return [_operation_name(node) for node in nodes], next(joining, None)
 
-    def mixing(self, source: str) -> str | None:
-        """First operation on the path that also reads something else that depends on the input."""
-        carried = self._downstream([source])
-        for node in self.path(source):
-            if any(name in self._varying and name not in carried for name in _reads(node)):
-                return str(node.op_type)
-        return None
-
-    def _runs(self, node: onnx.NodeProto) -> bool:
-        """Whether the output depends on this node, and the node on an input."""
-        return any(name in self._feeding and name in self._varying for name in node.output)
+    def check_inference(self) -> None:
+        """Raise if the model was exported as it is while training: it predicts at random, or by the batch."""
+        for node in self._nodes:
+            switch = self._stored("".join(node.input[2:3])) if node.op_type == "Dropout" else None
+            drops = switch is not None and bool(numpy_helper.to_array(switch).any())
+            adapts = node.op_type == "BatchNormalization" and (
+                _attribute(node, "training_mode", 0) or any(node.output[1:])
+            )
+            if drops or adapts:
+                raise ValueError(
+                    f"{node.name or node.output[0]!r} ({node.op_type}) is in training mode, so that the model does not "
+                    "predict a row by itself: export after model.eval()."
+                )
 
     def _downstream(self, names: Iterable[str]) -> set[str]:
         """Tensors whose values depend on the named ones, with these."""
@@ -228,14 +396,6 @@ class Graph:
         for node in self._nodes:
             if _meets(node, reached):
                 reached.update(name for name in node.output if name)
-        return reached
-
-    def _upstream(self, name: str) -> set[str]:
-        """Tensors that the values of the named one depend on, with it."""
-        reached = {name}
-        for node in reversed(self._nodes):
-            if reached.intersection(node.output) and node.op_type not in _SHAPE_ONLY:
-                reached.update(_reads(node))
         return reached
 
     def _layer(self, node: onnx.NodeProto) -> Iterator[GraphLayer]:
@@ -254,35 +414,29 @@ class Graph:
         tensor, flipped = self._constant(w, label, "weight")
         by_output, scale = flipped != bool(_attribute(node, "transB", 0)), _attribute(node, "alpha", 1.0)
         weight = _weight_parameter(label, tensor, by_output=by_output, scale=scale)
-        output, bias = self._biased(node, weight.shape[0], label)
+        output, bias = self._bias(node, weight.shape[0], label)
         yield GraphLayer(node.name, x, output, weight, bias)
 
-    def _biased(self, node: onnx.NodeProto, width: int, label: str) -> tuple[str, Parameter | None]:
-        """The tensor that a layer ends in, and its bias: the third input of a Gemm, or what an Add adds."""
-        third, scale = "".join(node.input[2:]), _attribute(node, "beta", 1.0)
-        if not third or scale == 0:
-            return self._added(node.output[0], width, label)
-        if third in self._varying:
-            raise ValueError(f"layer {label!r} adds {third!r}, which depends on the input, as its bias.")
-        tensor, _ = self._constant(third, label, "bias")
-        bias = _bias_parameter(tensor, width, scale=scale)
-        if bias is None:
-            raise ValueError(
-                f"the bias {third!r} of layer {label!r} has shape {tuple(tensor.dims)}, which does not hold one number "
-                f"for each of {width} outputs."
-            )
-        return str(node.output[0]), bias
-
-    def _added(self, product: str, width: int, label: str) -> tuple[str, Parameter | None]:
-        """The sum of a product and its bias, if a constant is all that is done to it; else the product itself."""
-        readers = self._readers.get(product, [])
+    def _bias(self, node: onnx.NodeProto, width: int, label: str) -> tuple[str, Parameter | None]:
+        """The tensor that a layer ends in, and its bias: the third input of a Gemm, or a constant that an Add adds."""
+        product, third, scale = str(node.output[0]), "".join(node.input[2:]), _attribute(node, "beta", 1.0)
+        if third and scale != 0:
+            if third in self._varying:
+                raise ValueError(f"layer {label!r} adds {third!r}, which depends on the input, as its bias.")
+            tensor, _ = self._constant(third, label, "bias")
+            if not _is_bias(tensor, width):
+                raise ValueError(
+                    f"the bias {third!r} of layer {label!r} has shape {tuple(tensor.dims)}, which does not hold one "
+                    f"number for each of {width} outputs."
+                )
+            return product, Parameter(tensor, (width,), scale=scale)
+        readers = self._readers[product]
         if len(readers) == 1 and readers[0].op_type == "Add" and product not in self._outputs:
             (other,) = (name for name in readers[0].input if name != product)
-            tensor = self._stored(other)
-            bias = None if tensor is None else _bias_parameter(tensor, width)
-            if bias is not None:
-                self._constant(other, label, "bias")
-                return str(readers[0].output[0]), bias
+            added = self._stored(other)
+            if added is not None and _is_bias(added, width):
+                self._constant(other, label, "bias")  # refuses one that has other readers
+                return str(readers[0].output[0]), Parameter(added, (width,))
         return product, None
 
     def _refuse_closed(self, node: onnx.NodeProto, label: str) -> None:
@@ -303,14 +457,12 @@ class Graph:
 
     def _inner_kinds(self, node: onnx.NodeProto) -> Iterator[str]:
         """Operators in the subgraphs and functions that a node runs."""
-        waiting, called = [node], set()
+        waiting, functions = [node], dict(self._functions)
         while waiting:
             caller = waiting.pop()
-            bodies: list[Any] = list(_subgraphs(caller))
-            key = caller.domain, caller.op_type
-            if key in self._functions and key not in called:  # a function that calls itself is read once
-                called.add(key)
-                bodies.append(self._functions[key])
+            bodies: list[Any] = _subgraphs(caller)
+            if function := functions.pop((caller.domain, caller.op_type), None):  # one that calls itself is read once
+                bodies.append(function)
             for inner in (inner for body in bodies for inner in body.node):
                 yield inner.op_type
                 waiting.append(inner)
@@ -354,6 +506,30 @@ class Graph:
         return tensor, flips % 2 == 1
 
 
+def _weight_parameter(layer: str, tensor: onnx.TensorProto, *, by_output: bool, scale: float) -> Parameter:
+    """A weight stored as (outputs, inputs) if `by_output`, else as (inputs, outputs); a vector has one output."""
+    if tensor.data_type not in _EDITABLE:
+        kind = TensorProto.DataType.Name(tensor.data_type)
+        raise ValueError(
+            f"the weight {tensor.name!r} of layer {layer!r} is {kind}; float16, float32 or float64 is needed."
+        )
+    dims = tuple(tensor.dims)
+    if not dims or math.prod(dims[:-2]) != 1 or scale == 0:
+        raise ValueError(
+            f"the weight {tensor.name!r} of layer {layer!r} has shape {dims} and factor {scale:g}; one matrix and a "
+            "factor other than 0 are needed."
+        )
+    rows, columns = dims[-2:] if len(dims) > 1 else (dims[0], 1)
+    shape = (rows, columns) if by_output else (columns, rows)
+    return Parameter(tensor, shape, transposed=not by_output, scale=scale)
+
+
+def _is_bias(tensor: onnx.TensorProto, width: int) -> bool:
+    """Whether a tensor holds `width` numbers along its last axis, of a type that can be edited."""
+    dims = tuple(tensor.dims)
+    return math.prod(dims) == width and (width == 1 or dims[-1] == width) and tensor.data_type in _EDITABLE
+
+
 def _classic_layer(node: onnx.NodeProto, label: str) -> GraphLayer:
     """The layer that a LinearRegressor or LinearClassifier is."""
     stored = {item.name: item for item in node.attribute}
@@ -374,28 +550,24 @@ def _classic_layer(node: onnx.NodeProto, label: str) -> GraphLayer:
         node.name,
         node.input[0],
         node.output[1 if classifies else 0],
-        FloatsParameter(stored["coefficients"], (shown, len(weight) // outputs), mirrored=mirrored),
-        FloatsParameter(stored["intercepts"], (shown,), mirrored=mirrored) if len(bias) else None,
+        Parameter(stored["coefficients"], (shown, len(weight) // outputs), mirrored=mirrored),
+        Parameter(stored["intercepts"], (shown,), mirrored=mirrored) if len(bias) else None,
         transform if classifies else None,
     )
 
 
-def feeding(graph: onnx.GraphProto, tensors: Iterable[str]) -> list[onnx.NodeProto]:
-    """Nodes without which the tensors cannot be computed, in order."""
-    needed, kept = set(tensors), []
-    for node in reversed(graph.node):
-        if needed.intersection(node.output):
-            needed.update(_reads(node))
-            kept.append(node)
-    return kept[::-1]
+def upstream(nodes: Iterable[onnx.NodeProto], names: Iterable[str], *, values_only: bool = False) -> set[str]:
+    """Tensors without which the named ones cannot be computed, with these; or those that their values depend on."""
+    reached = set(names)
+    for node in reversed(tuple(nodes)):
+        if not reached.isdisjoint(node.output) and not (values_only and node.op_type in _SHAPE_ONLY):
+            reached.update(_reads(node))
+    return reached
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
     """Value of a node's attribute."""
-    for item in node.attribute:
-        if item.name == name:
-            return onnx.helper.get_attribute_value(item)
-    return default
+    return next((onnx.helper.get_attribute_value(item) for item in node.attribute if item.name == name), default)
 
 
 def _meets(node: onnx.NodeProto, names: set[str]) -> bool:
@@ -429,29 +601,9 @@ def _is_quantised(label: str, kind: str) -> str:
     )
 
 
-def check_inference(model: onnx.ModelProto) -> None:
-    """Raise if the model was exported as it is while training: its predictions are random, or depend on the batch."""
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
-            constants[node.output[0]] = node.attribute[0].t
-        switch = constants.get("".join(node.input[2:3])) if node.op_type == "Dropout" else None
-        drops = switch is not None and bool(numpy_helper.to_array(switch).any())
-        adapts = node.op_type == "BatchNormalization" and bool(
-            _attribute(node, "training_mode", 0) or [name for name in node.output[1:] if name]
-        )
-        if drops or adapts:
-            raise ValueError(
-                f"{node.name or node.output[0]!r} ({node.op_type}) is in training mode, so that the model does not "
-                "predict a row by itself: export after model.eval()."
-            )
-
-
-def operation_name(node: onnx.NodeProto) -> str:
+def _operation_name(node: onnx.NodeProto) -> str:
     """Name of an operator, with what makes it another one: its domain, or the type that a Cast rounds to."""
     if node.domain not in ("", "ai.onnx", "ai.onnx.ml"):
         return f"{node.domain}.{node.op_type}"
-    to = _attribute(node, "to", onnx.TensorProto.FLOAT)
-    if node.op_type == "Cast" and to not in FLOATS:
-        return f"Cast to {onnx.TensorProto.DataType.Name(to)}"
-    return str(node.op_type)
+    to = _attribute(node, "to", TensorProto.FLOAT)
+    return f"Cast to {TensorProto.DataType.Name(to)}" if node.op_type == "Cast" and to not in FLOATS else node.op_type
