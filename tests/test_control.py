@@ -178,3 +178,15 @@ def test_the_report_shows_raw_and_adjusted_gaps_side_by_side(unexplained):
     assert "adjusted for what they may rightly differ in" in page
     for key in ("ks_before", "ks_after", "ks_raw_before", "ks_raw_after"):
         assert f"{fair.summary_[key]:.3f}".lstrip("0") in page or f"{fair.summary_[key]:.3f}" in page
+
+
+def test_the_report_adjusts_test_rows_for_their_strata(unexplained):
+    from esvdfair.report import render_report
+
+    _, X, y, sex, job = unexplained
+    fair, test = fit(unexplained, method="parity", target_ks=0.12), slice(0, 800)
+    told = fair.assess(X[test], y[test], sensitive_features=sex[test], control_features=job[test])
+    page = render_report(fair, X, y, sensitive_features=sex, test=(X[test], y[test], sex[test], None, job[test]))
+    assert "on the 800 rows that neither fitted the repair nor chose it" in page
+    for key in ("ks_before", "ks_after", "ks_raw_before", "ks_raw_after"):
+        assert f"{told[key]:.3f}" in page

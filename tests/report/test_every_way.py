@@ -160,3 +160,6 @@ def test_labels_that_are_words():
     page = render_report(fair, X, y, sensitive_features=groups)
     assert "There were no labels" not in page
     assert f"{fair.summary_['mse_after']:.4g}" in page
+    assert "KS if edited" in page  # the layers are scanned with the words, too
+    tested = render_report(fair, X, y, sensitive_features=groups, test=(X, y, groups))
+    assert "400 rows that neither fitted the repair nor chose it" in tested

@@ -102,7 +102,7 @@ def _layers(scan: "LayerScan") -> str:
 
 
 def _directions(found: "Directions", attribute: str) -> str:
-    from esvdfair.report.sentences import follows
+    from esvdfair.report.content import follows
 
     title = f"Directions of layer {found.layer} along which {attribute} differs"
     parts = [title]

@@ -7,23 +7,23 @@ nothing but the one script whose hash it names. Densities are computed in Python
 slider only draws.
 """
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sklearn.utils.validation import check_is_fitted
 
+from esvdfair.batches import Data
+from esvdfair.core.checks import row_count
 from esvdfair.estimator import ESVDFair
 from esvdfair.explain.directions import name_features
-from esvdfair.files import whole_file
-from esvdfair.report.card import model_card
-from esvdfair.report.content import Content, attribute_name, collect, read_rows
+from esvdfair.files import versions, whole_file
+from esvdfair.report.content import PARITY, Content, collect
 from esvdfair.report.page import render
-from esvdfair.text import label_text
+from esvdfair.text import EVALUATED_ON, before_and_after, error_name, label_text, some_names, verdict
 
 __all__ = ["model_card", "render_report", "write_report"]
-
-UNNAMED_TARGET = "a number that nobody named"
 
 
 def render_report(
@@ -56,8 +56,8 @@ def render_report(
     y : (rows,) labels, if there are any
     sensitive_features : (rows,) group of each person, or several columns
     sample_weight : (rows,) how many people a row stands for
-    judged : (X, y, sensitive_features) or a fourth item with weights, the rows that judged the repair, where ``X`` are
-        those that fitted it; y may be None
+    judged : (X, y, sensitive_features[, sample_weight[, control_features]]), the rows that judged the repair, where
+        ``X`` are those that fitted it; y may be None
     test : the same, of rows that neither fitted nor chose
     summary : what :meth:`ESVDFair.assess` says of the test rows, if it is known already
     model, data : what to call them; default the kind of model, and the size of the data
@@ -73,18 +73,15 @@ def render_report(
         ``fair`` is not fitted.
     """
     check_is_fitted(fair, "estimator_")
-    rows = read_rows(fair, X, y, sensitive_features, sample_weight)
-    which = "test" if test is not None else "judged"
-    aside = test or judged
-    apart = None if aside is None else read_rows(fair, *aside[:4])
-    named = predicts or getattr(y, "name", None)
-    predicted = f"{named or UNNAMED_TARGET}{f', in {unit}' if unit else ''}"
-    content = collect(
-        fair, rows, apart, which, attribute=attribute_name(sensitive_features), predicted=predicted, summary=summary
+    predicted = (
+        f"{predicts or getattr(y, 'name', None) or 'a number that nobody named'}{f', in {unit}' if unit else ''}"
     )
+    judging, testing = (None if part is None else Data(*part) for part in (judged, test))
+    data_given = Data(X, y, sensitive_features, sample_weight)
+    content = collect(fair, data_given, judged=judging, test=testing, summary=summary, predicted=predicted)
     about = {
         "Model": model or _kind(fair.model),
-        "Data": data or f"{len(rows.codes):,} rows of {len(name_features(rows.x, None))} inputs",
+        "Data": data or f"{row_count(X):,} rows of {len(name_features(X))} inputs",
         "Predicts": predicted,
         "Groups": _groups(content),
     }
@@ -122,3 +119,128 @@ def _groups(content: Content) -> str:
         return f"{content.attribute}: {', '.join(names.values())}"
     few, many = (names[end(sizes, key=lambda label: sizes[label])] for end in (min, max))
     return f"{len(names)} of {content.attribute}, from {few} to {many}"
+
+
+# --- model card ----------------------------------------------------------------------------------------------------
+
+
+def model_card(
+    fair: ESVDFair,
+    *,
+    name: str,
+    base: str | None = None,
+    data: Mapping[str, str] | None = None,
+    inputs: Sequence[str] | None = None,
+    attribute: str = "group",
+    predicts: str | None = None,
+    unit: str | None = None,
+    hashes: Mapping[str, str] | None = None,
+    summary: Mapping[str, Any] | None = None,
+) -> str:
+    """The model card of a fitted ESVDFair, as Markdown.
+
+    Parameters
+    ----------
+    fair : fitted ESVDFair
+    name : of the repaired model
+    base : name of the model before
+    data : what rows did ("Fitted on") -> which they are ("people.csv, 2,500 rows")
+    inputs : columns that the model takes
+    attribute : name of the sensitive column or columns
+    predicts, unit : what is predicted, and in which unit
+    hashes : file -> its SHA-256
+    summary : what was reached; ``fair.summary_`` by default, or what :meth:`ESVDFair.assess` says of other rows
+
+    Raises
+    ------
+    sklearn.exceptions.NotFittedError
+        ``fair`` is not fitted.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.linear_model import LinearRegression
+    >>> from esvdfair import ESVDFair
+    >>> from esvdfair.report import model_card
+    >>> X, sex = np.random.default_rng(0).normal(size=(400, 3)), np.arange(400) % 2
+    >>> fair = ESVDFair(LinearRegression().fit(X, X[:, 0] + sex), method="parity").fit(X, sensitive_features=sex)
+    >>> card = model_card(fair, name="pay-fair", attribute="sex", predicts="pay", unit="EUR an hour")
+    >>> card.splitlines()[0], "# Model Card for pay-fair" in card
+    ('---', True)
+    """
+    check_is_fitted(fair, "estimator_")
+    summary = fair.summary_ if summary is None else summary
+    what = f"{predicts or 'a number'}{f', in {unit}' if unit else ''}"
+    groups = [f"{label_text(label)} ({rows:,} rows)" for label, rows in summary["group_sizes"].items()]
+    judged_on = (EVALUATED_ON | {"moments": "moments of all sites, without rows"})[summary["evaluated_on"]]
+    chosen = {key: value for key, value in fair.get_params(deep=False).items() if key != "model" and value is not None}
+    facts = {"Base model": base, "Predicts": what, "Inputs": None if inputs is None else some_names(inputs, 30)}
+    parts = [
+        _front_matter(summary, name, base, data),
+        f"# Model Card for {_plain(name)}",
+        f"{_plain(base or 'A model')}, repaired so that its predictions are distributed alike in every group of "
+        f"{_plain(attribute)}. {verdict(summary)}",
+        "## Model Details",
+        _bullets({key: value for key, value in facts.items() if value} | {"Repaired by": f"esvdfair, {fair.method}"}),
+        "## Uses",
+        f"Predicts {_plain(what)}, from the same inputs as the model before. It needs no sensitive attribute.",
+        "### Out-of-Scope Use",
+        "People unlike those below, and decisions that need errors, not predictions, to be alike in every group.",
+        "## Bias, Risks, and Limitations",
+        "\n".join(f"- {line}" for line in PARITY),
+        "## Training Details",
+        _bullets(data or {}),
+        "Parameters of the repair: " + ", ".join(f"`{key}={_short(value)}`" for key, value in chosen.items()) + ".",
+        "## Evaluation",
+        f"Judged on {summary['rows']:,} rows: {judged_on}. Groups of {_plain(attribute)}: {_plain('; '.join(groups))}.",
+        "KS distance: the largest difference between two groups' shares at or below any prediction. Errors are against "
+        f"{'labels' if summary['error_against'] == 'labels' else 'the predictions of the model before'}.",
+        "### Results",
+        _table(*before_and_after(summary)),
+        verdict(summary),
+        "## Technical Specifications",
+        _bullets({key: value for key, value in versions().items() if value}),
+        _table(["file", "SHA-256"], [[file, f"`{sha256}`"] for file, sha256 in hashes.items()]) if hashes else "",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _front_matter(summary: Mapping[str, Any], name: str, base: str | None, data: Mapping[str, str] | None) -> str:
+    """What machines read; JSON is YAML."""
+    metrics = [
+        {"type": kind, "name": title, "value": summary[f"{key}_after"]}
+        for kind, title, key in (("mse", error_name(summary), "mse"), ("ks", "KS distance between groups", "ks"))
+        if summary[f"{key}_after"] is not None
+    ]
+    task = {"type": "tabular-regression"}
+    rows = {"name": "; ".join((data or {"": "not named"}).values()), "type": "tabular"}
+    result = {"task": task, "dataset": rows, "metrics": metrics}
+    facts: dict[str, Any] = {
+        "pipeline_tag": "tabular-regression",
+        "library_name": "esvdfair",
+        "tags": ["fairness", "statistical-parity", "regression"],
+        "model-index": [{"name": name, "results": [result]}],
+    }
+    if base:
+        facts["base_model_name"] = base
+    return "---\n" + "\n".join(f"{key}: {json.dumps(value)}" for key, value in facts.items()) + "\n---"
+
+
+def _plain(text: str) -> str:
+    """A name from a user's file that neither ends a line nor becomes Markdown or HTML."""
+    line = " ".join(text.split())
+    return "".join(f"\\{character}" if character in "\\`*_[]<>|#" else character for character in line)
+
+
+def _short(value: Any) -> str:
+    return " ".join(repr(value).replace("`", "'").split())
+
+
+def _bullets(facts: Mapping[str, str]) -> str:
+    return "\n".join(f"- **{_plain(name)}:** {_plain(value)}" for name, value in facts.items())
+
+
+def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    shown = [[cell if cell.startswith("`") else _plain(cell) for cell in line] for line in (header, *lines)]
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (shown[0], rule, *shown[1:]))

@@ -1,5 +1,9 @@
-"""What a report tells, as numbers: every model of the curve on one set of rows, and the explanation of the repair."""
+"""What a report tells: every model of the curve on one set of rows, the explanation of the repair, and the sentences.
 
+Sentences are plain text: whoever places them escapes them.
+"""
+
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,26 +13,48 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from esvdfair import explain
 from esvdfair.audit import Array, Codes
-from esvdfair.batches import Batch, Data, is_stream, make_batches
+from esvdfair.batches import COLUMNS, Batch, Data, make_batches
 from esvdfair.core.checks import row_count, take
 from esvdfair.core.ks import Groups, Peak, ks_peak
-from esvdfair.core.metrics import ks_distance_ci, ks_floor
-from esvdfair.curve import Curve, CurvePoint
+from esvdfair.core.metrics import ks_floor
+from esvdfair.curve import FLAT, Curve, CurvePoint
 from esvdfair.estimator import ESVDFair
 from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.explain import Directions, LayerScan, People, explain_directions, explain_people, scan_layers
 from esvdfair.explain.directions import correlate, name_features
 from esvdfair.methods import UNTOUCHED
 from esvdfair.models import adapt
+from esvdfair.models.base import ModelAdapter
+from esvdfair.text import label_text, number, percent, share, some_names
 
 ROWS_OF_A_GROUP = 10_000
 """Of a larger group, so many rows are looked at."""
 STEPS = 40
 """Positions of the slider, at most, besides the untouched model."""
+SMALL_GROUP = 200
+"""Rows below which a group's distribution is known only roughly."""
 UNNAMED = "group"
 """Name of the attribute when its column has none."""
 FEATURES, MOVERS, DIRECTIONS = 10, 10, 3
+
+ROWS_ARE = {
+    "test": "rows that neither fitted the repair nor chose it",
+    "validation": "validation rows, which chose the repair but did not fit it",
+    "heldout": "rows held out from the fit, which chose the repair but did not fit it",
+    "train": "the very rows that fitted the repair, so new people will fare worse",
+    "given": "rows that this report was given; if some of them fitted the repair, new people will fare worse",
+}
+PARITY = (
+    "What statistical parity means: a prediction tells nothing about the group, because every group’s predictions are "
+    "distributed alike. It is a statement about groups as wholes.",
+    "What it does not mean: that two similar people get the same prediction, that errors are equal in every group, or "
+    "that the differences in the data are just or unjust. Where groups truly differ in what is predicted, parity costs "
+    "accuracy, and someone must decide whether that is right.",
+    "Scope. The repaired model does not ask for the group. Parity was measured on these rows; measure again when the "
+    "people it is used on change, and after any retraining.",
+)
+"""What anyone who relies on a repaired model should know."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +76,6 @@ class Step:
     mse: float
     group_mse: Array
     means: Array
-
-
-@dataclass(frozen=True)
-class Feature:
-    """Correlations of an input column: with the group it follows most, and with the predictions."""
-
-    name: str
-    group: float
-    before: float
-    after: float
 
 
 @dataclass(frozen=True)
@@ -88,15 +104,9 @@ class Content:
     attribute: str
 
     @property
-    def chosen_by(self) -> Mapping[str, Any]:
-        """The summary of the rows that chose."""
-        found: Mapping[str, Any] = self.fair.summary_
-        return found
-
-    @property
     def rows_judged(self) -> bool:
         """Whether the rows of the page are those that judged the repair."""
-        return bool(self.rows_are == self.chosen_by["evaluated_on"])
+        return bool(self.rows_are == self.fair.summary_["evaluated_on"])
 
     @property
     def summarised(self) -> bool:
@@ -122,9 +132,7 @@ class Content:
         """Rows of each group."""
         return [int(rows) for rows in np.bincount(self.rows.codes, minlength=len(self.rows.labels))]
 
-    @property
-    def weight(self) -> Array:
-        return np.ones(len(self.rows.codes)) if self.rows.weight is None else self.rows.weight
+    # --- models of the curve -------------------------------------------------------------------------------------
 
     @cached_property
     def points(self) -> list[CurvePoint]:
@@ -138,14 +146,15 @@ class Content:
         models: list[tuple[CurvePoint | None, Any]] = [(None, self.fair.model_)]
         models += [(point, self.fair.curve_.model(point.index)) for point in self.points]
         models += [] if self.points else [(None, self.fair.estimator_)]
-        before = predict(self.fair, self.fair.model_, self.rows.x)
-        truth = before if self.rows.y is None else self.rows.y  # without labels, errors are changes
-        return tuple(self._step(point, predict(self.fair, model, self.rows.x), truth) for point, model in models)
-
-    def _step(self, point: CurvePoint | None, prediction: Array, truth: Array) -> Step:
-        error, groups = (prediction - truth) ** 2, Groups(self.rows.codes, len(self.rows.labels), self.rows.weight)
-        mse = float(np.average(error, weights=self.weight))
-        return Step(point, prediction, ks_peak(prediction, groups), mse, groups.means(error), groups.means(prediction))
+        rows, found = self.rows, list[Step]()
+        groups = Groups(rows.codes, len(rows.labels), rows.weight)
+        for point, model in models:
+            prediction = adapt(model, output=self.fair.output).predict(rows.x).astype(np.float64).reshape(-1)
+            before = found[0].prediction if found else prediction
+            error = (prediction - (before if rows.y is None else rows.y)) ** 2  # without labels, errors are changes
+            mse, peak = float(np.average(error, weights=rows.weight)), ks_peak(prediction, groups)
+            found.append(Step(point, prediction, peak, mse, groups.means(error), groups.means(prediction)))
+        return tuple(found)
 
     @property
     def chosen(self) -> int:
@@ -163,13 +172,6 @@ class Content:
     def after(self) -> Step:
         return self.steps[self.chosen]
 
-    @property
-    def others(self) -> list[tuple[float, float]]:
-        """(KS, error) of the points of the curve that the slider leaves out, when these rows judged them."""
-        drawn = {point.index for point in self.points}
-        every = self.fair.curve_.points if self.points and self.rows_judged else ()
-        return [(p.ks, p.mse) for p in every if p.index not in drawn]
-
     @cached_property
     def spread(self) -> float:
         """Standard deviation of the predictions before: what a difference is large or small against."""
@@ -181,34 +183,38 @@ class Content:
             y_pred=self.after.prediction, sensitive_features=self.rows.codes, sample_weight=self.rows.weight
         )
 
-    @cached_property
-    def ks_interval(self) -> tuple[float, float]:
-        """Of the repaired model on these rows."""
-        beside: dict[str, Any] = {"sensitive_features": self.rows.codes, "sample_weight": self.rows.weight}
-        return ks_distance_ci(self.after.prediction, floor=self.ks_floor, **beside)
+    # --- explanation of the repair -------------------------------------------------------------------------------
 
     @cached_property
-    def scan(self) -> LayerScan | str:
+    def scan(self) -> explain.LayerScan | str:
         """Of the layers, judged on the rows of the page; or why there is none."""
-        fair, judges = self.fair, (self.rows.x, self.rows.y, *named_groups(self.rows).values())
-        y = self.fitting.y if self.has_labels else None
+        fair, judges = self.fair, (self.rows.x, self._given_labels(self.rows), *named_groups(self.rows).values())
+        y = self._given_labels(self.fitting) if self.has_labels else None
         options: dict[str, Any] = {"output": fair.output, "batch_size": fair.batch_size, "effort": fair.effort}
         options |= {"validation": judges, **named_groups(self.fitting)}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ESVDFairWarning)  # about single layers; the page shows a dash there
-                scan = scan_layers(fair.model_, self.fitting.x, y, **options)
+                scan = explain.scan_layers(fair.model_, self.fitting.x, y, **options)
         except ValueError as error:
             return str(error)
         if all(layer.ks is None for layer in scan.layers):
             return "after an edit of any layer the network would predict one value for everybody."
         return scan
 
+    def _given_labels(self, rows: Batch) -> Any:
+        """Labels as the model knows them: those of a classifier are classes, not 0 and 1."""
+        classes = self._model.classes
+        return rows.y if rows.y is None or classes is None else np.asarray(classes)[rows.y.astype(int)]
+
+    @cached_property
+    def _model(self) -> ModelAdapter:
+        return adapt(self.fair.model_, output=self.fair.output)
+
     @cached_property
     def layers(self) -> list[str]:
         """Names of all linear layers."""
-        adapter = adapt(self.fair.model_, output=self.fair.output)
-        return [layer.name for layer in adapter.layers(take(self.rows.x, np.arange(1)))]
+        return [layer.name for layer in self._model.layers(take(self.rows.x, np.arange(1)))]
 
     @property
     def hidden_edits(self) -> list[str]:
@@ -216,69 +222,227 @@ class Content:
         return [edit.layer for edit in self.fair.edits_ if edit.layer != self.layers[-1]]
 
     @cached_property
-    def directions(self) -> Directions | str:
+    def directions(self) -> explain.Directions | str:
         """Of the hidden layer that the repair edited; else of the last hidden one, with what an edit of it would do."""
         fair, edited = self.fair, self.hidden_edits
         if len(self.layers) == 1:
             return "the model has no layer before its last one, which the repair refitted."
         options: dict[str, Any] = {**named_groups(self.fitting), "top": DIRECTIONS, "batch_size": fair.batch_size}
+        options |= {"layer": edited[0]} if edited else {"layer": -2, "output": fair.output}
         try:
-            if edited:
-                return explain_directions(fair, self.fitting.x, layer=edited[0], **options)
-            return explain_directions(fair.model_, self.fitting.x, layer=-2, output=fair.output, **options)
+            return explain.explain_directions(fair if edited else fair.model_, self.fitting.x, **options)
         except ValueError as error:
             return str(error)
 
     @cached_property
-    def people(self) -> People:
+    def people(self) -> explain.People:
         """Who is moved."""
-        found = explain_people(self.before.prediction, self.after.prediction, **named_groups(self.rows), top=MOVERS)
+        predictions = self.before.prediction, self.after.prediction
+        found = explain.explain_people(*predictions, **named_groups(self.rows), top=MOVERS)
         places = self.rows.x.index if hasattr(self.rows.x, "iloc") else self.rows.row_id  # what the user calls a row
         return replace(found, movers=tuple(replace(m, row=places[m.row]) for m in found.movers))
 
-    @cached_property
-    def features(self) -> list[Feature]:
-        """The input columns that tell most of both group and prediction."""
+    @property
+    def features(self) -> list[tuple[str, float, float, float]]:
+        """The input columns that tell most of both group and prediction.
+
+        Each with its correlation with the group that it follows most, and with the predictions before and after.
+        """
         rows, groups = self.rows, len(self.rows.labels)
         members = (rows.codes[:, None] == np.arange(groups)).astype(np.float64)
         values = np.column_stack([self.before.prediction, self.after.prediction, members])
-        names, correlations = correlate(values, self.weight, rows.x, name_features(rows.x, None))
+        weight = np.ones(len(rows.codes)) if rows.weight is None else rows.weight
+        names, correlations = correlate(values, weight, rows.x, name_features(rows.x))
         found = []
         for name, (old, new, *of_groups) in zip(names, correlations.T, strict=True):
             strongest = max(of_groups, key=abs) if groups > 2 else of_groups[1]
-            found.append(Feature(name, float(strongest), float(old), float(new)))
-        return sorted(found, key=lambda f: -abs(f.group * f.before))[:FEATURES]
+            found.append((name, float(strongest), float(old), float(new)))
+        return sorted(found, key=lambda feature: -abs(feature[1] * feature[2]))[:FEATURES]
+
+    # --- sentences -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Of the groups, for sentences and charts: a number says little without the name of its column."""
+        labels = self.rows.labels
+        bare = not any(isinstance(label, str | tuple) for label in labels) and len(self.attribute) <= 12
+        return [f"{self.attribute} {label}" if bare else label_text(label) for label in labels]
+
+    @property
+    def all_groups(self) -> str:
+        return "groups" if self.attribute == UNNAMED else f"groups of {self.attribute}"
+
+    @property
+    def error_name(self) -> str:
+        return "mean squared error" if self.has_labels else "mean squared change of the predictions"
+
+    def headline(self) -> str:
+        """What to do, and why, in one sentence. Whether the target is met is what ``summary_`` says."""
+        s, names = self.summary, self.names
+        before, after = self.before.peak.distance, self.after.peak.distance
+        whom = f"{names[0]} and {names[1]}" if len(names) == 2 else f"the {len(names)} {self.all_groups}"
+        if self.adjusted:
+            before, after = s["ks_before"], s["ks_after"]
+            whom += ", adjusted for what they may rightly differ in,"
+        apart = f"from {100 * before:.1f} to {100 * after:.1f} percentage points apart"
+        asked = "" if s["target_ks"] is None else f"the target of {100 * s['target_ks']:.1f}"
+        if self.after.prediction.std() < FLAT * self.spread:
+            why = f"it predicts nearly the same value for everybody ({whom} go {apart})"
+            return f"Do not use the repaired model: {why}."
+        if self.chosen == 0:
+            found = f"the predictions for {whom} are {100 * before:.1f} percentage points apart"
+            if not asked:
+                return f"Keep the original model: {found}, and no repair was chosen."
+            if s["met"]:
+                return f"Keep the original model: {found}, which meets {asked}."
+            return f"No repair was chosen, and the original model does not meet {asked} on these rows: {found}."
+        if after >= before:
+            unmet = f", and does not meet {asked}" if s["met"] is False else ""
+            closer = f"bring the predictions for {whom} closer together ({apart}){unmet}"
+            return f"Keep the original model: the repair does not {closer}."
+        brings = f"it brings the predictions for {whom} {apart}"
+        if s["met"] or not asked:
+            sure = f" ({s['confidence']:.0%} confidence)" if s.get("certified") else ""
+            meets = f" and meets {asked}{sure}" if asked else ""
+            return f"Use the repaired model {self._condition()}: {brings}{meets}."
+        reached = f"{brings}, {self._price()}"
+        if self.fair.summary_["met"]:
+            but = f"it met {asked} on the rows that chose it, but does not on these"
+            return f"Use the repaired model with care: {reached}; {but}."
+        few = min(s["group_sizes"].items(), key=lambda item: item[1])[0]
+        return (
+            f"The repaired model does not meet {asked}: {reached}. Decide whether that is enough, or repair again with "
+            f"more rows, above all of {label_text(few)}."
+        )
+
+    def _condition(self) -> str:
+        if not self.has_labels:
+            return f"if predictions may move by {number(math.sqrt(self.after.mse))} (root mean square)"
+        price, costs = self._price(), self.after.mse >= 1.0005 * self.before.mse
+        return f"if {price.removeprefix('with ')} is acceptable" if costs else f"({price})"
+
+    def _price(self) -> str:
+        if not self.has_labels:
+            return f"while predictions move by {number(math.sqrt(self.after.mse))} (root mean square)"
+        if not self.before.mse > 0:
+            return f"with a mean squared error of {number(self.after.mse)} instead of none"
+        change = self.after.mse / self.before.mse - 1
+        if abs(change) < 0.0005:
+            return "at no cost in mean squared error"
+        return f"with a mean squared error {abs(change):.1%} {'larger' if change > 0 else 'smaller'}"
+
+    def adjusted_sentence(self) -> str:
+        """What adjusting means, and whom it leaves out."""
+        which = ROWS_ARE["test"] if self.summary["evaluated_on"] == "test" else "rows that chose the repair"
+        return (
+            "The target is about groups that are compared as if each had the same mix of the controls (jobs, regions, "
+            f"…), on the {self.summary['rows']:,} {which}. {percent(self.summary['outside_support'])} of these people "
+            "are like nobody of some other group and are left out of that comparison. All else on this page shows "
+            "people as they are."
+        )
+
+    def what_apart_means(self) -> str:
+        rows, sampled = len(self.rows.codes), ""
+        if rows < self.rows_given:
+            sampled = f" (an even sample of {self.rows_given:,})"
+        return (
+            "“Apart” is the Kolmogorov–Smirnov (KS) distance: wherever one draws a line through the predictions, the "
+            "shares of two groups that fall below it differ by at most this much. Everything on this page is measured "
+            f"on {rows:,} {ROWS_ARE[self.rows_are]}{sampled}."
+        )
+
+    def how_chosen(self) -> str:
+        """What the repair was chosen by, where that is not what the page shows."""
+        s = self.fair.summary_
+        if s["evaluated_on"] == "moments":
+            return (
+                "The repair was made from moments of all sites, without rows: group means and variances became equal "
+                f"over the {s['rows']:,} rows of the moments. No rows chose it."
+            )
+        if self.rows_judged:
+            return ""
+        which = ROWS_ARE[s["evaluated_on"]].split(",")[0]
+        target = "" if s["target_ks"] is None else f", with a target of {share(s['target_ks'])}"
+        reached = f"where its KS distance was {share(s['ks_after'])}{target}"
+        return f"The repair was chosen on {s['rows']:,} {which}, {reached}."
+
+    def step_sentence(self, position: int) -> str:
+        """One position of the slider."""
+        step = self.steps[position]
+        reached = f"KS {share(step.peak.distance)}, {self.error_name} {number(step.mse, beside=self.spread**2)}."
+        if position == 0:
+            return f"Untouched model: {reached}"
+        name = f"Point {position} of {len(self.steps) - 1}{' (the chosen one)' if position == self.chosen else ''}"
+        return f"{name}: {reached}"
+
+    def peak_sentence(self, step: Step, when: str) -> str:
+        peak, at = step.peak, number(step.peak.threshold)
+        more, fewer = self.names[peak.high_group], self.names[peak.low_group]
+        shares = f"{percent(peak.high_share)} of {more} are at or below it, and {percent(peak.low_share)} of {fewer}"
+        return f"{when}, the distributions are farthest apart at a prediction of {at}: {shares}."
+
+    def caveats(self) -> list[str]:
+        sizes = self.fair.summary_["group_sizes"]
+        few = some_names([label_text(label) for label, rows in sizes.items() if rows < SMALL_GROUP], 5)
+        found = [
+            "Sampling floor. Even if the groups were distributed exactly alike, samples of this size would show a KS "
+            f"distance of about {share(self.ks_floor)}. A distance near it cannot be told from none."
+        ]
+        if few:
+            found.append(f"Few rows chose the repair for {few}: what is said about them is uncertain.")
+        found += PARITY
+        if not self.has_labels:
+            found.append("There were no labels: errors here are distances to the untouched model’s own predictions.")
+        if self.rows_are == "heldout":
+            found.append(
+                "The rows of this page were held out from the repair, but the model may have been trained on them; its "
+                "errors on new people are then larger than shown."
+            )
+        return found
+
+
+# --- the rows of the page ------------------------------------------------------------------------------------------
 
 
 def collect(
     fair: ESVDFair,
-    rows: Batch,
-    apart: Batch | None,
-    which: str | None,
+    data: Data,
     *,
-    attribute: str,
+    judged: Data | None,
+    test: Data | None,
+    summary: Mapping[str, Any] | None,
     predicted: str,
-    summary: Mapping[str, Any] | None = None,
 ) -> Content:
     """Choose the rows of the page and what is said of them; all else is computed as it is asked for."""
-    fitting, shown, rows_are = _choose_rows(fair, rows, apart, which)
+    rows, told = read_rows(fair, data), fair.summary_
+    fitting, shown, rows_are = rows, rows, told["evaluated_on"]
+    if test is not None:
+        shown, rows_are = read_rows(fair, test), "test"
+        told = summary or fair.assess(test.X, test.y, **{name: getattr(test, name) for name in COLUMNS})
+    elif judged is not None:
+        shown = read_rows(fair, judged)
+    elif (chose := fair.judged(rows)) is None:
+        rows_are = "given"
+    else:
+        shown = rows.take(np.flatnonzero(chose))
+        fitting = shown if chose.all() else rows.take(np.flatnonzero(~chose))
+    fitting, shown = (
+        part if part.weight is None else part.take(np.flatnonzero(part.weight > 0)) for part in (fitting, shown)
+    )
     given = len(shown.codes)
     fitting, shown = (part.take(spread_rows(part.codes, ROWS_OF_A_GROUP)) for part in (fitting, shown))
-    told = fair.summary_
-    if rows_are == "test":
-        told = summary or fair.assess(shown.x, shown.y, **named_groups(shown))
-    return Content(fair, told, fitting, shown, rows_are, given, predicted, attribute)
+    return Content(fair, told, fitting, shown, rows_are, given, predicted, _attribute(data.sensitive_features))
 
 
-def read_rows(fair: ESVDFair, X: Any, y: Any, sensitive_features: Any, sample_weight: Any = None) -> Batch:
-    """All rows, checked."""
-    if is_stream(X):
+def read_rows(fair: ESVDFair, data: Data) -> Batch:
+    """All rows, checked; strata are left behind."""
+    if data.is_stream:
         raise ValueError("X yields batches, but a report needs its rows in memory; pass a sample as an array.")
-    if not row_count(X):
+    if not row_count(data.X):
         raise ValueError("X has no rows; there is nothing to report on.")
     classes = adapt(fair.model_, output=fair.output).classes
-    options: dict[str, Any] = {"missing": fair.missing, "batch_size": row_count(X), "classes": classes}
-    (rows,) = make_batches(Data(X, y, sensitive_features, sample_weight), **options)
+    options: dict[str, Any] = {"missing": fair.missing, "batch_size": row_count(data.X), "classes": classes}
+    (rows,) = make_batches(replace(data, control_features=None), **options)
     if len(rows.labels) < 2:
         raise ValueError("sensitive_features holds fewer than two groups; a report compares them. Pass rows of each.")
     sizes = np.bincount(rows.codes, None if rows.weight is None else rows.weight > 0, len(rows.labels)).astype(int)
@@ -314,31 +478,6 @@ def spread_rows(codes: Codes, most: int) -> NDArray[np.intp]:
     return np.sort(np.concatenate(picked))
 
 
-def attribute_name(sensitive_features: Any) -> str:
-    """Name of the sensitive column or columns."""
-    if hasattr(sensitive_features, "columns"):
-        return ", ".join(map(str, sensitive_features.columns))
-    name = getattr(sensitive_features, "name", None)
-    return UNNAMED if name is None else str(name)
-
-
-def _choose_rows(fair: ESVDFair, rows: Batch, apart: Batch | None, which: str | None) -> tuple[Batch, Batch, str]:
-    """Rows to explain the layers with, rows of the page, and what these are."""
-    if apart is not None:
-        return _counted(rows), _counted(apart), "test" if which == "test" else fair.summary_["evaluated_on"]
-    judged = fair.judged(rows)
-    if judged is None:
-        return _counted(rows), _counted(rows), "given"
-    shown = rows.take(np.flatnonzero(judged))
-    fitting = shown if judged.all() else rows.take(np.flatnonzero(~judged))
-    return _counted(fitting), _counted(shown), fair.summary_["evaluated_on"]
-
-
-def _counted(rows: Batch) -> Batch:
-    """Those with weight."""
-    return rows if rows.weight is None else rows.take(np.flatnonzero(rows.weight > 0))
-
-
 def named_groups(rows: Batch) -> dict[str, Any]:
     """Labels and weights, as every function of the package takes them."""
     column = np.empty(len(rows.labels), dtype=object)
@@ -346,5 +485,31 @@ def named_groups(rows: Batch) -> dict[str, Any]:
     return {"sensitive_features": column[rows.codes], "sample_weight": rows.weight}
 
 
-def predict(fair: ESVDFair, model: Any, X: Any) -> Array:
-    return np.asarray(adapt(model, output=fair.output).predict(X), dtype=np.float64).reshape(-1)
+def _attribute(sensitive_features: Any) -> str:
+    """Name of the sensitive column or columns."""
+    if hasattr(sensitive_features, "columns"):
+        return ", ".join(map(str, sensitive_features.columns))
+    name = getattr(sensitive_features, "name", None)
+    return UNNAMED if name is None else str(name)
+
+
+# --- words ----------------------------------------------------------------------------------------------------
+
+
+def layer_name(found: explain.LayerGap | explain.Directions) -> str:
+    """What the model calls a layer; a model that is a layer has no name for it."""
+    name = found.layer if isinstance(found, explain.Directions) else found.name
+    return name or f"number {found.index}"
+
+
+def signed(correlation: float) -> str:
+    """A correlation with its sign, which nothing has that rounds to zero."""
+    return f"{correlation:+z.2f}".replace("+0.00", "0.00")
+
+
+def follows(direction: explain.Direction) -> str:
+    """The inputs that a direction goes with, if it is one."""
+    if not direction.stable:
+        known = "" if direction.stability is None else f" (|cos| {direction.stability:.2f})"
+        return f"not the same in two halves of the rows{known}"
+    return ", ".join(f"{name} {signed(correlation)}" for name, correlation in direction.features) or "–"

@@ -1,4 +1,7 @@
-"""The page, part by part. Whatever is text goes through `escape`: names come from the user's file."""
+"""The page, part by part, and the numbers that its script draws.
+
+Whatever is text goes through `escape`: names come from the user's file.
+"""
 
 import base64
 import hashlib
@@ -12,27 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from esvdfair.audit import make_grid
+from esvdfair.audit import Array, density, make_grid
+from esvdfair.core.metrics import ks_distance_ci
 from esvdfair.files import version_of
-from esvdfair.report.charts import GROUPS_DRAWN, chart_data, distribution, group_cells
-from esvdfair.report.content import Content
-from esvdfair.report.sentences import (
-    adjusted_sentence,
-    caveats,
-    density_sentence,
-    error_name,
-    follows,
-    group_names,
-    groups_of,
-    headline,
-    how_chosen,
-    layer_name,
-    peak_sentence,
-    signed,
-    step_sentence,
-    what_apart_means,
-)
+from esvdfair.report.content import Content, Step, follows, layer_name, signed
 from esvdfair.text import label_text, number, percent, share
+
+GROUPS_DRAWN = 8
+"""As many as there are colours; the tables list all groups."""
+SPECTRUM_DRAWN = 48
 
 
 def render(
@@ -40,7 +31,7 @@ def render(
 ) -> str:
     """The whole page; ``about`` says which model and data it is about, and what is predicted."""
     script, style = (files("esvdfair.report").joinpath(name).read_text("utf-8") for name in ("charts.js", "page.css"))
-    name = title or f"Repair report: parity between {groups_of(content)}"
+    name = title or f"Repair report: parity between {content.all_groups}"
     parts = [
         _opening(content, name, about),
         _adjusted(content),
@@ -142,7 +133,8 @@ def _hash_of(source: str) -> str:
 
 def _opening(content: Content, title: str, about: Mapping[str, str]) -> str:
     before, after, floor = content.before, content.after, share(content.ks_floor)
-    low, high = map(share, content.ks_interval)
+    beside: dict[str, Any] = {"sensitive_features": content.rows.codes, "sample_weight": content.rows.weight}
+    low, high = map(share, ks_distance_ci(after.prediction, floor=content.ks_floor, **beside))
     gaps = (number(float(np.ptp(step.means)), beside=content.spread) for step in (before, after))
     errors = (number(step.mse, beside=content.spread**2) for step in (before, after))
     distances = (share(step.peak.distance) for step in (before, after))
@@ -151,7 +143,7 @@ def _opening(content: Content, title: str, about: Mapping[str, str]) -> str:
     expected = "" if population is None else f"; expected of any number of such people {share(population)}"
     tiles = [
         ("KS distance", " → ".join(distances), f"95 % interval {low} to {high}; parity shows about {floor}{expected}"),
-        (error_name(content), " → ".join(errors), f"method: {content.summary['method']}{refit}"),
+        (content.error_name, " → ".join(errors), f"method: {content.summary['method']}{refit}"),
         ("difference of group means", " → ".join(gaps), "of the farthest two"),
     ]
     shown = "".join(
@@ -160,9 +152,9 @@ def _opening(content: Content, title: str, about: Mapping[str, str]) -> str:
     subject = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in about.items())
     return (
         f"<header><h1>{escape(title)}</h1>"
-        f'<dl class="about">{subject}</dl>{paragraph(headline(content), "lead")}</header>\n'
-        f'<dl class="tiles">{shown}</dl>\n{paragraph(what_apart_means(content), "soft")}'
-        f"{paragraph(how_chosen(content), 'soft')}"
+        f'<dl class="about">{subject}</dl>{paragraph(content.headline(), "lead")}</header>\n'
+        f'<dl class="tiles">{shown}</dl>\n{paragraph(content.what_apart_means(), "soft")}'
+        f"{paragraph(content.how_chosen(), 'soft')}"
     )
 
 
@@ -170,35 +162,37 @@ def _adjusted(content: Content) -> str:
     """Raw and adjusted gaps side by side, before and after."""
     if not content.adjusted:
         return ""
-    s, lines = content.summary, []
+    lines = []
     for name, key, form in (("KS distance", "ks", share), ("difference of group means", "mean_gap", number)):
-        found = [s[f"{kind}_{when}"] for kind in (f"{key}_raw", key) for when in ("before", "after")]
-        lines.append([name, *(form(value) for value in found)])
+        keys = (f"{key}_raw_before", f"{key}_raw_after", f"{key}_before", f"{key}_after")
+        lines.append([name, *(form(content.summary[each]) for each in keys)])
     header = ["", "as it is, before", "as it is, after", "adjusted, before", "adjusted, after"]
     shown = table(header, lines, caption="Gaps as they are and adjusted")
-    return section("adjusted", "Among people who are alike", paragraph(adjusted_sentence(content)), shown)
+    return section("adjusted", "Among people who are alike", paragraph(content.adjusted_sentence()), shown)
 
 
 def _compared(content: Content) -> str:
     """Before, and wherever the slider stands: densities, the trade-off, and who pays."""
-    last, here, groups = len(content.steps) - 1, step_sentence(content, content.chosen), len(content.rows.labels)
+    last, here, groups = len(content.steps) - 1, content.step_sentence(content.chosen), len(content.rows.labels)
     control = (
         '<div class="control"><p>Move the slider, use the arrow keys, or choose a dot.</p>'
         f'<label for="slider">Fairness</label><input id="slider" type="range" min="0" '
         f'max="{last}" step="1" value="{content.chosen}" aria-valuetext="{escape(here)}">'
         f'<output id="readout" for="slider">{escape(here)}</output></div>'
     )
+    old = zip(content.names, content.before.means, strict=True)
+    means = "; ".join(f"{name} has mean {number(mean)}" for name, mean in old)
     densities = [
-        chart(name, said, heading=heading, numbers=_quantiles(content, position, f"Quantiles {when}"))
-        for name, position, heading, when, said in (
-            ("density-before", 0, "Before", "before", density_sentence(content)),
-            ("density-step", content.chosen, "After", "after", f"Densities of the predictions. {here}"),
+        chart(name, f"Densities of the predictions{said}", heading=heading, numbers=_quantiles(content, step, heading))
+        for name, heading, step, said in (
+            ("density-before", "Before", content.before, f" before the repair: {means}."),
+            ("density-step", "After", content.after, f". {here}"),
         )
     ]
     note = "The higher a line, the more people of the group have such a prediction; ticks mark the means."
     if groups > GROUPS_DRAWN:
         note += f" Drawn are the {GROUPS_DRAWN} largest groups; the tables hold all {groups}."
-    label = f"{error_name(content)} over KS distance of {last} repaired models; the numbers are for engineers below."
+    label = f"{content.error_name} over KS distance of {last} repaired models; the numbers are for engineers below."
     intro = (
         "Every dot is the same network with other weights, from the untouched model to the fairest one. Dots in the "
         "grey zone cannot be told from perfect parity on these rows."
@@ -215,47 +209,40 @@ def _compared(content: Content) -> str:
     )
 
 
-def _quantiles(content: Content, position: int, caption: str) -> str:
-    levels = (0.1, 0.5, 0.9)
-    rows, step = content.rows, content.steps[position]
-    lines = []
-    for g, name in enumerate(group_names(content)):
-        mine = rows.codes == g
-        weight = np.ones(int(mine.sum())) if rows.weight is None else rows.weight[mine]
-        found = np.quantile(step.prediction[mine], levels, weights=weight, method="inverted_cdf")
-        lines.append([name, f"{len(weight):,}", number(float(step.means[g])), *map(number, found)])
-    return table([content.attribute, "rows", "mean", *map(percent, levels)], lines, caption=caption)
+def _quantiles(content: Content, step: Step, when: str) -> str:
+    levels, lines = (0.1, 0.5, 0.9), []
+    for g, name in enumerate(content.names):
+        values, weight = _of_group(content, step.prediction, g)
+        weight = np.ones(len(values)) if weight is None else weight
+        found = np.quantile(values, levels, weights=weight, method="inverted_cdf")
+        lines.append([name, f"{len(values):,}", number(float(step.means[g])), *map(number, found)])
+    return table([content.attribute, "rows", "mean", *map(percent, levels)], lines, caption=f"Quantiles {when.lower()}")
 
 
 def _distributions(content: Content) -> str:
     grid = make_grid([content.before.prediction, content.after.prediction], 11)
     charts = []
     for when, step in (("Before", content.before), ("After", content.after)):
-        rows = [
-            [number(t), *map(percent, shares)]
-            for t, shares in zip(grid, distribution(content.rows, step, grid).T, strict=True)
-        ]
-        numbers = table(
-            ["prediction", *group_names(content)], rows, caption="Share of each group at or below a prediction"
-        )
-        said = peak_sentence(content, step, when)
+        below = zip(grid, _distribution(content, step, grid).T, strict=True)
+        rows = [[number(threshold), *map(percent, shares)] for threshold, shares in below]
+        numbers = table(["prediction", *content.names], rows, caption="Share of each group at or below a prediction")
+        said = content.peak_sentence(step, when)
         charts.append(chart(f"cdf-{when.lower()}", said, heading=when, caption=said, numbers=numbers))
     intro = "Each line climbs from 0 to 1; where two lines are farthest apart vertically, that distance is KS."
-    return section(
-        "distributions", "Where the groups differ most", paragraph(intro), f'<div class="pair">{"".join(charts)}</div>'
-    )
+    pair = f'<div class="pair">{"".join(charts)}</div>'
+    return section("distributions", "Where the groups differ most", paragraph(intro), pair)
 
 
 def _who_pays(content: Content) -> str:
     """Mean prediction and error of every group, before and at the slider's position."""
     error = "error" if content.has_labels else "change"
-    pairs = zip(group_cells(content, content.before), group_cells(content, content.after), strict=True)
+    pairs = zip(_group_cells(content, content.before), _group_cells(content, content.after), strict=True)
     rows = [
         [label_text(label), f"{size:,}", old[0], new[0], old[1], new[1]]
         for label, size, (old, new) in zip(content.rows.labels, content.sizes, pairs, strict=True)
     ]
     header = [content.attribute, "rows", "mean before", "mean after", f"{error} before", f"{error} after"]
-    caption = f"Mean prediction and {error_name(content)} in every group; “after” follows the slider"
+    caption = f"Mean prediction and {content.error_name} in every group; “after” follows the slider"
     return f'<div id="who-pays">{table(header, rows, caption=caption, moving=(3, 5))}</div>'
 
 
@@ -267,51 +254,38 @@ def _people(content: Content) -> str:
         f"deviation of the predictions before. On average a person moves by "
         f"{100 * people.mean_absolute_rank_change:.1f} percentile ranks."
     )
+    changes = chart("changes", f"Densities of the change of a prediction by group: {moved}.")
     rows = []
     for g in people.groups:
         shares = map(percent, (g.share_up, g.share_down, g.share_moved))
         rows.append([label_text(g.group), *shares, share(g.rank_correlation)])
-    movers = []
+    header = [content.attribute, "up", "down", f"moved > {threshold}", "rank kept"]
+    kept = "By group. Rank kept: rank correlation within the group, 1 if nobody overtakes anybody"
+    by_group = table(header, rows, caption=kept)
+    rows = []
     for m in people.movers:
         ranks = (f"{100 * rank:.0f}" for rank in (m.rank_before, m.rank_after))
-        movers.append([str(m.row), label_text(m.group), number(m.before), number(m.after), *ranks])
-    by_group = table(
-        [content.attribute, "up", "down", f"moved > {threshold}", "rank kept"],
-        rows,
-        caption="By group. Rank kept: rank correlation within the group, 1 if nobody overtakes anybody",
-    )
-    most = table(
-        ["row", content.attribute, "before", "after", "percentile before", "percentile after"],
-        movers,
-        caption="Rows are numbered as in their file; percentiles among all people",
-        texts=(1,),
-    )
-    changes = chart("changes", f"Densities of the change of a prediction by group: {moved}.")
+        rows.append([str(m.row), label_text(m.group), number(m.before), number(m.after), *ranks])
+    header = ["row", content.attribute, "before", "after", "percentile before", "percentile after"]
+    most = table(header, rows, caption="Rows are numbered as in their file; percentiles among all people", texts=(1,))
     folded = fold("The people who move most", most)
     return section("people", "Who is affected", paragraph(intro), changes, by_group, folded)
 
 
 def _features(content: Content) -> str:
-    names = group_names(content)
-    indicator = f"being {names[1]}" if len(names) == 2 else "being in the group it follows most"
+    whom = f"being {content.names[1]}" if len(content.names) == 2 else "being in the group it follows most"
     intro = (
         "Inputs that go with the group as well as with the prediction are how a model that is never told the group "
         "comes to differ between groups. Correlations, the strongest link first."
     )
-    return section(
-        "features",
-        "Inputs that carry the gap",
-        paragraph(intro),
-        table(
-            ["input", f"with {content.attribute}", "with prediction, before", "with prediction, after"],
-            [[f.name, *map(signed, (f.group, f.before, f.after))] for f in content.features],
-            caption=f"Correlation of each input with {indicator} and with the prediction",
-        ),
-    )
+    header = ["input", f"with {content.attribute}", "with prediction, before", "with prediction, after"]
+    rows = [[name, *map(signed, correlations)] for name, *correlations in content.features]
+    shown = table(header, rows, caption=f"Correlation of each input with {whom} and with the prediction")
+    return section("features", "Inputs that carry the gap", paragraph(intro), shown)
 
 
 def _caveats(content: Content) -> str:
-    items = "".join(f"<li>{escape(item)}</li>" for item in caveats(content))
+    items = "".join(f"<li>{escape(item)}</li>" for item in content.caveats())
     return section("caveats", "Before you rely on this", f"<ul>{items}</ul>")
 
 
@@ -327,7 +301,7 @@ def _points(content: Content) -> str:
         aim = "" if step.point is None else step.point.target
         error = number(step.mse, beside=content.spread**2)
         rows.append([str(i) if i else "untouched", share(step.peak.distance), error, aim])
-    header = ["point", "KS", error_name(content), "refitted towards"]
+    header = ["point", "KS", content.error_name, "refitted towards"]
     return table(header, rows, caption="Points of the curve", texts=(3,))
 
 
@@ -358,15 +332,13 @@ def _spectrum(content: Content) -> str:
     if isinstance(found, str):
         return heading + paragraph(f"Not available: {found}")
     after = "after" if content.hidden_edits else "if edited"
-    intro = (
-        f"Layer {layer_name(found)}: singular values of its weight seen through the groups’ difference in covariance. "
-    )
-    intro += (
+    edited = (
         "The repair edited this layer: “after” is the repaired model."
         if content.hidden_edits
         else "The repair refitted the last layer only and left this one as it was; the second line shows what the "
         "closed-form edit of this layer itself would leave."
     )
+    seen = "singular values of its weight seen through the groups’ difference in covariance"
     largest = [number(values[0]) for values in (found.spectrum_before, found.spectrum_after)]
     said = f"Singular values before and {after}; the largest is {largest[0]} before and {largest[1]} {after}."
     whole = "part of the bound" if any(d.share_of == "bound" for d in found.covariance) else "part of the gap"
@@ -375,10 +347,11 @@ def _spectrum(content: Content) -> str:
         name = f"{'means' if d.kind == 'mean' else 'spreads'} {d.rank}"
         sigmas = number(d.sigma_before), number(d.sigma_after, beside=d.sigma_before)
         rows.append([name, percent(d.share), number(d.difference), *sigmas, follows(d)])
-    of_two = " minus ".join(group_names(content)) if len(found.groups) == 2 else "of two groups"
+    of_two = " minus ".join(content.names) if len(found.groups) == 2 else "of two groups"
     header = ["direction", whole, "difference", "σ before", f"σ {after}", "follows (correlation)"]
     caption = f"The main directions, the difference of mean or variance ({of_two}), and the inputs they go with"
     shown = table(header, rows, caption=caption, texts=(5,))
+    intro = f"Layer {layer_name(found)}: {seen}. {edited}"
     return heading + paragraph(intro) + chart("spectrum", said) + shown
 
 
@@ -389,9 +362,116 @@ def _origin(command: Sequence[str] | str | None) -> str:
         line = command if isinstance(command, str) else shlex.join(["esvdfair", *command])
     made_by = f"esvdfair {version_of('esvdfair') or ''}".strip()
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return section(
-        "origin",
-        "How this page was made",
-        f"<pre><code>{escape(line)}</code></pre>",
-        paragraph(f"{made_by}, {when}.", "soft"),
-    )
+    shown = f"<pre><code>{escape(line)}</code></pre>"
+    return section("origin", "How this page was made", shown, paragraph(f"{made_by}, {when}.", "soft"))
+
+
+# --- the numbers that the page's script draws ------------------------------------------------------------------------
+
+
+def chart_data(content: Content) -> dict[str, Any]:
+    """Everything in #data of the page."""
+    drawn = sorted(np.argsort(-np.array(content.sizes), kind="stable")[:GROUPS_DRAWN].tolist())  # the largest groups
+    names, old, new = content.names, content.before, content.after
+    grid = make_grid([old.prediction, new.prediction])
+    change = new.prediction - old.prediction
+    at_change = make_grid([change[content.rows.codes == g] for g in drawn])
+    steps: list[dict[str, Any]] = [
+        {
+            "ks": float(f"{step.peak.distance:.4g}"),
+            "mse": float(f"{step.mse:.5g}"),
+            "sentence": content.step_sentence(position),
+            "densities": _densities(content, step.prediction, drawn, grid),
+            "means": _rounded(step.means[drawn]),
+            "cells": [cell for row in _group_cells(content, step) for cell in row],
+        }
+        for position, step in enumerate(content.steps)
+    ]
+    shown = {point.index for point in content.points}
+    judged = content.fair.curve_.points if content.points and content.rows_judged else ()
+    found: dict[str, Any] = {
+        "groups": [names[g] for g in drawn],
+        "means": steps[0]["means"],
+        "grid": _span(grid),
+        "steps": steps,
+        "chosen": content.chosen,
+        "peak": max(max(map(max, steps[i]["densities"])) for i in (0, content.chosen)),
+        "joined": content.rows_judged,
+        "predicted": content.predicted if len(content.predicted) <= 40 else "prediction",
+        "others": [_rounded((p.ks, p.mse)) for p in judged if p.index not in shown],  # that the slider leaves out
+        "floor": content.ks_floor,
+        "target": content.summary["target_ks"],
+        "refit": content.mse_refit,
+        "errorName": content.error_name,
+        "cdf": {"before": _cdf(content, old, drawn), "after": _cdf(content, new, drawn)},
+        "changes": {
+            "grid": _span(at_change),
+            "densities": _densities(content, change, drawn, at_change),
+            "means": _rounded((new.means - old.means)[drawn]),
+        },
+    }
+    directions, scan = content.directions, content.scan
+    if not isinstance(directions, str):
+        spectra = {"before": directions.spectrum_before, "after": directions.spectrum_after}
+        found["spectrum"] = {when: _rounded(values[:SPECTRUM_DRAWN]) for when, values in spectra.items()}
+        found["spectrum"]["afterName"] = "after" if content.hidden_edits else "if edited"
+    if not isinstance(scan, str):
+        found["layers"] = [
+            {"name": layer_name(f), "ks": f.ks, "low": f.ks_low, "high": f.ks_high, "best": f is scan.best}
+            for f in scan.layers
+        ]
+        found["layersBefore"] = scan.ks_before
+    return found
+
+
+def _group_cells(content: Content, step: Step) -> list[list[str]]:
+    """Mean prediction and error of every group, which follow the slider."""
+    pairs = zip(step.means, step.group_mse, strict=True)
+    return [[number(m, beside=content.spread), number(e, beside=content.spread**2)] for m, e in pairs]
+
+
+def _of_group(content: Content, values: Array, group: int) -> tuple[Array, Array | None]:
+    """A group's values and weights."""
+    mine, weight = content.rows.codes == group, content.rows.weight
+    return values[mine], None if weight is None else weight[mine]
+
+
+def _distribution(content: Content, step: Step, thresholds: Array) -> Array:
+    """(G, k) part of each group at or below each of k thresholds."""
+    found = []
+    for g in range(len(content.rows.labels)):
+        values, weight = _of_group(content, step.prediction, g)
+        order = np.argsort(values)
+        mass = np.ones(len(order)) if weight is None else weight[order]
+        below = np.append(0.0, np.cumsum(mass) / mass.sum())
+        found.append(below[np.searchsorted(values[order], thresholds, side="right")])
+    return np.array(found)
+
+
+def _cdf(content: Content, step: Step, drawn: list[int]) -> dict[str, Any]:
+    grid = make_grid([content.before.prediction, content.after.prediction], 161)
+    thresholds = np.unique(np.append(grid, step.peak.threshold))
+    return {
+        "x": thresholds.tolist(),
+        "shares": [_rounded(shares) for shares in _distribution(content, step, thresholds)[drawn]],
+        "at": step.peak.threshold,
+        "low": step.peak.low_share,
+        "high": step.peak.high_share,
+    }
+
+
+def _densities(content: Content, values: Array, groups: list[int], grid: Array) -> list[list[float]]:
+    found = []
+    for g in groups:
+        mine, weight = _of_group(content, values, g)
+        found.append(_rounded(density(mine, grid, weight)))
+    return found
+
+
+def _rounded(values: Iterable[float]) -> list[float]:
+    """Four digits that count: enough for a chart, and short."""
+    return [float(f"{value:.4g}") for value in values]
+
+
+def _span(grid: Array) -> list[float]:
+    return [float(grid[0]), float(grid[-1]), len(grid)]
