@@ -409,3 +409,23 @@ def test_a_header_that_is_nested_without_end(tmp_path, header):
         archive.writestr("header.json", header)
     with pytest.raises(ValueError, match=r"deep\.moments' is not a moments file of esvdfair, or damaged"):
         GroupMoments.load(tmp_path / "deep.moments")
+
+
+def test_what_was_read_stays_as_it_was_when_more_rows_come():
+    """Sums grow in place, but not those that somebody was given."""
+    rng = np.random.default_rng(0)
+    x, groups = rng.normal(size=(60, 3)), np.tile(["a", "b"], 30)
+    moments = GroupMoments().update(x[:20], groups[:20])
+    scatters, part, width = moments.scatters, moments.columns(slice(0, 2)), moments.width
+    before = scatters.copy()
+    moments.update(x[20:40], groups[20:40]).update(x[40:], groups[40:])
+    np.testing.assert_array_equal(scatters, before)
+    np.testing.assert_array_equal(part.scatters, before[:, :2, :2])
+    np.testing.assert_allclose(moments.scatters, GroupMoments().update(x, groups).scatters, rtol=1e-12)
+    assert width == moments.width == 3
+
+
+def test_rows_that_are_left_out_may_hold_anything():
+    x = np.array([[1.0, 2.0], [3.0, 1.0], [np.nan, 1.0], [1e200, np.inf]])
+    moments = GroupMoments().update(x, ["a", "b", "a", "b"], [1.0, 1.0, 0.0, 0.0])
+    assert moments.means.tolist() == [[1.0, 2.0], [3.0, 1.0]]

@@ -14,6 +14,7 @@ from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg.blas import dsyr, dsyrk
 
 from esvdfair.core.checks import (
     Label,
@@ -32,6 +33,8 @@ from esvdfair.files import whole_file
 
 _FORMAT = "esvdfair-moments-2"  # 1 had no checksum, and files of it may give single people away
 _CACHED_ROWS = 256  # rows of 256 float64 columns that fit in a core's own cache, with room to spare
+_BLOCK_ROWS = 1024  # rows of one product: enough for its speed, and no more than is given back to the system each time
+_LARGEST_SUM = 1e300  # of squares in one batch, so that a sum over many batches stays in float64
 _FIELDS = {"rows": "<i8", "counts": "<f8", "weight_squares": "<f8", "means": "<f8", "scatters": "<f8"}
 _HEADER = "header.json"
 
@@ -98,7 +101,8 @@ class GroupMoments:
     """
 
     def __init__(self) -> None:
-        self._groups: dict[Label, _Moments] = {}
+        self._whole: dict[Label, _Moments] = {}
+        self._running: _Running | None = None  # what came since
         self._covariances: NDArray[np.float64] | None = None  # of what _groups holds now
         self._everyone: _Moments | None = None  # of all rows, where the groups are adjusted and do not add up to them
 
@@ -135,18 +139,35 @@ class GroupMoments:
 
         ``beside`` (batch,) is taken as a last column of x (batch, n), without copying x to put it there.
         """
-        check_labels([*self._groups, *labels])
+        known = self._whole if self._running is None else self._whole | self._running.sums
+        check_labels([*known, *labels])
         weights = None if sample_weight is None else check_squares(check_weight(sample_weight, len(codes), zero=True))
         x, codes, weights = _flatten(x, codes, weights)
-        width = x.shape[1] + (beside is not None)
-        if self._groups and width != self.width:
+        width, before = x.shape[1] + (beside is not None), self.width if known else 0
+        if known and width != before:
             raise ValueError(
-                f"this batch has {width} columns, the batches before had {self.width}; moments of different "
+                f"this batch has {width} columns, the batches before had {before}; moments of different "
                 "layers or feature sets cannot be mixed. Use one GroupMoments for each."
             )
-        batch = _batch_moments(x, beside, codes, len(labels), weights)
-        self._add([(labels[code], moments) for code, moments in batch.items()])
+        if not isinstance(x, np.ndarray):
+            found = _batch_moments(x, beside, codes, len(labels), weights)
+            self._add([(labels[code], moments) for code, moments in found.items()])
+            return self
+        parts = _by_group(codes, len(labels), weights)
+        _check_range(x, beside, parts)  # all of it first: what raises has added nothing
+        self._running = self._running or _Running(width)
+        for code, (rows, part) in parts.items():
+            self._running.add(labels[code], x, beside, rows, part)
+        self._covariances = None
         return self
+
+    @property
+    def _groups(self) -> dict[Label, _Moments]:
+        """What was gathered, by group."""
+        running, self._running = self._running, None
+        if running is not None:
+            self._add([(label, sums.moments()) for label, sums in running.sums.items()])
+        return self._whole
 
     def merge(self, other: "GroupMoments") -> Self:
         """Add the rows that another accumulator has seen; returns self. ``other`` is left as it is."""
@@ -180,7 +201,7 @@ class GroupMoments:
         check_labels(label for own, _ in described for label in own)
         labels = sorted({label for own, _ in described for label in own}, key=sort_key)
         width = widths.pop()
-        self._groups = {label: self._summed(label, width) for label in labels}
+        self._whole = {label: self._summed(label, width) for label in labels}
         self._covariances = None
         return self
 
@@ -202,7 +223,7 @@ class GroupMoments:
         )
 
     def _add(self, groups: list[tuple[Label, _Moments]]) -> None:
-        total = dict(self._groups)
+        total = dict(self._whole)
         for label, moments in groups:
             mine = total.get(label)
             if mine is None:
@@ -212,7 +233,7 @@ class GroupMoments:
                 total[label] = mine + moments
             if isinstance(total[label].scatter, np.ndarray) and not np.isfinite(np.diag(total[label].scatter)).all():
                 raise _too_large()
-        self._groups = total  # only now: what raises above has added nothing
+        self._whole = total  # only now: what raises above has added nothing
         self._covariances = None
 
     # --- reading -----------------------------------------------------------------------------------------------
@@ -224,6 +245,8 @@ class GroupMoments:
     @property
     def width(self) -> int:
         """Number of columns n."""
+        if self._running is not None:
+            return self._running.width
         if not self._groups:
             raise ValueError("these moments have seen no rows yet; call update first.")
         return int(next(iter(self._groups.values())).mean.shape[0])
@@ -305,7 +328,7 @@ class GroupMoments:
     def columns(self, selection: slice | list[int]) -> "GroupMoments":
         """Moments of some of the columns, as a new object."""
         part = GroupMoments()
-        part._groups = {label: m.columns(selection) for label, m in self._groups.items()}
+        part._whole = {label: m.columns(selection) for label, m in self._groups.items()}
         part._everyone = None if self._everyone is None else self._everyone.columns(selection)
         return part
 
@@ -342,7 +365,7 @@ class GroupMoments:
     def from_arrays(cls, labels: Sequence[Label], *arrays: Any) -> "GroupMoments":
         """From what the attributes rows, counts, weight_squares, means and scatters hold, for these labels."""
         made = cls()
-        made._groups = {
+        made._whole = {
             label: _Moments(int(rows), float(weight), float(squares), mean, scatter)
             for label, rows, weight, squares, mean, scatter in zip(labels, *arrays, strict=True)
         }
@@ -518,6 +541,126 @@ def _flatten(
     return x, codes, weights
 
 
+Parts = dict[int, tuple[NDArray[np.intp], NDArray[np.float64] | None]]
+
+
+def _by_group(codes: NDArray[np.intp], n_groups: int, weights: NDArray[np.float64] | None) -> Parts:
+    """By the code of every group that has some: which rows are its own, and their weights unless all are 1."""
+    order = np.argsort(codes, kind="stable")
+    if weights is not None:
+        order = order[weights[order] > 0]
+    bounds = np.searchsorted(codes[order], np.arange(n_groups + 1)).tolist()
+    w = None if weights is None or (weights[order] == 1.0).all() else weights[order]
+    return {
+        code: (order[start:stop], None if w is None else w[start:stop])
+        for code, (start, stop) in enumerate(pairwise(bounds))
+        if stop > start
+    }
+
+
+def _check_range(x: NDArray[Any], beside: NDArray[np.float64] | None, parts: Parts) -> None:
+    """Raise ValueError for values that are not finite, or whose squares leave float64, in rows that count."""
+    weight = sum(float(len(rows)) if w is None else float(w.sum()) for rows, w in parts.values())
+
+    def is_good(*columns: NDArray[Any]) -> bool:
+        ends = [float(end) for part in columns for end in (part.max(initial=0), part.min(initial=0))]
+        extent = float(np.abs(ends).max())  # NaN where there is one
+        return 4 * extent * extent * weight < _LARGEST_SUM
+
+    columns = [x] if beside is None else [x, beside]
+    with np.errstate(over="ignore", invalid="ignore"):
+        if not parts or is_good(*columns):
+            return
+        rows = np.concatenate([rows for rows, _ in parts.values()])
+        if is_good(*(part[rows] for part in columns)):
+            return
+    bad = int((~np.isfinite(x).all(axis=1)).sum())
+    raise _too_large() if not bad else _not_finite(bad, len(x))
+
+
+class _Running:
+    """Sums of NumPy batches, to which rows are added in place: a large array for each batch costs more than its sums.
+
+    Attributes
+    ----------
+    sums : by label, in the order in which the groups came
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width, self.sums = width, dict[Label, _Sums]()
+        self._gathered, self._rows = np.empty((_CACHED_ROWS, width)), np.empty((_BLOCK_ROWS, width))
+        self._products = np.zeros((width, width), order="F")
+
+    def add(
+        self,
+        label: Label,
+        x: NDArray[Any],
+        beside: NDArray[np.float64] | None,
+        rows: NDArray[np.intp],
+        w: NDArray[np.float64] | None,
+    ) -> None:
+        """Add some rows of an array, with a further column beside it or without.
+
+        The rows are gathered, shifted and summed a few hundred at a time, while they are in the cache; a product then
+        reads some thousand. The shift is the mean of the first rows, so what is left of the mean is of the size of the
+        rows' own spread, and taking its square off the products costs no digits.
+        """
+        weight, squares = (float(len(rows)), float(len(rows))) if w is None else (float(w.sum()), float(w @ w))
+        n = x.shape[1]
+        first = x[rows[:64]] if beside is None else np.column_stack([x[rows[:64]], beside[rows[:64]]])
+        shift = first.mean(axis=0, dtype=np.float64)
+        if self._gathered.dtype != x.dtype or self._gathered.shape[1] != n:
+            self._gathered = np.empty((_CACHED_ROWS, n), dtype=x.dtype)
+        total = np.zeros(self.width)
+        for start in range(0, len(rows), _BLOCK_ROWS):
+            chosen = rows[start : start + _BLOCK_ROWS]
+            for i in range(0, len(chosen), _CACHED_ROWS):
+                block, index = self._rows[i : min(i + _CACHED_ROWS, len(chosen))], chosen[i : i + _CACHED_ROWS]
+                gathered = self._gathered[: len(block)]
+                np.take(x, index, axis=0, out=gathered, mode="clip")  # with "raise" NumPy copies once more
+                np.subtract(gathered, shift[:n], out=block[:, :n])
+                if beside is not None:
+                    np.subtract(beside[index], shift[n], out=block[:, n])
+                if w is None:
+                    total += block.sum(axis=0)
+                else:
+                    part = w[start + i :][: len(block)]
+                    total += part @ block
+                    block *= np.sqrt(part)[:, None]
+            dsyrk(1.0, self._rows[: len(chosen)].T, beta=float(start > 0), c=self._products, overwrite_c=1)
+        left = total / weight
+        if label not in self.sums:
+            self.sums[label] = _Sums(np.zeros(self.width), np.zeros((self.width, self.width), order="F"))
+        self.sums[label].add(len(rows), weight, squares, shift + left, self._products)
+        dsyr(-weight, left, a=self.sums[label].upper, overwrite_a=1)
+
+
+@dataclass
+class _Sums:
+    """As `_Moments`, of a group that grows; of the scatter the upper triangle alone."""
+
+    mean: NDArray[np.float64]
+    upper: NDArray[np.float64]
+    rows: int = 0
+    weight: float = 0.0
+    squares: float = 0.0
+
+    def add(
+        self, rows: int, weight: float, squares: float, mean: NDArray[np.float64], upper: NDArray[np.float64]
+    ) -> None:
+        """Chan's update, as in `_Moments`."""
+        total, delta = self.weight + weight, mean - self.mean
+        self.upper += upper
+        dsyr(self.weight * weight / total, delta, a=self.upper, overwrite_a=1)
+        self.mean += delta * (weight / total)
+        self.rows, self.weight, self.squares = self.rows + rows, total, self.squares + squares
+
+    def moments(self) -> _Moments:
+        scatter = np.triu(self.upper)
+        scatter += np.triu(self.upper, 1).T
+        return _Moments(self.rows, self.weight, self.squares, self.mean, scatter)
+
+
 def _batch_moments(
     x: Any,
     beside: NDArray[np.float64] | None,
@@ -525,68 +668,18 @@ def _batch_moments(
     n_groups: int,
     weights: NDArray[np.float64] | None,
 ) -> dict[int, _Moments]:
-    """Moments of each group of one batch: one gather of the rows, one matrix product for each group."""
-    order = np.argsort(codes, kind="stable")
-    if weights is not None:
-        order = order[weights[order] > 0]
-    bounds = np.searchsorted(codes[order], np.arange(n_groups + 1))
-    w = None if weights is None or (weights[order] == 1.0).all() else weights[order]
-    ordered = None if isinstance(x, np.ndarray) else _gather_float64(x, beside, order)
-    found = {}
-    for code, (start, stop) in enumerate(pairwise(bounds.tolist())):
-        if stop > start:
-            part = None if w is None else w[start:stop]
-            if ordered is None:
-                with np.errstate(over="ignore", invalid="ignore"):  # the check below says it in words
-                    found[code] = _moments_of_rows(x, beside, order[start:stop], part)
-            else:
-                found[code] = _moments_of(ordered.narrow(0, start, stop - start), part)
+    """Moments of each group of one batch, a tensor: one gather of the rows, one matrix product for each group."""
+    parts = _by_group(codes, n_groups, weights)
+    order = np.concatenate([np.zeros(0, dtype=np.intp), *(rows for rows, _ in parts.values())])
+    ordered = _gather_float64(x, beside, order)
+    found, start = {}, 0
+    for code, (rows, w) in parts.items():
+        found[code] = _moments_of(ordered.narrow(0, start, len(rows)), w)
+        start += len(rows)
     if not _all_finite(list(found.values())):
-        values = x if isinstance(x, np.ndarray) else to_numpy(x.double())
-        bad = int((~np.isfinite(values).all(axis=1)).sum())
-        if not bad:
-            raise _too_large()
-        raise ValueError(
-            f"{bad} of {x.shape[0]} rows hold NaN or infinite values; moments of them would be meaningless. "
-            "Check the inputs and the model's activations."
-        )
+        bad = int((~np.isfinite(to_numpy(x.double())).all(axis=1)).sum())
+        raise _too_large() if not bad else _not_finite(bad, x.shape[0])
     return found
-
-
-def _moments_of_rows(
-    x: NDArray[Any],
-    beside: NDArray[np.float64] | None,
-    rows: NDArray[np.intp],
-    w: NDArray[np.float64] | None,
-) -> _Moments:
-    """Moments of some rows of a NumPy array, with a further column beside it or without.
-
-    The rows are gathered, shifted and summed a few hundred at a time, while they are in the cache; the product then
-    reads them once. The shift is the mean of the first rows, so what is left of the mean is of the size of the rows'
-    own spread, and taking its square off the product costs no digits.
-    """
-    weight, squares = (float(len(rows)), float(len(rows))) if w is None else (float(w.sum()), float(w @ w))
-    n = x.shape[1]
-    first = x[rows[:64]] if beside is None else np.column_stack([x[rows[:64]], beside[rows[:64]]])
-    shift = first.mean(axis=0, dtype=np.float64)
-    shifted = np.empty((len(rows), len(shift)))
-    total = np.zeros(len(shift))
-    for start in range(0, len(rows), _CACHED_ROWS):
-        block = shifted[start : start + _CACHED_ROWS]
-        chosen = rows[start : start + _CACHED_ROWS]
-        np.subtract(x[chosen], shift[:n], out=block[:, :n])
-        if beside is not None:
-            np.subtract(beside[chosen], shift[n], out=block[:, n])
-        if w is None:
-            total += block.sum(axis=0)
-        else:
-            part = w[start : start + _CACHED_ROWS]
-            total += part @ block
-            block *= np.sqrt(part)[:, None]
-    left = total / weight
-    scatter = shifted.T @ shifted
-    scatter -= np.outer(weight * left, left)
-    return _Moments(len(rows), weight, squares, shift + left, scatter)
 
 
 def _moments_of(x: Any, w: NDArray[np.float64] | None) -> _Moments:
@@ -629,10 +722,8 @@ def _like(reference: Any, values: Any) -> Any:
 def _all_finite(found: list[_Moments]) -> bool:
     """The one small transfer that a batch on a device costs beside its group labels."""
     sums = [values for m in found for values in (m.mean, m.scatter.diagonal())]
-    if not sums or isinstance(sums[0], np.ndarray):
-        return all(np.isfinite(values).all() for values in sums)
     torch = sys.modules["torch"]
-    return bool(torch.isfinite(torch.stack(sums)).all())
+    return not sums or bool(torch.isfinite(torch.stack(sums)).all())
 
 
 def check_squares(weight: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -652,4 +743,11 @@ def _too_large() -> ValueError:
     return ValueError(
         "the rows hold finite values whose squares are beyond the largest float64, about 1.8e308; give the features in "
         "another unit, or standardise them."
+    )
+
+
+def _not_finite(bad: int, rows: int) -> ValueError:
+    return ValueError(
+        f"{bad} of {rows} rows hold NaN or infinite values; moments of them would be meaningless. "
+        "Check the inputs and the model's activations."
     )
