@@ -355,11 +355,12 @@ class GroupMoments:
 
     def mapped(self, matrix: NDArray[np.float64]) -> "GroupMoments":
         """Moments of ``matrix · x`` for the rows x, matrix (k, n), as a new object."""
+        return self.replaced(self.means @ matrix.T, matrix @ self.scatters @ matrix.T)
+
+    def replaced(self, means: NDArray[np.float64], scatters: NDArray[np.float64]) -> "GroupMoments":
+        """The same numbers of rows and weights with other means and scatters, as a new object."""
         self._refuse_adjusted()
-        scatters = matrix @ self.scatters @ matrix.T
-        return self.from_arrays(
-            self.labels, self.rows, self.counts, self.weight_squares, self.means @ matrix.T, scatters
-        )
+        return self.from_arrays(self.labels, self.rows, self.counts, self.weight_squares, means, scatters)
 
     @classmethod
     def from_arrays(cls, labels: Sequence[Label], *arrays: Any) -> "GroupMoments":

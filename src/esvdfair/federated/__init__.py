@@ -4,12 +4,10 @@ Every site runs :func:`collect_moments`, somebody :func:`merge_moments`, and who
 :func:`repair_from_moments`. Moments add up exactly, so the result is that of one pass over the rows of all sites.
 """
 
-from esvdfair.federated.collect import collect_moments, merge_moments
-from esvdfair.federated.guard import MAX_LEVERAGE, MIN_ROWS
-from esvdfair.federated.masks import MaskedMoments, make_key, mask_moments
-from esvdfair.federated.noise import Noise, gaussian_sigma
+from esvdfair.federated.guard import MAX_LEVERAGE, MIN_ROWS, Noise, gaussian_sigma
+from esvdfair.federated.merge import MaskedMoments, make_key, mask_moments, merge_moments
 from esvdfair.federated.repair import RIDGE, repair_from_moments
-from esvdfair.federated.sites import OutputFigures, Site, SiteMoments
+from esvdfair.federated.sites import OutputFigures, Site, SiteMoments, collect_moments
 
 __all__ = [
     "MAX_LEVERAGE",

@@ -9,13 +9,12 @@ import pandas as pd
 
 from esvdfair.batches import Data, Rows, make_batches
 from esvdfair.core.checks import Label, by_group
-from esvdfair.core.moments import GroupMoments
 from esvdfair.core.refit.quadratic import Fit, Head
 from esvdfair.curve import FLAT, choose, judge
 from esvdfair.distributed import few_threads, together
 from esvdfair.estimator import ESVDFair, check_options, take_model, take_point
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
-from esvdfair.federated.sites import MomentsFile, SiteMoments, loaded
+from esvdfair.federated.sites import MomentsFile, SiteMoments
 from esvdfair.methods import Candidates, account_for, parity, untouched, weights_of
 from esvdfair.models import ModelAdapter, adapt, fingerprint
 from esvdfair.models.base import PROBE_ROWS
@@ -79,7 +78,7 @@ def repair_from_moments(
     ValueError
         The moments are of another model, hold fewer than two groups, or ``target_ks`` came without ``validation``.
     """
-    site = loaded(moments)
+    site = moments if isinstance(moments, SiteMoments) else SiteMoments.load(moments)
     fair = ESVDFair(
         model,
         method="parity",
@@ -193,41 +192,27 @@ def _without_rows(site: SiteMoments) -> Sample:
 
 def _known(site: SiteMoments, fit: Fit) -> dict[str, Any]:
     """A summary with the keys of ESVDFair's; None for what moments do not tell."""
-    labels = site.compared.labels
-    before, after = site.figures(), site.figures(fit.weight, fit.bias)
-    _note_flat(before.variances, after.variances, labels)
-
-    def known(values: Any) -> dict[Label, float] | None:
-        return None if values is None else by_group(labels, np.asarray(values).tolist())
-
-    mse = before.mse, after.mse
-    group_mse = before.group_mse, after.group_mse
+    labels, before, after = site.compared.labels, site.figures(), site.figures(fit.weight, fit.bias)
     change = None if site.labelled else site.change(fit.weight, fit.bias)
     if change is not None:
-        mse, group_mse = (0.0, change[0]), (np.zeros(len(labels)), change[1])
-    return {
-        **dict.fromkeys(_UNKNOWN),
+        before = replace(before, mse=0.0, group_mse=np.zeros(len(labels)))
+        after = replace(after, mse=change[0], group_mse=change[1])
+    _note_flat(before.variances, after.variances, labels)
+    summary: dict[str, Any] = dict.fromkeys(_UNKNOWN) | {
         "method": "parity",
         "decided_by": "no target",
         "constant": bool(after.variances.max() <= FLAT**2 * before.variances.max()),
-        "mse_before": mse[0],
-        "mse_after": mse[1],
         "group_sizes": by_group(labels, site.compared.rows.tolist()),
-        "group_mse_before": known(group_mse[0]),
-        "group_mse_after": known(group_mse[1]),
-        "r2_before": before.r2,
-        "r2_after": after.r2,
-        "group_r2_before": known(before.group_r2),
-        "group_r2_after": known(after.group_r2),
-        "mean_gap_before": before.mean_gap,
-        "mean_gap_after": after.mean_gap,
-        "variance_gap_before": before.variance_gap,
-        "variance_gap_after": after.variance_gap,
         "before_head": not site.head.is_affine,
         "evaluated_on": "moments",
         "error_against": "labels" if site.labelled else "predictions",
         "rows": site.rows,
     }
+    for name in ("mse", "group_mse", "r2", "group_r2", "mean_gap", "variance_gap"):
+        for when, figures in (("before", before), ("after", after)):
+            value = getattr(figures, name)
+            summary[f"{name}_{when}"] = by_group(labels, value.tolist()) if isinstance(value, np.ndarray) else value
+    return summary
 
 
 def _note_flat(before: Any, after: Any, labels: tuple[Label, ...]) -> None:
@@ -289,5 +274,4 @@ def _quieted(site: SiteMoments) -> SiteMoments:
     moments = site.moments
     values, axes = np.linalg.eigh((moments.scatters + moments.scatters.transpose(0, 2, 1)) / 2)
     scatters = axes * np.maximum(values, 0.0)[:, None, :] @ axes.transpose(0, 2, 1)
-    arrays = moments.rows, moments.counts, moments.weight_squares, moments.means, scatters
-    return replace(site, moments=GroupMoments.from_arrays(moments.labels, *arrays))
+    return replace(site, moments=moments.replaced(moments.means, scatters))

@@ -1,22 +1,26 @@
-"""Moments that travel: group moments at the input of a model's last layer, and all that says what they are of."""
+"""Moments that travel: rows of a site -> group moments at the input of a model's last layer, and what these are of."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from esvdfair.core.checks import Label
+from esvdfair.batches import Batch, Data, make_batches
+from esvdfair.core.checks import Label, to_numpy
 from esvdfair.core.moments import GroupMoments, label_from_json
 from esvdfair.core.refit.quadratic import Head
+from esvdfair.distributed import all_gather, broadcast, few_threads, reading, together
 from esvdfair.exceptions import Given, InputError
-from esvdfair.federated.noise import Noise
+from esvdfair.federated.guard import MIN_ROWS, Array, Frame, Guard, Noise, add_noise, make_noise
+from esvdfair.files import version_of
+from esvdfair.models import adapt, fingerprint
 from esvdfair.models.base import LinearLayer
+from esvdfair.sample import Setting, check_features, check_prediction, prepare
 
-Array = NDArray[np.float64]
+MomentsFile = str | os.PathLike[str]
 
 _NAMES = ("sensitive", "features", "control")
 
@@ -185,6 +189,10 @@ class SiteMoments:
         """Moments of the groups: the same, or of cells those of groups with the same mix of strata."""
         return self.moments.adjusted(self.group_parts) if self.group_parts else self.moments
 
+    def named(self, name: str) -> "SiteMoments":
+        """The same, collections that have no name being called so."""
+        return replace(self, sites=tuple(replace(site, name=site.name or name) for site in self.sites))
+
     def without(self, units: tuple[int, ...]) -> "SiteMoments":
         """The same, all of these units and those that are left out already being told of in common only.
 
@@ -259,14 +267,6 @@ class SiteMoments:
         return overall + float(moments.pooled_mean() @ a + c) ** 2, squares
 
 
-MomentsFile = str | os.PathLike[str]
-
-
-def loaded(source: SiteMoments | MomentsFile) -> SiteMoments:
-    """Moments as they are, or read from a file."""
-    return source if isinstance(source, SiteMoments) else SiteMoments.load(source)
-
-
 def _site(item: Mapping[str, Any]) -> Site:
     name, noise = item["name"], item["noise"]
     return Site(
@@ -279,3 +279,167 @@ def _site(item: Mapping[str, Any]) -> Site:
         None if noise is None else Noise(**noise),
         None if item.get("apart") is None else int(item["apart"]),
     )
+
+
+# --- collecting ----------------------------------------------------------------------------------------------------
+
+
+def collect_moments(
+    model: Any,
+    X: Any,
+    y: Any = None,
+    *,
+    sensitive_features: Any = None,
+    sample_weight: Any = None,
+    control_features: Any = None,
+    output: Any = None,
+    missing: str = "error",
+    batch_size: int = 8192,
+    min_rows: int = MIN_ROWS,
+    unsafe: bool = False,
+    epsilon: float | None = None,
+    delta: float = 1e-6,
+    public: tuple[Any, ...] | None = None,
+    sharing: int = 1,
+) -> SiteMoments:
+    """Moments of ``[h, y]`` in every group, h the inputs of the model's last linear layer: one pass over the rows.
+
+    Under ``torch.distributed`` every rank passes its own rows, and all get the moments of all of them.
+
+    Parameters
+    ----------
+    model, X, y, sensitive_features, sample_weight, control_features, output, missing, batch_size
+        As in :class:`esvdfair.ESVDFair` and its ``fit``. Without ``y`` the moments are of h alone, and a repair can
+        aim at the model's own predictions only. One group is enough here; the others may be at other sites. With
+        ``control_features`` the moments are those of every group in every stratum, and a repair adjusts for these.
+    min_rows : int
+        Fewest rows of a group, of a unit in which it is active, and for each active unit (:mod:`.guard`): units that
+        fewer people have are left out, and rows that would stand alone are withheld.
+    unsafe : bool
+        Tell of all units and all rows: the moments then hold single people's rows, for whoever looks for them.
+    epsilon, delta, public : optional
+        Add noise, so that everything in the moments but the names of the groups is (epsilon, delta)-private for one
+        person more or less (:class:`.guard.Noise`); then no unit is left out and nobody withheld. ``public`` is
+        (X, y, sensitive_features) of rows that need no protection; they bound the others.
+    sharing : int
+        Number of sites that add the noise together, each a part of it. Such moments must be masked for all of these
+        sites (:func:`mask_moments`); they cannot be saved or merged as they are.
+
+    Returns
+    -------
+    SiteMoments
+        ``.save(path)`` writes the file that may be sent.
+
+    Raises
+    ------
+    ValueError
+        No rows, a group below ``min_rows``, or whatever ``ESVDFair.fit`` would refuse.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.neural_network import MLPRegressor
+    >>> from esvdfair.federated import collect_moments, merge_moments, repair_from_moments
+    >>> rng = np.random.default_rng(0)
+    >>> a = rng.integers(0, 2, 400)
+    >>> X = rng.normal(size=(400, 3)) + a[:, None]
+    >>> y = X.sum(axis=1) + rng.normal(size=400)
+    >>> model = MLPRegressor(hidden_layer_sizes=(8,), max_iter=2000, random_state=0).fit(X, y)
+    >>> sites = [collect_moments(model, X[i::2], y[i::2], sensitive_features=a[i::2]) for i in (0, 1)]
+    >>> fair = repair_from_moments(model, merge_moments(sites))
+    >>> fair.summary_["mean_gap_before"] > 0.1, fair.summary_["mean_gap_after"] < 1e-9
+    (True, True)
+    """
+    with together():
+        setting = prepare(
+            adapt(model, output=output),
+            Data(X, y, sensitive_features, sample_weight, control_features),
+            missing=missing,
+            batch_size=batch_size,
+            validation_fraction=0.0,
+        )
+        left_out: tuple[int, ...] = ()
+        withheld, apart, noise, group_parts = 0, None, None, 0
+        with few_threads(setting.width):
+            if epsilon is None:
+                guard = Guard(setting.last.weight[0], 0 if unsafe else min_rows)
+                for rows, batch, weight in _rows(setting):
+                    guard.update(rows, batch.labels, batch.codes, weight)
+                    group_parts = batch.group_parts
+                moments, left_out, withheld, apart = guard.finish()
+                group_parts = max(all_gather(group_parts))  # a rank without rows does not know
+            else:
+                if public is None:
+                    raise InputError(
+                        "{epsilon} needs {public}: without bounds from other rows one person could change the sums by "
+                        "anything.",
+                        epsilon=Given(epsilon),
+                        public=Given(),
+                    )
+                batches = make_batches(Data.of(public), missing=missing, batch_size=batch_size)
+                moments, noise = _with_noise(setting, replace(setting, batches=batches), epsilon, delta, sharing)
+    counts, version = tuple(moments.rows.tolist()), version_of("esvdfair") or "unknown"
+    site = SiteMoments(
+        moments=moments,
+        model=fingerprint(setting.adapter.model),
+        layer=setting.last,
+        head=setting.head,
+        labelled=setting.has_labels,
+        sites=(Site(moments.digest(), moments.labels, counts, version, None, withheld, noise, apart),),
+        sensitive=_names(sensitive_features),
+        features=_names(setting.probe),
+        target=(_names(y) or (None,))[0],
+        control=_names(control_features),
+        group_parts=group_parts,
+        inputs=setting.probe.shape[1] if len(getattr(setting.probe, "shape", ())) == 2 else None,
+    )
+    return site.without(left_out)
+
+
+def _with_noise(
+    setting: Setting, public: Setting, epsilon: float, delta: float, sharing: int
+) -> tuple[GroupMoments, Noise]:
+    """Moments of the rows as public rows frame them, with noise."""
+    labelled = setting.has_labels
+    frame = Frame.of([rows for rows, *_ in _rows(public)], setting.last.weight[0], labelled=labelled)
+    noise = make_noise(epsilon, delta, axes=len(frame.axes), sites=sharing)
+    moments = GroupMoments()
+    for rows, batch, weight in _rows(setting):
+        if (weight != 1).any() or batch.group_parts:
+            raise InputError(
+                "{epsilon} goes with neither {sample_weight}, since a person of large weight would need more noise, "
+                "nor {control_features}, whose cells have too few people for it.",
+                epsilon=Given(epsilon),
+                sample_weight=Given(),
+                control_features=Given(),
+            )
+        moments.update_codes(frame.seen(rows), batch.labels, batch.codes)
+    moments.all_reduce()
+    noisy = broadcast(lambda: add_noise(moments, noise, labelled=labelled, random=np.random.default_rng()))
+    return frame.told(noisy), noise
+
+
+def _rows(setting: Setting) -> Iterator[tuple[Array, Batch, Array]]:
+    """Rows ``[h, y]``, or h alone without labels, of one batch after the other, with the batch and the weights."""
+    layer = setting.last
+    with reading() as listen:
+        for batch in setting.batches:
+            rows = len(batch.codes)
+            inputs, prediction = setting.adapter.capture(batch.x, [layer.name])
+            check_prediction(prediction, rows)
+            check_features(layer, inputs[layer.name], rows)
+            h = to_numpy(inputs[layer.name]).astype(np.float64)
+            if (batch.y is None) == setting.has_labels:
+                raise ValueError("some batches have labels and some have none; pass y for all rows or for none.")
+            whole = h if batch.y is None else np.column_stack([h, batch.y])
+            yield whole, batch, np.ones(rows) if batch.weight is None else batch.weight
+            listen()
+
+
+def _names(values: Any) -> tuple[str, ...] | None:
+    """Names of the columns of a DataFrame or Series; None for data without names."""
+    columns = getattr(values, "columns", None)
+    if columns is not None:
+        return tuple(map(str, columns))
+    name = getattr(values, "name", None)
+    return None if name is None else (str(name),)

@@ -1,9 +1,9 @@
-"""Secure aggregation: each site masks its moments, the masks of all sites cancel, and only the sum can be read.
+"""Between the sites: moments of several -> one, added up as they are, or under masks, so that only the sum can be read.
 
-Every pair of sites agrees on a secret (X25519), from which both draw the same random numbers (HKDF-SHA256, ChaCha20);
-one adds them to its moments, the other subtracts them, modulo 2²⁵⁶. A masked file alone is therefore noise, to whoever
-adds the files up too, unless all other sites join against one. Moments are added as integers, multiples of 2⁻¹²⁸,
-so that nothing is rounded but the result.
+*Secure aggregation.* Every pair of sites agrees on a secret (X25519), from which both draw the same random numbers
+(HKDF-SHA256, ChaCha20); one adds them to its moments, the other subtracts them, modulo 2²⁵⁶. A masked file alone is
+therefore noise, to whoever adds the files up too, unless all other sites join against one. Moments are added as
+integers, multiples of 2⁻¹²⁸, so that nothing is rounded but the result.
 
 A key serves one collection: two files under the same masks would tell their difference. A site that does not send its
 file leaves the sum masked; there is no recovery but new keys and a new collection without it. Whoever hands out public
@@ -14,8 +14,10 @@ import hashlib
 import json
 import math
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,10 @@ from numpy.typing import NDArray
 
 from esvdfair.core.checks import Label, check_labels, sort_key
 from esvdfair.core.moments import GroupMoments, label_from_json
-from esvdfair.exceptions import Given, InputError
-from esvdfair.federated.sites import SiteMoments
+from esvdfair.exceptions import ESVDFairWarning, Given, InputError
+from esvdfair.federated.sites import MomentsFile, SiteMoments
 from esvdfair.files import whole_file
+from esvdfair.text import printable
 
 FRACTION, BYTES = 128, 32  # bits behind the point, bytes of a number
 _ONE, _MODULUS = 1 << FRACTION, 1 << 8 * BYTES
@@ -36,6 +39,117 @@ _KEY, _PUBLIC = "esvdfair-private-key-1", "esvdfair-public-key-1"
 _DIFFERENT = ("model", "layer", "labelled", "sensitive", "features", "target", "control", "group_parts")
 
 Integers = NDArray[np.object_]
+
+
+# --- as they are ---------------------------------------------------------------------------------------------------
+
+
+def merge_moments(parts: "Sequence[SiteMoments | MaskedMoments | MomentsFile]") -> SiteMoments:
+    """Add up the moments of several sites.
+
+    Parameters
+    ----------
+    parts : sequence of SiteMoments, or of paths of files that hold them; or masked ones of all sites
+
+    Raises
+    ------
+    ValueError
+        The parts are of different models, layers, label states or columns; the error says what differs and where. Or
+        the same rows come twice, also inside a file that was merged before: they would count double.
+    """
+    if not parts:
+        raise ValueError("got no moments to merge; give those of one site at least.")
+    masked: list[MaskedMoments] = []
+    named: list[tuple[str, SiteMoments]] = []  # each with what an error calls it
+    for place, part in enumerate(parts, start=1):
+        if isinstance(part, SiteMoments):
+            named.append((f"part {place}", part))
+        elif isinstance(part, MaskedMoments):
+            masked.append(part)
+        elif _is_masked_file(part):
+            masked.append(MaskedMoments.load(part))
+        else:
+            named.append((repr(os.fspath(part)), SiteMoments.load(part).named(Path(part).name)))
+    if masked and named:
+        raise ValueError("some of these moments are masked and some are not; all sites mask for each other, or none.")
+    if masked:
+        return _unmask(masked)
+    _check_together(named)
+    sites = [site for _, site in named]
+    left_out = tuple(sorted({unit for site in sites for unit in site.left_out}))
+    moments = GroupMoments()
+    for site in sites:
+        moments.merge(site.without(left_out).moments)
+    known: dict[str, Any] = {
+        name: next((found for site in sites if (found := getattr(site, name)) is not None), None)
+        for name in ("sensitive", "features", "target", "control")
+    }
+    collections = tuple(part for site in sites for part in site.sites)
+    return replace(sites[0], moments=moments, left_out=left_out, sites=collections, **known)
+
+
+def _check_together(named: Sequence[tuple[str, SiteMoments]]) -> None:
+    """Raise unless these moments can be added up; warn where a group is missing."""
+    (first_name, first), *others = named
+    for _, site in named:
+        site.check_noise()
+    for name, site in others:
+        differing = _differences(first_name, first, name, site)
+        if differing:
+            raise ValueError(
+                f"{name} and {first_name} cannot be merged; they differ in the {'; the '.join(differing)}. All sites "
+                "must run one model on the same columns, all with labels or all without."
+            )
+    holder: dict[str, str] = {}
+    for name, site in named:
+        for part in site.sites:
+            if part.fingerprint in holder:
+                raise ValueError(
+                    f"{name} holds the same rows as {holder[part.fingerprint]}; merged, they would count twice. Give "
+                    "each collection once, alone or inside a file that was merged before."
+                )
+            holder[part.fingerprint] = name
+    lone = [
+        f"{label!r} is not in {', '.join(absent)}"
+        for label in dict.fromkeys(label for _, site in named for label in site.moments.labels)
+        if (absent := [name for name, site in named if label not in site.moments.labels])
+    ]
+    if lone:
+        warnings.warn(
+            f"some groups are not at every site: {'; '.join(lone)}. That is well if these people are not there; groups "
+            "are matched by their values, so all sites must write them alike.",
+            ESVDFairWarning,
+            stacklevel=3,
+        )
+
+
+def _differences(name: str, one: SiteMoments, other_name: str, other: SiteMoments) -> list[str]:
+    """What two sites know of their moments and do not have in common, in words."""
+
+    def facts(site: SiteMoments) -> dict[str, Any]:
+        return {
+            "model (SHA-256)": site.model,
+            "layer": site.layer.name,
+            "number of the layer's inputs": site.layer.weight.shape[1],
+            "head": site.head.kind,
+            "strata": "told apart" if site.group_parts else "not told apart",
+            "label": "labelled" if site.labelled else "no label",
+            "sensitive columns": site.sensitive,
+            "target column": site.target,
+            "features": site.features,
+            "control columns": site.control,
+        }
+
+    found = []
+    for (what, mine), theirs in zip(facts(one).items(), facts(other).values(), strict=True):
+        if mine == theirs or mine is None or theirs is None:
+            continue
+        if isinstance(mine, tuple):  # names of columns: where they first differ
+            pairs = enumerate(zip_longest(mine, theirs), start=1)
+            place, names = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+            mine, theirs = (f"no column {place}" if x is None else f"{x[:60]!r} as column {place}" for x in names)
+        found.append(f"{what}: {printable(str(theirs), 100)} in {other_name}, {printable(str(mine), 100)} in {name}")
+    return found
 
 
 # --- keys ----------------------------------------------------------------------------------------------------------
@@ -120,11 +234,8 @@ class MaskedMoments:
             raise ValueError(f"{os.fspath(path)!r} is a damaged file of masked moments ({error!s:.100}).") from error
 
 
-def is_masked(source: Any) -> bool:
-    """Whether this is masked moments, or a file of them."""
-    if not isinstance(source, str | os.PathLike):
-        return isinstance(source, MaskedMoments)
-    if not os.path.isfile(source):
+def _is_masked_file(source: Any) -> bool:
+    if not isinstance(source, str | os.PathLike) or not os.path.isfile(source):
         return False
     with open(source, "rb") as file:
         return file.read(len(_MAGIC)) == _MAGIC
@@ -234,7 +345,7 @@ def _fixed(values: Any) -> Integers:
     return np.array([int(math.ldexp(float(value), FRACTION)) for value in values], dtype=object)
 
 
-def unmask(parts: Sequence[MaskedMoments]) -> SiteMoments:
+def _unmask(parts: Sequence[MaskedMoments]) -> SiteMoments:
     """The sum of all sites' moments.
 
     Raises

@@ -17,7 +17,7 @@ from esvdfair.federated import (
     merge_moments,
     repair_from_moments,
 )
-from esvdfair.federated.noise import Frame, add_noise, make_noise
+from esvdfair.federated.guard import Frame, add_noise, make_noise
 from esvdfair.models import adapt
 
 
