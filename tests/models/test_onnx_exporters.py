@@ -21,6 +21,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from torch import nn
 
 from esvdfair.models import adapt
+from esvdfair.models.onnx import save_model
 from esvdfair.models.sklearn import SklearnAdapter
 from esvdfair.models.torch import TorchAdapter
 
@@ -114,7 +115,7 @@ def test_torch_by_dynamo(tmp_path):
     model.load_state_dict({name: stored[name] for name in model.state_dict()})
     exported = adapt(path)
     assert_same_network(exported, TorchAdapter(model), X)
-    exported.save(tmp_path / "same.onnx")
+    save_model(exported.model, tmp_path / "same.onnx")
     np.testing.assert_array_equal(adapt(tmp_path / "same.onnx").predict(X), exported.predict(X))
     assert (tmp_path / "same.onnx.data").exists()
 

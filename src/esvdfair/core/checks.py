@@ -42,20 +42,25 @@ def to_numpy(values: Any) -> NDArray[Any]:
     ValueError
         When values are masked (what lies under a mask is nobody's data), or their owner raises when asked for them.
     """
-    if not hasattr(values, "detach"):
-        if isinstance(values, np.ma.MaskedArray):
-            return _unmasked(values)
+    if hasattr(values, "detach"):
+        tensor = _on_device(values)
         try:
-            return np.asarray(values)
-        except MemoryError:
-            raise
-        except Exception as error:  # whatever the object's own __array__ raises
-            raise ValueError(f"got a {type(values).__name__} that gives no array ({error}).") from error
-    tensor = _on_device(values)
+            return np.asarray(tensor.numpy(force=True))
+        except TypeError:  # bfloat16 and narrower floats
+            return np.asarray(tensor.float().numpy(force=True))
+    if isinstance(values, np.ma.MaskedArray):
+        if masked := np.count_nonzero(np.ma.getmaskarray(values)):
+            raise ValueError(
+                f"got a masked array with {masked} masked values, which stand for nothing; drop those rows, or fill "
+                "them with .filled(...)."
+            )
+        return np.asarray(values.data)
     try:
-        return np.asarray(tensor.numpy(force=True))
-    except TypeError:  # bfloat16 and narrower floats
-        return np.asarray(tensor.float().numpy(force=True))
+        return np.asarray(values)
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever the object's own __array__ raises
+        raise ValueError(f"got a {type(values).__name__} that gives no array ({error}).") from error
 
 
 def _on_device(values: Any) -> Any:
@@ -63,16 +68,6 @@ def _on_device(values: Any) -> Any:
     if values.is_meta:
         raise ValueError("got a tensor on the device 'meta', which holds no values; load them first.")
     return values.detach()
-
-
-def _unmasked(values: "np.ma.MaskedArray[Any, Any]") -> NDArray[Any]:
-    masked = int(np.count_nonzero(np.ma.getmaskarray(values)))
-    if masked:
-        raise ValueError(
-            f"got a masked array with {masked} masked values, which stand for nothing; drop those rows, or fill them "
-            "with .filled(...)."
-        )
-    return np.asarray(values.data)
 
 
 def several_inputs(x: Any) -> dict[Any, Any] | None:
@@ -109,16 +104,15 @@ def row_count(x: Any) -> int:
 
 def row_slice(x: Any, start: int, stop: int) -> Any:
     """Rows start..stop of `x`, in its own type (a DataFrame keeps its column names)."""
-    if hasattr(x, "shape"):
-        return _indexable(x)[start:stop]
-    return each_input(x, lambda value: row_slice(value, start, stop)) or np.asarray(x[start:stop])
+    return take(x, slice(start, stop))
 
 
-def take(x: Any, index: NDArray[np.intp]) -> Any:
+def take(x: Any, index: NDArray[np.intp] | slice) -> Any:
     """Some rows of `x`, in its own type (a DataFrame keeps its column names)."""
     if hasattr(x, "shape"):
-        return _indexable(x)[index]
-    return each_input(x, lambda value: take(value, index)) or np.asarray(x)[index]
+        return (x.iloc if hasattr(x, "iloc") else x.tocsr() if hasattr(x, "tocsr") else x)[index]
+    several = each_input(x, lambda value: take(value, index))
+    return several or (np.asarray(x[index]) if isinstance(index, slice) else np.asarray(x)[index])
 
 
 def each_input(x: Any, change: Callable[[Any], Any]) -> Any:
@@ -128,10 +122,6 @@ def each_input(x: Any, change: Callable[[Any], Any]) -> Any:
         return None
     changed = {name: change(value) for name, value in inputs.items()}
     return {**x, **changed} if isinstance(x, Mapping) else tuple(changed.values())
-
-
-def _indexable(x: Any) -> Any:
-    return x.iloc if hasattr(x, "iloc") else x.tocsr() if hasattr(x, "tocsr") else x
 
 
 def take_rows(values: Any, index: NDArray[np.intp]) -> NDArray[Any]:
@@ -187,9 +177,7 @@ def numbers_in_place(values: Any, name: str) -> Any:
         torch = sys.modules["torch"]
         tensor = _on_device(values)
         plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
-        if not plain or tensor.dtype == torch.bfloat16:
-            if tensor.is_complex():
-                raise InputError(f"Complex data not supported: {{{name}}} holds complex numbers.", {name: Given()})
+        if (not plain or tensor.dtype == torch.bfloat16) and not tensor.is_complex():
             return tensor
     return check_numbers(values, name)
 
@@ -201,11 +189,8 @@ def _object_numbers(raw: NDArray[Any]) -> NDArray[np.float64]:
     for value in raw.flat:
         if isinstance(value, str | bytes | np.datetime64 | np.timedelta64) or value is pd.NaT:
             raise TypeError(f"one is {value!r}, of type {type(value).__name__}")
-    missing = np.asarray(pd.isna(raw), dtype=bool)
-    numbers = np.full(raw.shape, np.nan)
     with np.errstate(over="ignore"):  # an extended float beyond float64 becomes infinite, which callers report
-        numbers[~missing] = raw[~missing].astype(np.float64)
-    return numbers
+        return np.where(pd.isna(raw), np.nan, raw).astype(np.float64)
 
 
 def check_column(values: Any, rows: int | None, name: str, *, of: str = "X") -> NDArray[np.float64]:

@@ -72,7 +72,7 @@ class OnnxAdapter(ModelAdapter):
         if not isinstance(model, str | bytes | bytearray | os.PathLike):
             raise TypeError(f"model must be the path or the bytes of an ONNX model, got a {type(model).__name__}.")
         self._given: ModelSource | None = bytes(model) if isinstance(model, bytearray) else model
-        self._proto, self._external = onnx_graph.read_model(self._given)
+        self._proto, _ = onnx_graph.read_model(self._given)
         self._output, self._place = _choose_output(self._proto, output)
         self._graph.check_inference()
 
@@ -116,13 +116,9 @@ class OnnxAdapter(ModelAdapter):
         if layer.bias is not None and bias is not None:
             layer.bias.write(bias, name)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model as `save_model` does; tensors that were in external data are so again."""
-        onnx_graph.write_model(self._proto, path, self._external)
-
     def __getstate__(self) -> dict[str, Any]:
         # A session cannot be pickled, and the graph refers to tensors inside the model: both are made anew when needed.
-        kept = ("_given", "_proto", "_external", "_output", "_place", "column")
+        kept = ("_given", "_proto", "_output", "_place", "column")
         return {name: getattr(self, name) for name in kept}
 
     @cached_property

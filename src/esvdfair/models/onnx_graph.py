@@ -4,7 +4,6 @@ A model in memory is self-contained: tensors in external data are read in, by a 
 model's folder, and neither onnx nor onnxruntime is ever given a file name.
 """
 
-import copy
 import math
 import os
 import stat
@@ -88,29 +87,6 @@ def all_tensors(message: Message) -> Iterator[onnx.TensorProto]:
                 yield from all_tensors(item)
 
 
-def write_model(model: onnx.ModelProto, path: str | os.PathLike[str], external: Collection[int] = ()) -> None:
-    """Write a self-contained model, with the tensors `external` in a file beside it, named `path` + ".data".
-
-    A failure on the way (a full disk) leaves no file and what was there before.
-    """
-    path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"cannot write a model to {str(path)!r}: it is a directory.")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"cannot write a model to {str(path)!r}: there is no folder {str(path.parent)!r}.")
-    _check(model, "the model to write")
-    with ExitStack() as stack:
-        files = [stack.enter_context(whole_file(path))]
-        if external:
-            beside = path.with_name(path.name + ".data")
-            files.append(stack.enter_context(whole_file(beside)))
-            model = _move_out(model, external, beside.name, files[-1])
-        files[0].write(model.SerializeToString())
-        for file in files:  # both are on disk before either takes its name
-            file.flush()
-            os.fsync(file.fileno())
-
-
 def save_model(model: ModelSource, path: str | os.PathLike[str], *, like: ModelSource | None = None) -> None:
     """Write an ONNX model to a file.
 
@@ -118,7 +94,8 @@ def save_model(model: ModelSource, path: str | os.PathLike[str], *, like: ModelS
     ----------
     model : bytes or path
         Such as `estimator_` of a repaired model.
-    path : where to write; what is there is replaced at the end, and left alone if writing fails
+    path : where to write
+        What is there is replaced at the end, and left alone if writing fails (a full disk).
     like : the model before its repair, optional
         Tensors that it keeps in external data go to external data again, in a file named `path` + ".data".
     """
@@ -128,7 +105,31 @@ def save_model(model: ModelSource, path: str | os.PathLike[str], *, like: ModelS
         count, other = (sum(1 for _ in all_tensors(item)) for item in (proto, original))
         if count != other:
             raise ValueError(f"the model has {count} tensors and the one it should be like {other}; pass its original.")
-    write_model(proto, path, external)
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"cannot write a model to {str(path)!r}: it is a directory.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"cannot write a model to {str(path)!r}: there is no folder {str(path.parent)!r}.")
+    with ExitStack() as stack:
+        files = [stack.enter_context(whole_file(path))]
+        if external:
+            beside = path.with_name(path.name + ".data")
+            files.append(stack.enter_context(whole_file(beside)))
+            _move_out(proto, external, beside.name, files[-1])
+        files[0].write(proto.SerializeToString())
+        for file in files:  # both are on disk before either takes its name
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _move_out(model: onnx.ModelProto, external: Collection[int], location: str, file: IO[bytes]) -> None:
+    """Write tensors to `file`, and have the model refer to them."""
+    for index, tensor in enumerate(all_tensors(model)):
+        if index in external:
+            file.write(bytes(-file.tell() % _ALIGNMENT))
+            set_external_data(tensor, location, offset=file.tell(), length=len(tensor.raw_data))
+            file.write(tensor.raw_data)
+            tensor.ClearField("raw_data")
 
 
 def external_files(path: str | os.PathLike[str]) -> list[str]:
@@ -218,18 +219,6 @@ def _load(tensor: onnx.TensorProto, folder: Path | None, budget: int) -> int:
     tensor.ClearField("external_data")
     tensor.ClearField("data_location")
     return length
-
-
-def _move_out(model: onnx.ModelProto, external: Collection[int], location: str, file: IO[bytes]) -> onnx.ModelProto:
-    """Write tensors to `file`; a copy of the model that refers to them."""
-    moved = copy.deepcopy(model)
-    for index, tensor in enumerate(all_tensors(moved)):
-        if index in external:
-            file.write(bytes(-file.tell() % _ALIGNMENT))
-            set_external_data(tensor, location, offset=file.tell(), length=len(tensor.raw_data))
-            file.write(tensor.raw_data)
-            tensor.ClearField("raw_data")
-    return moved
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------

@@ -12,25 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
+from sklearn import linear_model
 from sklearn.base import clone, is_classifier
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
-from sklearn.linear_model import (
-    BayesianRidge,
-    ElasticNet,
-    ElasticNetCV,
-    GammaRegressor,
-    HuberRegressor,
-    LassoCV,
-    LinearRegression,
-    LogisticRegression,
-    PoissonRegressor,
-    QuantileRegressor,
-    Ridge,
-    RidgeCV,
-    SGDRegressor,
-)
 from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import Pipeline
@@ -42,10 +28,12 @@ from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, find_layer, ro
 
 _NETWORKS = (MLPRegressor, MLPClassifier)
 _LINES: dict[type, str] = {  # estimators with one linear layer, and what follows it
-    **dict.fromkeys([LinearRegression, Ridge, RidgeCV, ElasticNet, ElasticNetCV, LassoCV, BayesianRidge], "identity"),
-    **dict.fromkeys([HuberRegressor, QuantileRegressor, SGDRegressor], "identity"),
-    **dict.fromkeys([PoissonRegressor, GammaRegressor], "exp"),
-    LogisticRegression: "logistic",
+    **dict.fromkeys([linear_model.LinearRegression, linear_model.Ridge, linear_model.RidgeCV], "identity"),
+    **dict.fromkeys([linear_model.ElasticNet, linear_model.ElasticNetCV, linear_model.LassoCV], "identity"),
+    **dict.fromkeys([linear_model.BayesianRidge, linear_model.HuberRegressor, linear_model.SGDRegressor], "identity"),
+    linear_model.QuantileRegressor: "identity",
+    **dict.fromkeys([linear_model.PoissonRegressor, linear_model.GammaRegressor], "exp"),
+    linear_model.LogisticRegression: "logistic",
 }
 _ACTIVATIONS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
     "identity": lambda a: a,
@@ -100,6 +88,10 @@ class SklearnAdapter(ModelAdapter):
         self.classes = self._last.classes_ if self._scores else None
         self._place = _check_place(len(self._arrays()[-1][0]), output)
         self._names = tuple(f"coefs_[{i}]" for i in range(len(self._arrays()))) if self._network else ("coef_",)
+        known = (kind for line, kind in _LINES.items() if isinstance(self._last, line))
+        self._activation = str(self._last.out_activation_) if self._network else next(known)  # after the last layer
+        targets = (level for level in reversed(self._levels) if isinstance(level, TransformedTargetRegressor))
+        self._transformers = tuple(level.transformer_ for level in targets)
 
     @property
     def model(self) -> Any:
@@ -146,11 +138,11 @@ class SklearnAdapter(ModelAdapter):
         last, index = self._last, self._layer(name).index
         if self._network:
             last.coefs_[index] = _like(last.coefs_[index], weight.T, name)
-            if bias is not None:
-                last.intercepts_[index] = _like(last.intercepts_[index], bias, name)
-            return
-        last.coef_ = _like(last.coef_, weight, name)
-        if bias is not None:
+        else:
+            last.coef_ = _like(last.coef_, weight, name)
+        if bias is not None and self._network:
+            last.intercepts_[index] = _like(last.intercepts_[index], bias, name)
+        elif bias is not None:
             last.intercept_ = _like(last.intercept_, bias, name)
 
     def _predict(self, x: Any) -> NDArray[Any]:
@@ -197,19 +189,11 @@ class SklearnAdapter(ModelAdapter):
             )  # fmt: skip
         return table
 
-    @property
-    def _activation(self) -> str:
-        """What follows the last layer inside the estimator."""
-        if self._network:
-            return str(self._last.out_activation_)
-        return next(kind for line, kind in _LINES.items() if isinstance(self._last, line))
-
     def _finish(self, z: NDArray[Any]) -> NDArray[Any]:
         """Prediction (rows,) of the last layer's output (rows, outputs)."""
         value = _ACTIVATIONS[self._activation](z)
-        for level in reversed(self._levels):
-            if isinstance(level, TransformedTargetRegressor):
-                value = level.transformer_.inverse_transform(value.reshape(len(z), -1))
+        for transformer in self._transformers:
+            value = transformer.inverse_transform(value.reshape(len(z), -1))
         return self._column_of(value)
 
     def _column_of(self, prediction: Any) -> NDArray[Any]:
@@ -219,11 +203,10 @@ class SklearnAdapter(ModelAdapter):
     def _finishing(self) -> str:
         """Name what `_finish` does, for an error."""
         parts = [] if self._activation == "identity" else [self._activation]
-        for level in reversed(self._levels):
-            if isinstance(level, TransformedTargetRegressor):
-                inverse = getattr(level.transformer_, "inverse_func", None)
-                detail = f" with inverse_func={getattr(inverse, '__name__', inverse)}" if inverse is not None else ""
-                parts.append(f"{type(level.transformer_).__name__}.inverse_transform{detail}")
+        for transformer in self._transformers:
+            inverse = getattr(transformer, "inverse_func", None)
+            detail = f" with inverse_func={getattr(inverse, '__name__', inverse)}" if inverse is not None else ""
+            parts.append(f"{type(transformer).__name__}.inverse_transform{detail}")
         return ", ".join(parts) or "nothing"
 
 
