@@ -91,13 +91,21 @@ class TorchAdapter(ModelAdapter):
     def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Run one forward pass: the inputs of the named layers and the prediction, on the model's device."""
         inputs: dict[str, torch.Tensor] = {}
+        versions: dict[str, int] = {}
 
-        def keep(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def keep(copies: bool, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if name in inputs:
                 raise ValueError(_TWICE.format(name))
-            inputs[name] = _layer_input(args, kwargs).detach().clone()  # the model may go on to write into it
+            found = _layer_input(args, kwargs).detach()
+            counted = not copies and not found.is_inference()
+            inputs[name], versions[name] = (found, found._version) if counted else (found.clone(), 0)
 
-        prediction = self._run(_to_inputs(x, self._core), {name: partial(keep, name) for name in names})
+        # Copies only where the model goes on to write into what a layer was given, which torch counts.
+        for copies in (False, True):
+            inputs.clear()
+            prediction = self._run(_to_inputs(x, self._core), {name: partial(keep, copies, name) for name in names})
+            if all(found.is_inference() or found._version == versions[name] for name, found in inputs.items()):
+                break
         for name in names:
             if name not in inputs:
                 raise ValueError(
