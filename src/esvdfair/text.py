@@ -50,6 +50,11 @@ def percent(value: float | None) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:.0%}"
 
 
+def signed(correlation: float) -> str:
+    """A correlation with its sign, which nothing has that rounds to zero."""
+    return f"{correlation:+z.2f}".replace("+0.00", "0.00")
+
+
 def interval(ends: tuple[float, float] | None, form: Callable[[float], str] = number) -> str:
     """``[low, high]``; a dash when there is none."""
     return "–" if ends is None else f"[{form(ends[0])}, {form(ends[1])}]"

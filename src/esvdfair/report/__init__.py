@@ -17,10 +17,10 @@ from sklearn.utils.validation import check_is_fitted
 from esvdfair.batches import Data
 from esvdfair.core.checks import row_count
 from esvdfair.estimator import ESVDFair
-from esvdfair.explain.directions import name_features
+from esvdfair.explain.network import name_features
 from esvdfair.files import versions, whole_file
-from esvdfair.report.content import PARITY, Content, collect
-from esvdfair.report.page import render
+from esvdfair.report.content import Content, collect
+from esvdfair.report.page import PARITY, render
 from esvdfair.text import EVALUATED_ON, before_and_after, error_name, label_text, some_names, verdict
 
 __all__ = ["model_card", "render_report", "write_report"]

@@ -22,39 +22,19 @@ from esvdfair.core.metrics import ks_floor
 from esvdfair.curve import FLAT, Curve, CurvePoint
 from esvdfair.estimator import ESVDFair
 from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.explain.directions import correlate, name_features
 from esvdfair.methods import UNTOUCHED
 from esvdfair.models import adapt
 from esvdfair.models.base import ModelAdapter
-from esvdfair.text import label_text, number, percent, share, some_names
+from esvdfair.text import label_text, number, share, signed
 
 ROWS_OF_A_GROUP = 10_000
 """Of a larger group, so many rows are looked at."""
 STEPS = 40
 """Positions of the slider, at most, besides the untouched model."""
-SMALL_GROUP = 200
-"""Rows below which a group's distribution is known only roughly."""
 UNNAMED = "group"
 """Name of the attribute when its column has none."""
-FEATURES, MOVERS, DIRECTIONS = 10, 10, 3
-
-ROWS_ARE = {
-    "test": "rows that neither fitted the repair nor chose it",
-    "validation": "validation rows, which chose the repair but did not fit it",
-    "heldout": "rows held out from the fit, which chose the repair but did not fit it",
-    "train": "the very rows that fitted the repair, so new people will fare worse",
-    "given": "rows that this report was given; if some of them fitted the repair, new people will fare worse",
-}
-PARITY = (
-    "What statistical parity means: a prediction tells nothing about the group, because every group’s predictions are "
-    "distributed alike. It is a statement about groups as wholes.",
-    "What it does not mean: that two similar people get the same prediction, that errors are equal in every group, or "
-    "that the differences in the data are just or unjust. Where groups truly differ in what is predicted, parity costs "
-    "accuracy, and someone must decide whether that is right.",
-    "Scope. The repaired model does not ask for the group. Parity was measured on these rows; measure again when the "
-    "people it is used on change, and after any retraining.",
-)
-"""What anyone who relies on a repaired model should know."""
+DIRECTIONS = 3
+"""Of each kind, so many directions of a layer are listed."""
 
 
 @dataclass(frozen=True)
@@ -234,31 +214,6 @@ class Content:
         except ValueError as error:
             return str(error)
 
-    @cached_property
-    def people(self) -> explain.People:
-        """Who is moved."""
-        predictions = self.before.prediction, self.after.prediction
-        found = explain.explain_people(*predictions, **named_groups(self.rows), top=MOVERS)
-        places = self.rows.x.index if hasattr(self.rows.x, "iloc") else self.rows.row_id  # what the user calls a row
-        return replace(found, movers=tuple(replace(m, row=places[m.row]) for m in found.movers))
-
-    @property
-    def features(self) -> list[tuple[str, float, float, float]]:
-        """The input columns that tell most of both group and prediction.
-
-        Each with its correlation with the group that it follows most, and with the predictions before and after.
-        """
-        rows, groups = self.rows, len(self.rows.labels)
-        members = (rows.codes[:, None] == np.arange(groups)).astype(np.float64)
-        values = np.column_stack([self.before.prediction, self.after.prediction, members])
-        weight = np.ones(len(rows.codes)) if rows.weight is None else rows.weight
-        names, correlations = correlate(values, weight, rows.x, name_features(rows.x))
-        found = []
-        for name, (old, new, *of_groups) in zip(names, correlations.T, strict=True):
-            strongest = max(of_groups, key=abs) if groups > 2 else of_groups[1]
-            found.append((name, float(strongest), float(old), float(new)))
-        return sorted(found, key=lambda feature: -abs(feature[1] * feature[2]))[:FEATURES]
-
     # --- sentences -----------------------------------------------------------------------------------------------
 
     @cached_property
@@ -331,41 +286,6 @@ class Content:
             return "at no cost in mean squared error"
         return f"with a mean squared error {abs(change):.1%} {'larger' if change > 0 else 'smaller'}"
 
-    def adjusted_sentence(self) -> str:
-        """What adjusting means, and whom it leaves out."""
-        which = ROWS_ARE["test"] if self.summary["evaluated_on"] == "test" else "rows that chose the repair"
-        return (
-            "The target is about groups that are compared as if each had the same mix of the controls (jobs, regions, "
-            f"…), on the {self.summary['rows']:,} {which}. {percent(self.summary['outside_support'])} of these people "
-            "are like nobody of some other group and are left out of that comparison. All else on this page shows "
-            "people as they are."
-        )
-
-    def what_apart_means(self) -> str:
-        rows, sampled = len(self.rows.codes), ""
-        if rows < self.rows_given:
-            sampled = f" (an even sample of {self.rows_given:,})"
-        return (
-            "“Apart” is the Kolmogorov–Smirnov (KS) distance: wherever one draws a line through the predictions, the "
-            "shares of two groups that fall below it differ by at most this much. Everything on this page is measured "
-            f"on {rows:,} {ROWS_ARE[self.rows_are]}{sampled}."
-        )
-
-    def how_chosen(self) -> str:
-        """What the repair was chosen by, where that is not what the page shows."""
-        s = self.fair.summary_
-        if s["evaluated_on"] == "moments":
-            return (
-                "The repair was made from moments of all sites, without rows: group means and variances became equal "
-                f"over the {s['rows']:,} rows of the moments. No rows chose it."
-            )
-        if self.rows_judged:
-            return ""
-        which = ROWS_ARE[s["evaluated_on"]].split(",")[0]
-        target = "" if s["target_ks"] is None else f", with a target of {share(s['target_ks'])}"
-        reached = f"where its KS distance was {share(s['ks_after'])}{target}"
-        return f"The repair was chosen on {s['rows']:,} {which}, {reached}."
-
     def step_sentence(self, position: int) -> str:
         """One position of the slider."""
         step = self.steps[position]
@@ -374,31 +294,6 @@ class Content:
             return f"Untouched model: {reached}"
         name = f"Point {position} of {len(self.steps) - 1}{' (the chosen one)' if position == self.chosen else ''}"
         return f"{name}: {reached}"
-
-    def peak_sentence(self, step: Step, when: str) -> str:
-        peak, at = step.peak, number(step.peak.threshold)
-        more, fewer = self.names[peak.high_group], self.names[peak.low_group]
-        shares = f"{percent(peak.high_share)} of {more} are at or below it, and {percent(peak.low_share)} of {fewer}"
-        return f"{when}, the distributions are farthest apart at a prediction of {at}: {shares}."
-
-    def caveats(self) -> list[str]:
-        sizes = self.fair.summary_["group_sizes"]
-        few = some_names([label_text(label) for label, rows in sizes.items() if rows < SMALL_GROUP], 5)
-        found = [
-            "Sampling floor. Even if the groups were distributed exactly alike, samples of this size would show a KS "
-            f"distance of about {share(self.ks_floor)}. A distance near it cannot be told from none."
-        ]
-        if few:
-            found.append(f"Few rows chose the repair for {few}: what is said about them is uncertain.")
-        found += PARITY
-        if not self.has_labels:
-            found.append("There were no labels: errors here are distances to the untouched model’s own predictions.")
-        if self.rows_are == "heldout":
-            found.append(
-                "The rows of this page were held out from the repair, but the model may have been trained on them; its "
-                "errors on new people are then larger than shown."
-            )
-        return found
 
 
 # --- the rows of the page ------------------------------------------------------------------------------------------
@@ -500,11 +395,6 @@ def layer_name(found: explain.LayerGap | explain.Directions) -> str:
     """What the model calls a layer; a model that is a layer has no name for it."""
     name = found.layer if isinstance(found, explain.Directions) else found.name
     return name or f"number {found.index}"
-
-
-def signed(correlation: float) -> str:
-    """A correlation with its sign, which nothing has that rounds to zero."""
-    return f"{correlation:+z.2f}".replace("+0.00", "0.00")
 
 
 def follows(direction: explain.Direction) -> str:

@@ -17,10 +17,32 @@ import numpy as np
 
 from esvdfair.audit import Array, density, make_grid
 from esvdfair.core.metrics import ks_distance_ci
+from esvdfair.explain import explain_people
+from esvdfair.explain.network import correlate
 from esvdfair.files import version_of
-from esvdfair.report.content import Content, Step, follows, layer_name, signed
-from esvdfair.text import label_text, number, percent, share
+from esvdfair.report.content import Content, Step, follows, layer_name, named_groups
+from esvdfair.text import label_text, number, percent, share, signed, some_names
 
+ROWS_ARE = {
+    "test": "rows that neither fitted the repair nor chose it",
+    "validation": "validation rows, which chose the repair but did not fit it",
+    "heldout": "rows held out from the fit, which chose the repair but did not fit it",
+    "train": "the very rows that fitted the repair, so new people will fare worse",
+    "given": "rows that this report was given; if some of them fitted the repair, new people will fare worse",
+}
+PARITY = (
+    "What statistical parity means: a prediction tells nothing about the group, because every group’s predictions are "
+    "distributed alike. It is a statement about groups as wholes.",
+    "What it does not mean: that two similar people get the same prediction, that errors are equal in every group, or "
+    "that the differences in the data are just or unjust. Where groups truly differ in what is predicted, parity costs "
+    "accuracy, and someone must decide whether that is right.",
+    "Scope. The repaired model does not ask for the group. Parity was measured on these rows; measure again when the "
+    "people it is used on change, and after any retraining.",
+)
+"""What anyone who relies on a repaired model should know."""
+SMALL_GROUP = 200
+"""Rows below which a group's distribution is known only roughly."""
+FEATURES, MOVERS = 10, 10
 GROUPS_DRAWN = 8
 """As many as there are colours; the tables list all groups."""
 SPECTRUM_DRAWN = 48
@@ -150,25 +172,53 @@ def _opening(content: Content, title: str, about: Mapping[str, str]) -> str:
         f"<div><dt>{escape(a)}</dt><dd>{escape(b)}<small>{escape(c)}</small></dd></div>" for a, b, c in tiles
     )
     subject = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in about.items())
+    rows, which = len(content.rows.codes), ROWS_ARE[content.rows_are]
+    sampled = f" (an even sample of {content.rows_given:,})" if rows < content.rows_given else ""
+    apart = (
+        "“Apart” is the Kolmogorov–Smirnov (KS) distance: wherever one draws a line through the predictions, the "
+        "shares of two groups that fall below it differ by at most this much. Everything on this page is measured on "
+        f"{rows:,} {which}{sampled}."
+    )
     return (
         f"<header><h1>{escape(title)}</h1>"
         f'<dl class="about">{subject}</dl>{paragraph(content.headline(), "lead")}</header>\n'
-        f'<dl class="tiles">{shown}</dl>\n{paragraph(content.what_apart_means(), "soft")}'
-        f"{paragraph(content.how_chosen(), 'soft')}"
+        f'<dl class="tiles">{shown}</dl>\n{paragraph(apart, "soft")}{paragraph(_how_chosen(content), "soft")}'
     )
+
+
+def _how_chosen(content: Content) -> str:
+    """What the repair was chosen by, where that is not what the page shows."""
+    s = content.fair.summary_
+    if s["evaluated_on"] == "moments":
+        return (
+            "The repair was made from moments of all sites, without rows: group means and variances became equal over "
+            f"the {s['rows']:,} rows of the moments. No rows chose it."
+        )
+    if content.rows_judged:
+        return ""
+    which = ROWS_ARE[s["evaluated_on"]].split(",")[0]
+    target = "" if s["target_ks"] is None else f", with a target of {share(s['target_ks'])}"
+    reached = f"where its KS distance was {share(s['ks_after'])}{target}"
+    return f"The repair was chosen on {s['rows']:,} {which}, {reached}."
 
 
 def _adjusted(content: Content) -> str:
     """Raw and adjusted gaps side by side, before and after."""
     if not content.adjusted:
         return ""
-    lines = []
+    s, lines = content.summary, []
     for name, key, form in (("KS distance", "ks", share), ("difference of group means", "mean_gap", number)):
         keys = (f"{key}_raw_before", f"{key}_raw_after", f"{key}_before", f"{key}_after")
-        lines.append([name, *(form(content.summary[each]) for each in keys)])
+        lines.append([name, *(form(s[each]) for each in keys)])
     header = ["", "as it is, before", "as it is, after", "adjusted, before", "adjusted, after"]
+    which = ROWS_ARE["test"] if s["evaluated_on"] == "test" else "rows that chose the repair"
+    intro = (
+        "The target is about groups that are compared as if each had the same mix of the controls (jobs, regions, …), "
+        f"on the {s['rows']:,} {which}. {percent(s['outside_support'])} of these people are like nobody of some other "
+        "group and are left out of that comparison. All else on this page shows people as they are."
+    )
     shown = table(header, lines, caption="Gaps as they are and adjusted")
-    return section("adjusted", "Among people who are alike", paragraph(content.adjusted_sentence()), shown)
+    return section("adjusted", "Among people who are alike", paragraph(intro), shown)
 
 
 def _compared(content: Content) -> str:
@@ -224,9 +274,12 @@ def _distributions(content: Content) -> str:
     charts = []
     for when, step in (("Before", content.before), ("After", content.after)):
         below = zip(grid, _distribution(content, step, grid).T, strict=True)
-        rows = [[number(threshold), *map(percent, shares)] for threshold, shares in below]
+        rows = [[number(threshold), *map(percent, parts)] for threshold, parts in below]
         numbers = table(["prediction", *content.names], rows, caption="Share of each group at or below a prediction")
-        said = content.peak_sentence(step, when)
+        peak, at = step.peak, number(step.peak.threshold)
+        more, fewer = content.names[peak.high_group], content.names[peak.low_group]
+        shares = f"{percent(peak.high_share)} of {more} are at or below it, and {percent(peak.low_share)} of {fewer}"
+        said = f"{when}, the distributions are farthest apart at a prediction of {at}: {shares}."
         charts.append(chart(f"cdf-{when.lower()}", said, heading=when, caption=said, numbers=numbers))
     intro = "Each line climbs from 0 to 1; where two lines are farthest apart vertically, that distance is KS."
     pair = f'<div class="pair">{"".join(charts)}</div>'
@@ -247,7 +300,9 @@ def _who_pays(content: Content) -> str:
 
 
 def _people(content: Content) -> str:
-    people, threshold = content.people, number(content.people.threshold)
+    predictions = content.before.prediction, content.after.prediction
+    people = explain_people(*predictions, **named_groups(content.rows), top=MOVERS)
+    threshold = number(people.threshold)
     moved = "; ".join(f"{label_text(g.group)} {g.mean_change:+.3g} on average" for g in people.groups)
     intro = (
         f"{percent(people.share_moved)} of all people are moved by more than {threshold}, a quarter of the standard "
@@ -262,10 +317,12 @@ def _people(content: Content) -> str:
     header = [content.attribute, "up", "down", f"moved > {threshold}", "rank kept"]
     kept = "By group. Rank kept: rank correlation within the group, 1 if nobody overtakes anybody"
     by_group = table(header, rows, caption=kept)
+    x = content.rows.x
+    places = x.index if hasattr(x, "iloc") else content.rows.row_id  # what the user calls a row
     rows = []
     for m in people.movers:
         ranks = (f"{100 * rank:.0f}" for rank in (m.rank_before, m.rank_after))
-        rows.append([str(m.row), label_text(m.group), number(m.before), number(m.after), *ranks])
+        rows.append([str(places[m.row]), label_text(m.group), number(m.before), number(m.after), *ranks])
     header = ["row", content.attribute, "before", "after", "percentile before", "percentile after"]
     most = table(header, rows, caption="Rows are numbered as in their file; percentiles among all people", texts=(1,))
     folded = fold("The people who move most", most)
@@ -273,19 +330,45 @@ def _people(content: Content) -> str:
 
 
 def _features(content: Content) -> str:
-    whom = f"being {content.names[1]}" if len(content.names) == 2 else "being in the group it follows most"
+    """The input columns that tell most of both group and prediction."""
+    rows, groups = content.rows, len(content.names)
+    members = (rows.codes[:, None] == np.arange(groups)).astype(np.float64)
+    values = np.column_stack([content.before.prediction, content.after.prediction, members])
+    weight = np.ones(len(values)) if rows.weight is None else rows.weight
+    found = []
+    names, correlations = correlate(values, weight, rows.x)
+    for name, (old, new, *of_groups) in zip(names, correlations.T, strict=True):
+        found.append((name, max(of_groups, key=abs) if groups > 2 else of_groups[1], old, new))
+    found.sort(key=lambda feature: -abs(feature[1] * feature[2]))
     intro = (
         "Inputs that go with the group as well as with the prediction are how a model that is never told the group "
         "comes to differ between groups. Correlations, the strongest link first."
     )
     header = ["input", f"with {content.attribute}", "with prediction, before", "with prediction, after"]
-    rows = [[name, *map(signed, correlations)] for name, *correlations in content.features]
-    shown = table(header, rows, caption=f"Correlation of each input with {whom} and with the prediction")
+    lines = [[name, *map(signed, correlations)] for name, *correlations in found[:FEATURES]]
+    whom = f"being {content.names[1]}" if groups == 2 else "being in the group it follows most"
+    shown = table(header, lines, caption=f"Correlation of each input with {whom} and with the prediction")
     return section("features", "Inputs that carry the gap", paragraph(intro), shown)
 
 
 def _caveats(content: Content) -> str:
-    items = "".join(f"<li>{escape(item)}</li>" for item in content.caveats())
+    sizes = content.fair.summary_["group_sizes"]
+    few = some_names([label_text(label) for label, rows in sizes.items() if rows < SMALL_GROUP], 5)
+    found = [
+        "Sampling floor. Even if the groups were distributed exactly alike, samples of this size would show a KS "
+        f"distance of about {share(content.ks_floor)}. A distance near it cannot be told from none."
+    ]
+    if few:
+        found.append(f"Few rows chose the repair for {few}: what is said about them is uncertain.")
+    found += PARITY
+    if not content.has_labels:
+        found.append("There were no labels: errors here are distances to the untouched model’s own predictions.")
+    if content.rows_are == "heldout":
+        found.append(
+            "The rows of this page were held out from the repair, but the model may have been trained on them; its "
+            "errors on new people are then larger than shown."
+        )
+    items = "".join(f"<li>{escape(item)}</li>" for item in found)
     return section("caveats", "Before you rely on this", f"<ul>{items}</ul>")
 
 
