@@ -77,9 +77,10 @@ class LinearLayer:
 
 @dataclass(frozen=True)
 class Column:
-    """What of a wide last layer the prediction depends on: one of its outputs, or one less another (two classes).
+    """What of the last layer the prediction depends on: one of its outputs, or one less another (two classes).
 
-    The layer is then listed with one output; `replace` puts new weights where they belong and leaves all others alone.
+    A wide layer is listed with that one output; `replace` puts new weights where they belong and leaves all others
+    alone.
     """
 
     layer: str
@@ -97,8 +98,8 @@ class Column:
         values[self.index] = new[0] if self.minus is None else new[0] + values[self.minus]
         return values
 
-    def outputs(self, like: NDArray[Any], points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Outputs of the layer that are seen as `points`, in the other columns as in `like`."""
+    def outputs(self, like: NDArray[Any], points: Array) -> Array:
+        """Outputs (n, m) of the layer that are seen as `points`, in the other columns as in `like`."""
         z = like[np.arange(len(points)) % len(like)].astype(np.float64)
         z[:, self.index] = points
         if self.minus is not None:
@@ -192,10 +193,11 @@ class ModelAdapter(ABC):
         """
         new = {}
         for name, (weight, bias) in weights.items():
-            layer = self._layer(name)
-            column = self.column if self.column is not None and self.column.layer == name else None
-            check_replacement(layer if column is None else column.of(layer), weight, bias)
-            if column is not None:  # within what the layer holds
+            layer, column = self._layer(name), self.column
+            if column is None or column.layer != name:
+                check_replacement(layer, weight, bias)
+            else:
+                check_replacement(column.of(layer), weight, bias)
                 weight = column.write(layer.weight, weight)
                 bias = None if bias is None or layer.bias is None else column.write(layer.bias, bias)
             new[name] = weight, bias
@@ -213,10 +215,8 @@ class ModelAdapter(ABC):
         """
         tail = self._tail(first_rows(x))
         rows, shape = tail.rows, tail.output.shape
-        if len(shape) == 2 and shape[1] > 1:
-            self.column = self.column or _find_column(tail)
-        column = self.column
-        if column is None and shape not in ((row_count(rows),), (row_count(rows), 1)):
+        self.column = column = self.column or _find_column(tail)
+        if column is None:
             raise ValueError(
                 f"the last linear layer {tail.layer!r} gives shape {shape} for {row_count(rows)} rows, and "
                 f"{tail.operation} makes one prediction a row of them. Only one of its outputs, or the difference of "
@@ -227,8 +227,9 @@ class ModelAdapter(ABC):
             raise ValueError(_bypassed(tail.layer, repr(tail.joined)))
         if not tail.kinds:
             raise ValueError(_unsupported(tail.operation))
-        points = probe_points(tail.output if column is None else column.read(tail.output.T))
-        tried = points.reshape(-1, *shape[1:]) if column is None else column.outputs(tail.output, points)
+        outputs = tail.output.reshape(len(tail.output), -1)
+        points = probe_points(column.read(outputs.T))
+        tried = column.outputs(outputs, points).reshape(-1, *shape[1:])
         z, prediction = tail.run(tried)
         eps = tail.eps or _spacing(z, prediction)
         # Half of the points with other rows and another batch: a head sees neither.
@@ -236,7 +237,7 @@ class ModelAdapter(ABC):
         if not _close(prediction[::-1][:half], tail.run(tried[::-1][:half])[1], 8 * eps):
             self._check_repeats(rows, eps)
             raise ValueError(_bypassed(tail.layer, tail.operation))
-        z = np.ravel(z if column is None else column.read(z.T))
+        z = column.read(z.reshape(len(z), -1).T)[0]
         if "identity" in tail.kinds and np.array_equal(z, prediction):
             head = Head("identity")
         else:
@@ -368,16 +369,18 @@ def as_column(prediction: Any, rows: int, place: int | None = None) -> Any:
 
 def find_layer(layers: Sequence[LinearLayer], which: int | str) -> LinearLayer:
     """Look up a layer by index (negative counts from the end) or by name; the error lists what there is."""
+    rows = (f"{layer.index}: {layer.name!r} ({layer.weight.shape[1]} → {layer.weight.shape[0]})" for layer in layers)
+    listing = f"The linear layers in order of execution are {', '.join(rows) or 'none'}."
     if isinstance(which, str):
         for layer in layers:
             if layer.name == which:
                 return layer
         raise ValueError(
-            f"no linear layer named {which!r} feeds the prediction. {_listing(layers)} A layer that the forward "
-            "pass does not reach is not listed."
+            f"no linear layer named {which!r} feeds the prediction. {listing} A layer that the forward pass does not "
+            "reach is not listed."
         )
     if isinstance(which, bool) or not isinstance(which, int | np.integer):
-        raise TypeError(f"layer must be an index or a name, got {which!r}. {_listing(layers)}")
+        raise TypeError(f"layer must be an index or a name, got {which!r}. {listing}")
     if which == -2 and len(layers) == 1:
         raise InputError(
             "the model has one linear layer, {name!r}, and no hidden one before it to edit. Use {method}, which edits "
@@ -386,13 +389,8 @@ def find_layer(layers: Sequence[LinearLayer], which: int | str) -> LinearLayer:
             method=Given("transport"),
         )
     if not -len(layers) <= which < len(layers):
-        raise ValueError(f"layer {which} is out of range. {_listing(layers)}")
+        raise ValueError(f"layer {which} is out of range. {listing}")
     return layers[which]
-
-
-def _listing(layers: Sequence[LinearLayer]) -> str:
-    rows = (f"{layer.index}: {layer.name!r} ({layer.weight.shape[1]} → {layer.weight.shape[0]})" for layer in layers)
-    return f"The linear layers in order of execution are {', '.join(rows) or 'none'}."
 
 
 def check_replacement(layer: LinearLayer, weight: NDArray[Any], bias: NDArray[Any] | None) -> None:
@@ -477,8 +475,11 @@ def probe_points(z: Any, count: int = 192) -> Array:
 
 
 def _find_column(tail: Tail) -> Column | None:
-    """Which outputs of a wide layer move the prediction, if it is one, or two by their difference alone."""
+    """Which outputs of the last layer move the prediction, if it is one, or two by their difference alone."""
     z = tail.output.astype(np.float64)
+    if z.ndim != 2 or z.shape[1] == 1:
+        rows = row_count(tail.rows)
+        return Column(tail.layer, 0) if z.shape in ((rows,), (rows, 1)) else None
     before = tail.run(z)[1]
     shift = np.random.default_rng(0).uniform(0.5, 1.5, (z.shape[1],))  # unequal, or a softmax would not see all at once
 
