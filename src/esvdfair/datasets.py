@@ -307,10 +307,6 @@ def fetch_law(
     download_if_missing : bool
         False never opens a connection.
 
-    Returns
-    -------
-    Dataset
-
     Raises
     ------
     FileNotFoundError
@@ -368,10 +364,6 @@ def fetch_compas(
         features to mean 0 and variance 1.
         Both keep the dates, which leak: a custody date long after the screening goes with recidivism.
     data_home, download_if_missing : as in :func:`~esvdfair.datasets.fetch_law`, with its errors
-
-    Returns
-    -------
-    Dataset
     """
     # `decile_score` and `priors_count` occur twice in the header; pandas renames the second of each, the first is meant
     table = _read(COMPAS, preparation, data_home=data_home, download_if_missing=download_if_missing)
@@ -438,27 +430,25 @@ def locate(file: RemoteFile, *, data_home: str | Path | None = None, download_if
     cached = cache_folder(data_home) / file.path
     if cached.is_file() and sha256_of(cached) == file.sha256:
         return cached
-    if not download_if_missing:
-        raise FileNotFoundError(_absent(file, "download_if_missing=False"))
-    try:
-        _pooch().retrieve(file.url, known_hash=f"sha256:{file.sha256}", fname=cached.name, path=cached.parent)
-    except OSError as error:  # no connection, no such page, no room on the disk
-        raise FileNotFoundError(_absent(file, type(error).__name__)) from error
-    except ValueError as error:  # pooch's word for a wrong hash; it keeps nothing then
-        raise FileNotFoundError(_absent(file, "the bytes there are not the pinned ones")) from error
-    return cached
+    reason: str = "download_if_missing=False"
+    cause: Exception | None = None
+    if download_if_missing:
+        try:
+            _pooch().retrieve(file.url, known_hash=f"sha256:{file.sha256}", fname=cached.name, path=cached.parent)
+            return cached
+        except OSError as error:  # no connection, no such page, no room on the disk
+            reason, cause = type(error).__name__, error
+        except ValueError as error:  # pooch's word for a wrong hash; it keeps nothing then
+            reason, cause = "the bytes there are not the pinned ones", error
+    raise FileNotFoundError(
+        f"{file.path} not found: set the environment variable {VARIABLE} to a folder that holds it, or go online once "
+        f"to download it from {file.url} ({reason})."
+    ) from cause
 
 
 def cache_folder(data_home: str | Path | None = None) -> Path:
     """``data_home``, or the folder for downloaded files that the operating system proposes (``XDG_CACHE_HOME``…)."""
     return Path(_pooch().os_cache("esvdfair") if data_home is None else data_home).expanduser()
-
-
-def _absent(file: RemoteFile, reason: str) -> str:
-    return (
-        f"{file.path} not found: set the environment variable {VARIABLE} to a folder that holds it, or go online once "
-        f"to download it from {file.url} ({reason})."
-    )
 
 
 def _pooch() -> Any:

@@ -73,12 +73,11 @@ def render_report(
         ``fair`` is not fitted.
     """
     check_is_fitted(fair, "estimator_")
-    predicted = (
-        f"{predicts or getattr(y, 'name', None) or 'a number that nobody named'}{f', in {unit}' if unit else ''}"
-    )
+    named = predicts or getattr(y, "name", None) or "a number that nobody named"
+    predicted = f"{named}, in {unit}" if unit else str(named)
     judging, testing = (None if part is None else Data(*part) for part in (judged, test))
-    data_given = Data(X, y, sensitive_features, sample_weight)
-    content = collect(fair, data_given, judged=judging, test=testing, summary=summary, predicted=predicted)
+    rows = Data(X, y, sensitive_features, sample_weight)
+    content = collect(fair, rows, judged=judging, test=testing, summary=summary, predicted=predicted)
     about = {
         "Model": model or _kind(fair.model),
         "Data": data or f"{row_count(X):,} rows of {len(name_features(X))} inputs",
@@ -173,7 +172,8 @@ def model_card(
     what = f"{predicts or 'a number'}{f', in {unit}' if unit else ''}"
     groups = [f"{label_text(label)} ({rows:,} rows)" for label, rows in summary["group_sizes"].items()]
     judged_on = (EVALUATED_ON | {"moments": "moments of all sites, without rows"})[summary["evaluated_on"]]
-    chosen = {key: value for key, value in fair.get_params(deep=False).items() if key != "model" and value is not None}
+    chosen = [f"{k}={v!r}" for k, v in fair.get_params(deep=False).items() if k != "model" and v is not None]
+    options = [" ".join(option.replace("`", "'").split()) for option in chosen]
     facts = {"Base model": base, "Predicts": what, "Inputs": None if inputs is None else some_names(inputs, 30)}
     parts = [
         _front_matter(summary, name, base, data),
@@ -190,7 +190,7 @@ def model_card(
         "\n".join(f"- {line}" for line in PARITY),
         "## Training Details",
         _bullets(data or {}),
-        "Parameters of the repair: " + ", ".join(f"`{key}={_short(value)}`" for key, value in chosen.items()) + ".",
+        "Parameters of the repair: " + ", ".join(f"`{option}`" for option in options) + ".",
         "## Evaluation",
         f"Judged on {summary['rows']:,} rows: {judged_on}. Groups of {_plain(attribute)}: {_plain('; '.join(groups))}.",
         "KS distance: the largest difference between two groups' shares at or below any prediction. Errors are against "
@@ -212,17 +212,15 @@ def _front_matter(summary: Mapping[str, Any], name: str, base: str | None, data:
         for kind, title, key in (("mse", error_name(summary), "mse"), ("ks", "KS distance between groups", "ks"))
         if summary[f"{key}_after"] is not None
     ]
-    task = {"type": "tabular-regression"}
     rows = {"name": "; ".join((data or {"": "not named"}).values()), "type": "tabular"}
-    result = {"task": task, "dataset": rows, "metrics": metrics}
-    facts: dict[str, Any] = {
+    result = {"task": {"type": "tabular-regression"}, "dataset": rows, "metrics": metrics}
+    facts = {
         "pipeline_tag": "tabular-regression",
         "library_name": "esvdfair",
         "tags": ["fairness", "statistical-parity", "regression"],
         "model-index": [{"name": name, "results": [result]}],
+        **({"base_model_name": base} if base else {}),
     }
-    if base:
-        facts["base_model_name"] = base
     return "---\n" + "\n".join(f"{key}: {json.dumps(value)}" for key, value in facts.items()) + "\n---"
 
 
@@ -230,10 +228,6 @@ def _plain(text: str) -> str:
     """A name from a user's file that neither ends a line nor becomes Markdown or HTML."""
     line = " ".join(text.split())
     return "".join(f"\\{character}" if character in "\\`*_[]<>|#" else character for character in line)
-
-
-def _short(value: Any) -> str:
-    return " ".join(repr(value).replace("`", "'").split())
 
 
 def _bullets(facts: Mapping[str, str]) -> str:
