@@ -8,12 +8,12 @@ import re
 import shutil
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, BinaryIO
+from typing import Any
 
 import pandas as pd
 
@@ -31,6 +31,7 @@ SHOWN = 12
 """Names that an error lists."""
 SEPARATORS = ",\t;|"
 """What may separate fields where nothing is said, the first of them in doubt."""
+_TOO_LONG = f"line {{}} is longer than {PIECE // 2**20} MB, as no line of a table is."
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _BUFFER = 2**18  # bytes that the reader of a column takes at once; without it, all that a row group has
 
@@ -46,29 +47,25 @@ class TableFile:
     columns : names of its columns
     size : bytes of the file
     held_size : bytes of its values, about
-    rows : how many there are, about
-    chunk_rows : rows of a chunk, at most
     copies : keeps them, they go when this goes
     """
 
     names: list[str]
     columns: list[str]
     held_size: int
-    rows: int
-    chunk_rows: int
     copies: Sequence[Any] = ()
 
     def __init__(self, path: Path, place: Path) -> None:
         self.path, self.place, self.size = path, place, place.stat().st_size
 
     def cut(self, parts: int) -> None:
-        """Make chunks small enough for so many of them."""
-        self.chunk_rows = max(min(self.chunk_rows, self.rows // parts), 1)
+        """Make chunks, before rows are read; small enough for so many of them."""
+        raise NotImplementedError
 
     def frames(
-        self, columns: Sequence[str], texts: Sequence[str] = (), *, strict: bool = False
-    ) -> Iterator[tuple[pd.DataFrame, int]]:
-        """The rows of each chunk, and the bytes of the file up to its end, about.
+        self, wanted: Callable[[int], bool], columns: Sequence[str], texts: Sequence[str] = (), *, strict: bool = False
+    ) -> Iterator[tuple[int, pd.DataFrame, int]]:
+        """Number and rows of each chunk that is wanted, and the bytes of the file up to its end, about.
 
         ``texts`` are read as text where their type is open. ``strict`` looks at all columns, also those that are not
         asked for, and fails where a row does not fit the header.
@@ -178,80 +175,88 @@ def listing(names: Sequence[str]) -> str:
 
 
 class CsvFile(TableFile):
-    """A CSV file, which pandas reads chunk by chunk."""
+    """A CSV file; pandas parses each chunk as a file of its own, whoever parses those before it."""
 
     def __init__(self, path: Path, place: Path, sep: str | None = None) -> None:
         super().__init__(path, place)
         self.held_size = self.size
-        with place.open("rb") as file, readable(path):
+        with place.open("rb") as file:
             start = file.read(2 * PIECE)
+        with readable(path):
             if not start.strip():
                 raise ValueError("it is empty; a table with a header and rows is needed.")
             if b"\0" in start:
                 raise ValueError("it is neither Parquet nor text in UTF-8.")
-            lines = max(start.count(b"\n"), start.count(b"\r"), 1)
-            self.rows = lines * self.size // len(start)
-            self.chunk_rows = max(self.rows * BLOCK // self.size, 1)
-            file.seek(0)
-            text = io.TextIOWrapper(io.BufferedReader(_Lines(file)), encoding="utf-8-sig", errors="replace", newline="")
+            text = io.StringIO(start.decode("utf-8-sig", errors="replace"), newline="")
             filled = (line for line in text if line.strip())  # pandas, too, skips lines of nothing
             first = next(filled)
+            if len(first) > PIECE:
+                raise ValueError(_TOO_LONG.format(1))
             self.sep = sep or max(SEPARATORS, key=re.sub('"[^"]*"', "", first).count)
             self.names = next(csv.reader(chain([first], filled), delimiter=self.sep))
             self.columns = [str(name) for name in pd.read_csv(io.BytesIO(start), sep=self.sep, nrows=0).columns]
 
-    def frames(
-        self, columns: Sequence[str], texts: Sequence[str] = (), *, strict: bool = False
-    ) -> Iterator[tuple[pd.DataFrame, int]]:
-        names = None if strict else list(dict.fromkeys(columns))  # with names, pandas takes rows of any length
+    def cut(self, parts: int) -> None:
+        """Chunks are (first byte, byte behind the last, lines before it); all end with a row."""
+        self._chunks: list[tuple[int, int, int]] = []
+        size, start, line, left = min(BLOCK, self.size // parts + 1), 0, 0, b""
         with self.place.open("rb") as file, readable(self.path):
-            lines = _Lines(file)
-            frames = pd.read_csv(
-                lines, sep=self.sep, low_memory=False, index_col=False, usecols=names, chunksize=self.chunk_rows,
-                dtype=dict.fromkeys(texts, str),
-            )  # fmt: skip
-            while True:
-                lines.ahead = 0
-                with warnings.catch_warnings():
-                    warnings.simplefilter("error", pd.errors.ParserWarning)  # more fields than the header names
-                    frame = next(frames, None)
-                if frame is None:
-                    return
-                frame.columns = frame.columns.map(str)
-                yield frame[list(columns)], file.tell()
+            while piece := file.read(size):
+                left += piece
+                end = len(left) if len(piece) < size else _end_of_rows(left, self.sep)
+                rows, left = left[:end], left[end:]
+                if rows and not rows.isspace():
+                    self._chunks.append((start, start + end, line))
+                start, line = start + end, line + _lines(rows)
+                if len(left) - max(left.rfind(b"\n"), left.rfind(b"\r")) - 1 > PIECE:
+                    raise ValueError(_TOO_LONG.format(line + _lines(left) + 1))
+                if len(left) > BLOCK + 2 * PIECE:
+                    raise ValueError(
+                        f"the row that starts in line {line + 1} goes on for more than {len(left) // 2**20} MB; a "
+                        "quotation mark may not be closed."
+                    )
+
+    def frames(
+        self, wanted: Callable[[int], bool], columns: Sequence[str], texts: Sequence[str] = (), *, strict: bool = False
+    ) -> Iterator[tuple[int, pd.DataFrame, int]]:
+        used = None if strict else list(dict.fromkeys(columns))  # with them, pandas takes rows of any length
+        with self.place.open("rb") as file, readable(self.path):
+            for chunk, (start, stop, line) in enumerate(self._chunks):
+                if not wanted(chunk):
+                    continue
+                file.seek(start)
+                try:
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("error", pd.errors.ParserWarning)  # the first row has too many fields
+                        frame = pd.read_csv(
+                            io.BytesIO(file.read(stop - start)), sep=self.sep, header=None if chunk else 0,
+                            names=self.columns, usecols=used, index_col=False, low_memory=False,
+                            dtype=dict.fromkeys(texts, str),
+                        )  # fmt: skip
+                except pd.errors.ParserError as error:
+                    found = re.sub(r"(?<=line )\d+|(?<=row )\d+", lambda n: str(int(n[0]) + line), str(error))  # noqa: B023
+                    raise ValueError(found) from None
+                yield chunk, frame[list(columns)], stop
 
 
-class _Lines(io.RawIOBase):
-    """The bytes of a CSV file; fails where a line, or a row, is longer than any of a table, before all of it is held.
+def _end_of_rows(block: bytes, sep: str) -> int:
+    """Bytes of the whole rows in a block that starts with one: up to a line end that no quotation marks enclose."""
+    end = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
+    if b'"' not in block:
+        return end
+    # A mark opens where a field begins, elsewhere it is text; inside, two of them stand for one.
+    opening, closing = rb'"(?<=[%s\r\n]")' % re.escape(sep.encode()), rb'[^"]*+(?:""[^"]*+)*+"'
+    closed = re.compile(rb'(?:[^"]*+(?:%s%s|(?!%s)"))*+[^"]*+' % (opening, closing, opening))
+    while end:
+        whole = closed.match(b"\n" + block, 0, end + 1)
+        if whole is None or whole.end() > end:
+            break
+        end = max(block.rfind(b"\n", 0, whole.end() - 1), block.rfind(b"\r", 0, whole.end() - 1)) + 1
+    return end
 
-    Attributes
-    ----------
-    ahead : bytes read since someone set it to 0
-    """
 
-    ahead = 0
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._line, self._open = file, 1, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        piece = self._file.read(len(buffer))
-        buffer[: len(piece)] = piece
-        end = max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1
-        self._open = len(piece) - end + (0 if end else self._open)
-        self._line += piece.count(b"\n")
-        self.ahead += len(piece)
-        if self._open > PIECE:
-            raise ValueError(f"line {self._line} is longer than {PIECE // 2**20} MB, as no line of a table is.")
-        if self.ahead > 64 * BLOCK + 2 * PIECE:
-            raise ValueError(
-                f"a row before line {self._line} goes on for more than {self.ahead // 2**20} MB; a quotation mark may "
-                "not be closed."
-            )
-        return len(piece)
+def _lines(text: bytes) -> int:
+    return text.count(b"\n") or text.count(b"\r")
 
 
 # --- Parquet -------------------------------------------------------------------------------------------------------
@@ -265,21 +270,26 @@ class ParquetFile(TableFile):
         with readable(path), self._open() as file:
             self.names, meta = list(file.schema_arrow.names), file.metadata
             columns = file.schema_arrow.empty_table().to_pandas().columns
-            self.rows = meta.num_rows
+            self._rows = meta.num_rows
             self.held_size = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
         self.columns = [str(name) for name in columns]  # an index that was stored is no column
-        self.chunk_rows = min(CHUNK_ROWS, max(CHUNK_VALUES // max(len(self.columns), 1), 256))
+
+    def cut(self, parts: int) -> None:
+        most = min(CHUNK_ROWS, max(CHUNK_VALUES // max(len(self.columns), 1), 256))
+        self._chunk_rows = max(min(most, self._rows // parts), 1)
 
     def frames(
-        self, columns: Sequence[str], texts: Sequence[str] = (), *, strict: bool = False
-    ) -> Iterator[tuple[pd.DataFrame, int]]:
+        self, wanted: Callable[[int], bool], columns: Sequence[str], texts: Sequence[str] = (), *, strict: bool = False
+    ) -> Iterator[tuple[int, pd.DataFrame, int]]:
         done = 0
         with readable(self.path), self._open() as file:
-            for batch in file.iter_batches(batch_size=self.chunk_rows, columns=list(dict.fromkeys(columns))):
-                frame: pd.DataFrame = batch.to_pandas()
-                frame.columns = frame.columns.map(str)
-                done += len(frame)
-                yield frame.reset_index(drop=True)[list(columns)], self.size * done // self.rows
+            batches = file.iter_batches(batch_size=self._chunk_rows, columns=list(dict.fromkeys(columns)))
+            for chunk, batch in enumerate(batches):
+                done += batch.num_rows
+                if wanted(chunk):
+                    frame: pd.DataFrame = batch.select(list(columns)).to_pandas()
+                    frame.columns, frame.index = frame.columns.map(str), pd.RangeIndex(len(frame))
+                    yield chunk, frame, self.size * done // self._rows
 
     def _open(self) -> Any:
         import pyarrow.parquet

@@ -253,9 +253,11 @@ class _Seen:
     heads: dict[int, pd.DataFrame] = field(default_factory=dict)
 
     def add(self, chunk: int, frame: pd.DataFrame, usage: Usage) -> None:
+        self.rows[chunk] = len(frame)
+        if not len(frame):  # nothing but the header
+            return
         absent = usage.absent(frame)
         incomplete = absent.any(axis=1)
-        self.rows[chunk] = len(frame)
         self.incomplete += int(incomplete.sum())
         self.missing.update({str(name): int(count) for name, count in absent.sum().items()})
         for name, column in frame.items():
@@ -328,12 +330,18 @@ def is_own(chunk: int) -> bool:
 
 
 def read_chunks(
-    table: TableFile, columns: Sequence[str], texts: Sequence[str], progress: Progress | None, *, strict: bool = False
+    table: TableFile,
+    wanted: Callable[[int], bool],
+    columns: Sequence[str],
+    texts: Sequence[str],
+    progress: Progress | None,
+    *,
+    strict: bool = False,
 ) -> Iterator[tuple[int, pd.DataFrame]]:
-    """Number and rows of every chunk, saying how far it is."""
+    """Number and rows of every chunk that is wanted, saying how far it is."""
     if progress is not None:
         progress(0, table.size)
-    for chunk, (frame, end) in enumerate(table.frames(columns, texts, strict=strict)):
+    for chunk, frame, end in table.frames(wanted, columns, texts, strict=strict):
         yield chunk, frame
         if progress is not None:
             progress(end, table.size)
@@ -345,11 +353,10 @@ def _observe(
     seen = _Seen({name: set() for name in usage.columns})
     kept: dict[int, pd.DataFrame] = {}
     with reading() as listen:
-        for chunk, frame in read_chunks(table, usage.columns, texts, progress, strict=True):
-            if is_own(chunk):
-                seen.add(chunk, frame, usage)
-                if keep or not kept:
-                    kept[chunk] = frame
+        for chunk, frame in read_chunks(table, is_own, usage.columns, texts, progress, strict=True):
+            seen.add(chunk, frame, usage)
+            if keep or not kept:
+                kept[chunk] = frame
             listen()
     first, *others = all_gather(seen)
     for other in others:

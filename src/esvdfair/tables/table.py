@@ -202,11 +202,12 @@ class TableBatches:
         left -= set(self._held)
         if not left:
             return
-        for chunk, frame in read_chunks(self._file, self._usage.columns, self.scan.texts, self._progress):
-            if chunk + 1 >= len(starts) or len(frame) != starts[chunk + 1] - starts[chunk]:
+        chunks = read_chunks(self._file, left.__contains__, self._usage.columns, self.scan.texts, self._progress)
+        for chunk, frame in chunks:
+            if len(frame) != starts[chunk + 1] - starts[chunk]:
                 raise ValueError(f"{str(self.path)!r} has changed since it was first read; start again.")
-            part = self._complete(frame, starts[chunk]) if chunk in left else None
-            if part is not None and len(part):
+            part = self._complete(frame, starts[chunk])
+            if len(part):
                 yield part
 
     def _complete(self, frame: pd.DataFrame, first: int) -> TableRows:
