@@ -34,6 +34,9 @@ from esvdfair.exceptions import Given, InputError
 
 Array = NDArray[np.float64]
 
+BLOCK_ROWS = 512
+"""Rows that are copied at once: what lies between stays in the processor's cache."""
+
 
 @dataclass(frozen=True)
 class Data:
@@ -115,25 +118,27 @@ class ArrayBatches:
         self._x, self._batch_size, self._first_row = data.X, batch_size, first_row
         self._columns = _columns(data, missing, classes)
 
-    @property
-    def labels(self) -> tuple[Label, ...]:
-        """The groups, or the cells, of all its rows."""
-        return self._columns[1]
-
     def __iter__(self) -> Iterator[Batch]:
-        y, labels, codes, weight, group_parts = self._columns
         for start in range(0, self.rows, self._batch_size):
             stop = min(start + self._batch_size, self.rows)
-            part = slice(start, stop)
-            yield Batch(
-                row_slice(self._x, start, stop),
-                None if y is None else y[part],
-                labels,
-                codes[part],
-                None if weight is None else weight[part],
-                np.arange(start, stop) + self._first_row,
-                group_parts,
-            )
+            yield self._batch(row_slice(self._x, start, stop), start, stop)
+
+    def whole(self) -> Batch:
+        """All rows, without their inputs."""
+        return self._batch(None, 0, self.rows)
+
+    def _batch(self, x: Any, start: int, stop: int) -> Batch:
+        y, labels, codes, weight, group_parts = self._columns
+        part = slice(start, stop)
+        return Batch(
+            x,
+            None if y is None else y[part],
+            labels,
+            codes[part],
+            None if weight is None else weight[part],
+            np.arange(start, stop) + self._first_row,
+            group_parts,
+        )
 
 
 Columns = tuple[Array | None, tuple[Label, ...], NDArray[np.intp], Array | None, int]
@@ -351,6 +356,7 @@ class Rows:
     weight : (n,) sample weights, scaled up where a group was sampled
     adjusted, strata : (n,) where gaps are adjusted, the weights that give all groups the same mix of strata, and those
     kept_of : the `Digest` of all rows, in their order, that these were kept of
+    inner : (n, q) inputs of a hidden layer, where these are kept too
     """
 
     features: NDArray[Any]
@@ -361,6 +367,7 @@ class Rows:
     adjusted: Array | None = None
     strata: NDArray[np.intp] | None = None
     kept_of: bytes = b""
+    inner: NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -378,136 +385,140 @@ class Rows:
 
 
 class Keeper:
-    """Of every group the rows with the smallest hash keys, at most ``bound / groups`` of each."""
+    """Of every group the rows with the smallest hash keys, at most ``bound / groups`` of each.
+
+    Rows stand in arrays with room to spare: one array for each batch would leave holes between the large ones that come
+    and go, and the process would grow with the number of rows though it holds no more of them. Where all rows are known
+    beforehand (:meth:`expect`) each is copied once, straight to where it belongs.
+    """
 
     def __init__(self, bound: int, seed: int) -> None:
-        self._bound, self._seed = bound, seed
-        self._kept: dict[Label, _Columns] = {}
-        self._like: NDArray[Any] = np.zeros((0, 0))  # no rows, of the dtype and width of the features of all ranks
         self.counts: dict[Label, tuple[int, float]] = {}  # rows and Σw of every group
+        self.keeps_all: bool | None = None  # of the rows that it is given; None where that is not known beforehand
+        self._bound, self._seed = bound, seed
+        self._groups: dict[Label, int] = {}  # their numbers, in the order in which they came
+        self._threshold = np.zeros(0)  # of each group: rows with a larger key cannot be among the smallest any more
+        self._columns: list[NDArray[Any]] = []  # key, group, prediction, y, weight, features of one layer or two
+        self._size = 0
+        self._places: NDArray[np.intp] | None = None  # of the rows to come, -1 for those that do not stay
+
+    def expect(self, batch: Batch, chosen: NDArray[np.bool_]) -> None:
+        """Tell all rows that will come, in the order in which they will, and which are chosen."""
+        index = np.flatnonzero(chosen if batch.weight is None else chosen & (batch.weight > 0))
+        group = self._numbers(batch.labels)[batch.codes[index]]
+        share = self._share(len(np.unique(group)))
+        stays = _smallest(group, row_key(batch.row_id[index], self._seed + 1), share)
+        self._places, self._size = np.full(len(chosen), -1), len(stays)
+        self._places[index[stays]] = np.arange(len(stays))
+        self.keeps_all = len(stays) == len(index)
 
     def add(self, batch: Batch, chosen: NDArray[np.bool_], features: Sequence[Any], prediction: Any, y: Array) -> None:
-        """Keep some of the chosen rows; their features stand side by side."""
+        """Keep some of the chosen rows: the inputs of the last layer and, before them, those of a hidden one."""
         weight = np.ones(len(chosen)) if batch.weight is None else batch.weight
         chosen = chosen & (weight > 0)
+        code = batch.codes[chosen]
+        rows, total = np.bincount(code), np.bincount(code, weight[chosen])
+        for i in np.flatnonzero(rows):
+            self._count(batch.labels[i], int(rows[i]), float(total[i]))
         key = row_key(batch.row_id, self._seed + 1)  # another hash than that of the split
-        for code, label in enumerate(batch.labels):
-            mine = chosen & (batch.codes == code)
-            if not mine.any():
-                continue
-            self._count(label, int(mine.sum()), float(weight[mine].sum()))
-            kept = self._kept.setdefault(label, _Columns())
-            index = np.flatnonzero(mine & (key < kept.threshold))
-            prediction_here = take_rows(prediction, index).astype(np.float64)
-            columns = np.concatenate([take_rows(part, index) for part in features], axis=1)
-            kept.add(key[index], columns, prediction_here, y[index], weight[index])
-            kept.prune(self._share())
+        group = self._numbers(batch.labels)[batch.codes]
+        if self._places is None:
+            index = np.flatnonzero(chosen & (key < self._threshold[group]))
+            places = np.arange(self._size, self._size + len(index))
+            self._size += len(index)
+        else:
+            here, self._places = self._places[: len(chosen)], self._places[len(chosen) :]
+            index = np.flatnonzero(here >= 0)
+            places = here[index]
+        columns = [key, group, prediction, y, weight, *features]
+        for start in range(0, len(index), BLOCK_ROWS):
+            part = slice(start, start + BLOCK_ROWS)
+            self._put(places[part], [take_rows(column, index[part]) for column in columns])
+        if self._places is None and self._size > 1.25 * self._bound:
+            self._prune()
+
+    def _numbers(self, labels: tuple[Label, ...]) -> NDArray[np.intp]:
+        numbers = np.array([self._groups.setdefault(label, len(self._groups)) for label in labels], dtype=np.intp)
+        self._threshold = np.append(self._threshold, np.ones(len(self._groups) - len(self._threshold)))
+        return numbers
 
     def _count(self, label: Label, rows: int, weight: float) -> None:
         before = self.counts.get(label, (0, 0.0))
         self.counts[label] = before[0] + rows, before[1] + weight
 
-    def _share(self) -> int:
-        return max(self._bound // max(len(self.counts), 2), 1)
+    def _share(self, groups: int) -> int:
+        return max(self._bound // max(groups, 2), 1)
+
+    def _put(self, places: NDArray[np.intp], columns: list[NDArray[Any]]) -> None:
+        """Copy rows in."""
+        columns[2] = columns[2].astype(np.float64)
+        self._columns = self._columns or [column[:0] for column in columns]
+        for i, (room, column) in enumerate(zip(self._columns, columns, strict=True)):
+            dtype = np.result_type(room, column)
+            if self._size > len(room) or dtype != room.dtype:
+                rows = self._size if self.keeps_all is not None else max(self._size, 2 * len(room))
+                self._columns[i] = np.empty((rows, *column.shape[1:]), dtype=dtype)
+                self._columns[i][: len(room)] = room
+            self._columns[i][places] = column
+
+    def _prune(self) -> None:
+        """Drop the rows that cannot stay."""
+        share = self._share(len(self.counts))
+        key, group = (column[: self._size] for column in self._columns[:2])
+        kept = np.sort(_smallest(group, key, share))
+        full = np.flatnonzero(np.bincount(group[kept]) == share)
+        self._threshold[full] = [key[kept][group[kept] == each].max() for each in full]
+        for column in self._columns:
+            for start in range(0, len(kept), BLOCK_ROWS):  # forwards, so that nothing is written over before it is read
+                part = slice(start, start + BLOCK_ROWS)
+                column[part][: len(kept) - start] = column[kept[part]]
+        self._size = len(kept)
 
     def count_all_ranks(self) -> None:
         """Add up what the ranks have seen, so that all of them know every group and its share."""
-        own = [kept.columns[1][:0] for kept in self._kept.values()]
-        described = all_gather((self.counts, own[:1] and [own[0].astype(np.result_type(*own))]))
-        alike = [features for _, kind in described for features in kind]
-        self._like = alike[0].astype(np.result_type(*alike)) if alike else np.zeros((0, 0))
+        described = all_gather((self.counts, [column[:0] for column in self._columns]))
         self.counts = {}
         for counts, _ in described:
             for label, (rows, weight) in counts.items():
                 self._count(label, rows, weight)
+        alike = list(zip(*(empty for _, empty in described if empty), strict=True))
+        # what a rank without rows has, and the dtype that all have
+        none = [each[0].astype(np.result_type(*each)) for each in alike] or [np.zeros(0)] * 5 + [np.zeros((0, 0))]
+        own = self._columns or none
+        self._columns = [
+            column[: self._size].astype(like.dtype, copy=False) for column, like in zip(own, none, strict=True)
+        ]
 
     def rows(self, labels: tuple[Label, ...]) -> Rows:
         """The rows that stay, on the first rank, in an order that does not depend on how or where they came."""
-        parts = [(code, self._kept[label].columns) for code, label in enumerate(labels) if label in self._kept]
-        code = np.repeat([code for code, _ in parts], [len(part[0]) for _, part in parts]).astype(np.intp)
-        key = np.concatenate([np.zeros(0), *(part[0] for _, part in parts)])
+        position = {label: i for i, label in enumerate(labels)}
+        code = np.array([position.get(label, -1) for label in self._groups], dtype=np.intp)
+        key, code = self._columns[0], code[self._columns[1].astype(np.intp)]
         known = all_gather((code, key))
-        chosen = self._smallest(*(np.concatenate(part) for part in zip(*known, strict=True)))
-        first = sum(len(part) for part, _ in known[: rank()])
-        own = np.flatnonzero(chosen[first : first + len(code)])
-        own = own[np.lexsort((key[own], code[own]))]
-        # Only rows that stay leave their rank; each is copied once, to where it belongs.
-        empty = (self._like, np.zeros(0), np.zeros(0), np.zeros(0))  # what a rank without rows has
-        columns = (_pick([part[i] for _, part in parts], none, own) for i, none in enumerate(empty, 1))
-        code, key, features, prediction, y, weight = map(first_rank_rows, (code[own], key[own], *columns))
-        order = np.lexsort((key, code))
-        if world_size() > 1:
-            features = features[order]  # of one rank it is in order already
-        code, weight = code[order], weight[order]
+        codes, keys = (np.concatenate(part) for part in zip(*known, strict=True))
+        stays = _smallest(codes, keys, self._share(len(self.counts)))
+        own = stays - sum(len(part) for part, _ in known[: rank()])
+        own = own[(own >= 0) & (own < len(code))]
+        # Only rows that stay leave their rank, and none is copied that is where it belongs.
+        columns = [code, *self._columns[:1], *self._columns[2:]]
+        columns = [first_rank_rows(_picked(column, own)) for column in columns]
+        order = np.lexsort((columns[1], columns[0]))
+        code, _, prediction, y, weight, *features = (_picked(column, order) for column in columns)
         for group in np.unique(code):
             mine = code == group
             rows, total = self.counts[labels[group]]
             if mine.sum() < rows:
                 weight[mine] *= total / weight[mine].sum()  # they stand for the whole group
-        return Rows(features, prediction[order], y[order], code, weight)
-
-    def _smallest(self, code: NDArray[np.intp], key: Array) -> NDArray[np.bool_]:
-        """Which rows are among the smallest keys of their group."""
-        order = np.lexsort((key, code))
-        start = np.searchsorted(code[order], code[order])
-        chosen = np.empty(len(code), dtype=bool)
-        chosen[order] = np.arange(len(code)) - start < self._share()
-        return chosen
+        return Rows(features[-1], prediction, y, code, weight, inner=features[0] if len(features) > 1 else None)
 
 
-class _Columns:
-    """Rows of one group, in arrays with room to spare.
-
-    One array for each part of a batch that stays would leave holes between the large arrays that come and go, and the
-    process would grow with the number of rows though it holds no more of them.
-    """
-
-    def __init__(self) -> None:
-        self._room: list[NDArray[Any]] = []
-        self._size = 0
-        self.threshold = 1.0  # rows with a larger key cannot be among the smallest any more
-
-    @property
-    def columns(self) -> list[NDArray[Any]]:
-        """Keys first, then what was added beside them."""
-        return [column[: self._size] for column in self._room]
-
-    def add(self, *columns: NDArray[Any]) -> None:
-        """Copy rows in: their keys, then anything else that has as many rows."""
-        end = self._size + len(columns[0])
-        if not self._room:
-            self._room = [column[:0] for column in columns]
-        for i, (room, column) in enumerate(zip(self._room, columns, strict=True)):
-            dtype = np.result_type(room, column)
-            if end > len(room) or dtype != room.dtype:
-                wider = np.empty((max(end, 2 * len(room)), *column.shape[1:]), dtype=dtype)
-                wider[: self._size] = room[: self._size]
-                self._room[i] = wider
-            self._room[i][self._size : end] = column
-        self._size = end
-
-    def prune(self, share: int) -> None:
-        """Drop the largest keys when there are a quarter more rows than ``share``."""
-        if self._size <= 1.25 * share:
-            return
-        order = np.argsort(self._room[0][: self._size], kind="stable")[:share]
-        for column in self._room:
-            column[:share] = column[order]
-        self._size = share
-        self.threshold = float(self._room[0][share - 1])
+def _smallest(code: NDArray[np.intp], key: Array, share: int) -> NDArray[np.intp]:
+    """The rows of the smallest keys of every group, group by group, by rising key."""
+    order = np.lexsort((key, code))
+    start = np.searchsorted(code[order], code[order])
+    return order[np.arange(len(code)) - start < share]
 
 
-def _pick(parts: list[NDArray[Any]], none: NDArray[Any], index: NDArray[np.intp]) -> NDArray[Any]:
-    """Rows of the parts, taken as one below the other; those of an earlier part come first.
-
-    ``none`` has no rows, and the dtype and width of all.
-    """
-    picked = np.empty((len(index), *none.shape[1:]), dtype=none.dtype)
-    start = done = 0
-    for part in parts:
-        end = done + int(np.count_nonzero(index[done:] < start + len(part)))
-        # Straight to where they belong: with mode="raise" NumPy copies once more.
-        same = part.astype(none.dtype, copy=False)
-        np.take(same, index[done:end] - start, axis=0, out=picked[done:end], mode="clip")
-        start, done = start + len(part), end
-    return picked
+def _picked(column: NDArray[Any], index: NDArray[np.intp]) -> NDArray[Any]:
+    """Some rows; all of them, in their order, as they are."""
+    return column if np.array_equal(index, np.arange(len(column))) else column[index]

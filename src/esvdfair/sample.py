@@ -416,6 +416,10 @@ def _everything(row_id: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.ones(len(row_id), dtype=bool)
 
 
+def _nothing(row_id: NDArray[np.int64]) -> NDArray[np.bool_]:
+    return np.zeros(len(row_id), dtype=bool)
+
+
 def _relabelled(rows: Rows, labels: tuple[Label, ...], known: tuple[Label, ...]) -> Rows:
     """Codes of validation rows in terms of the groups of the training rows."""
     unknown = [label for label in labels if label not in known]
@@ -432,8 +436,7 @@ def _relabelled(rows: Rows, labels: tuple[Label, ...], known: tuple[Label, ...])
 class _Seen:
     """What a pass has seen: moments of the rows that fit, and kept rows, first those that fit, then the others.
 
-    Moments and kept rows are those of ``cells``, which are the groups themselves when ``group_parts`` is 0. Features of
-    rows that fit are, where it is one layer, those of the inner layer and then those of the last.
+    Moments and kept rows are those of ``cells``, which are the groups themselves when ``group_parts`` is 0.
     """
 
     cells: tuple[Label, ...]
@@ -493,8 +496,15 @@ class _Pass:
         kept = Keeper(effort.training_rows, setting.seed), Keeper(effort.judging_rows, setting.seed)
         labelled: bool | None = None
         group_parts = 0
-        digest, later = Digest(), self._keeps_all(batches)
-        alone = self.inner if len(self.inner) == 1 and self._may_keep_all(batches, split) else ()
+        digest = Digest()
+        if isinstance(batches, ArrayBatches) and world_size() == 1:
+            whole = batches.whole()
+            out = _nothing(whole.row_id) if split is None else split(whole.row_id)
+            for keeper, chosen in zip(kept, (~out, out), strict=True):
+                keeper.expect(whole, chosen)
+        later = kept[0].keeps_all  # then moments are gathered once, from what is kept (`_in_order`)
+        # Of a part of the rows, features of an inner layer would serve nobody.
+        alone = self.inner if len(self.inner) == 1 and later is not False else ()
         with reading() as listen:
             for batch in batches:
                 rows = len(batch.codes)
@@ -504,7 +514,7 @@ class _Pass:
                 y = self._labels(batch, prediction)
                 _check_unit(y, prediction)
                 digest.add(batch)
-                out = np.zeros(rows, dtype=bool) if split is None else split(batch.row_id)
+                out = _nothing(batch.row_id) if split is None else split(batch.row_id)
                 weight = (~out).astype(np.float64) if batch.weight is None else batch.weight * ~out
                 features = inputs[last.name]
                 check_features(last, features, rows)
@@ -525,31 +535,16 @@ class _Pass:
         group_parts = max(all_gather(group_parts))  # a rank without rows does not know
         return _Seen(cells, group_parts, moments.all_reduce(), inner, kept, digest.value)
 
-    def _keeps_all(self, batches: Batches) -> bool:
-        """Whether it is known that all rows stay: then their moments are gathered once, from them (`_in_order`)."""
-        if not isinstance(batches, ArrayBatches) or world_size() > 1:
-            return False
-        return batches.rows * max(len(batches.labels), 2) <= self.setting.effort.training_rows
-
-    def _may_keep_all(self, batches: Batches, split: Splitter | None) -> bool:
-        """Whether all rows that fit may stay, as far as it is known; else features of an inner layer serve nobody."""
-        if not isinstance(batches, ArrayBatches) or world_size() > 1:
-            return True
-        out = 0 if split is None else int(split(np.arange(batches.rows)).sum())
-        return batches.rows - out <= self.setting.effort.training_rows
-
     def sample(
         self, seen: _Seen, judging: Rows | None, judged_on: str, judging_sizes: tuple[int, ...] | None = None
     ) -> Sample:
         setting, cells = self.setting, seen.cell_rows(0)
         moments, inner = seen.moments, dict(seen.inner)
-        beside = cells.features.shape[1] - setting.last.weight.shape[1]  # features of the inner layer
-        whole, cells = cells, replace(cells, features=cells.features[:, max(beside, 0) :])
         if len(cells) == sum(seen.sizes(0)) and len(cells):
             moments = _in_order(cells, seen.cells, cells.y)
-            if beside > 0:
-                first = replace(whole, features=whole.features[:, :beside])
-                inner = dict.fromkeys(inner, _in_order(first, seen.cells))
+            if cells.inner is not None:
+                inner = dict.fromkeys(inner, _in_order(replace(cells, features=cells.inner), seen.cells))
+        cells = replace(cells, inner=None)
         training = seen.grouped(cells)
         return Sample(
             labels=seen.labels,
