@@ -164,7 +164,8 @@ def paper(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
 def _edited(trained: Trained, experiment: Experiment, variant: Variant, *, refit: str) -> Outcome:
     """Algorithm 2 with the reductions of the variant."""
     reductions = {name: getattr(variant, name) for name in ("mean_reduction", "covariance_reduction")}
-    fair = repair(trained, method="paper", refit=refit, **reductions)
+    # Without a target nothing is scanned: the effort is that of the judging alone, and decides no row.
+    fair = repair(trained, method="paper", refit=refit, effort=experiment.effort, **reductions)
     covariance, mean, _ = fair.edits_
     prediction = fair.predict(trained.examples(experiment.evaluated_on).X)
     return Outcome(variant, prediction, mean_reached=_reached(mean, 2), covariance_reached=_reached(covariance, 4))

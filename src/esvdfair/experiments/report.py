@@ -44,11 +44,6 @@ def write_report(out: Path, seeds: Sequence[int]) -> str:
     """The document as Markdown, from the tables ``law-paper.csv``, … in the folder ``out``.
 
     A file note.txt there, which may say what made the rows, stands at its head.
-
-    Raises
-    ------
-    ValueError
-        When there is no table of law or COMPAS.
     """
     saved = {
         name: Table([row for row in from_csv(out / f"{name}.csv") if row.seed in seeds], *run)

@@ -192,13 +192,7 @@ class Folder:
         write_atomically(self.path(part, seed), json.dumps(document, indent=1, allow_nan=False) + "\n")
 
     def read(self, seed: int) -> list[Row]:
-        """The rows of all parts of a seed that are saved.
-
-        Raises
-        ------
-        ValueError
-            When a file holds something else, or rows of another protocol.
-        """
+        """The rows of all parts of a seed that are saved; ValueError for a file of another kind or protocol."""
         missing = self.missing(seed)
         saved = [part for part in self.experiment.parts if part not in missing]
         parts = (_parse(self.path(part, seed), self.experiment.protocol(part)) for part in saved)
@@ -272,13 +266,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Seeds from text such as ``33-82`` or ``33,35,40-42``: in order, each once.
-
-    Raises
-    ------
-    ValueError
-        When the text is anything else.
-    """
+    """Seeds from text such as ``33-82`` or ``33,35,40-42``: in order, each once."""
     seeds: set[int] = set()
     for part in text.split(","):
         ends = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
@@ -308,13 +296,7 @@ class Task:
 def plan(
     runs: Sequence[tuple[Experiment, Preparation]], seeds: Sequence[int], out: Path
 ) -> tuple[list[Task], list[Task]]:
-    """Tasks that are saved already and tasks to do; experiments on the same networks share a task.
-
-    Raises
-    ------
-    ValueError
-        When a data set has no such preparation, or a saved seed was made by another protocol.
-    """
+    """Tasks that are saved already and tasks to do; experiments on the same networks share a task."""
     shared: dict[tuple[object, ...], list[Folder]] = {}
     for experiment, preparation in runs:
         if preparation not in experiment.preparations:
@@ -363,10 +345,9 @@ def work(task: Task) -> None:
     from esvdfair.experiments.methods import METHODS  # torch: in the workers only
     from esvdfair.experiments.network import Shelf, load, train
 
-    missing = task.missing()
+    missing, first, seed = task.missing(), task.folders[0], task.seed
     if not missing:
         return
-    first, seed = task.folders[0], task.seed
     dataset, preparation = first.experiment.dataset, first.preparation
     shelf = Shelf(first.out / "networks" / f"{dataset}-{preparation}")
     try:

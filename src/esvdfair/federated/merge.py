@@ -346,13 +346,7 @@ def _fixed(values: Any) -> Integers:
 
 
 def _unmask(parts: Sequence[MaskedMoments]) -> SiteMoments:
-    """The sum of all sites' moments.
-
-    Raises
-    ------
-    ValueError
-        A site is missing or there twice, they did not mask for each other, or they are of different models or columns.
-    """
+    """The sum of all sites' moments; ValueError unless each is there once and they masked for each other."""
     first = parts[0]
     for part in parts[1:]:
         differ = [name for name in _DIFFERENT if part.about[name] != first.about[name]]

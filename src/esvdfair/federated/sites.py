@@ -1,10 +1,10 @@
 """Moments that travel: rows of a site -> group moments at the input of a model's last layer, and what these are of."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from esvdfair.models.base import LinearLayer
 from esvdfair.sample import Setting, check_features, check_prediction, prepare
 
 MomentsFile = str | os.PathLike[str]
+T = TypeVar("T")
 
 _NAMES = ("sensitive", "features", "control")
 
@@ -148,7 +149,7 @@ class SiteMoments:
     def from_about(cls, moments: GroupMoments, about: Mapping[str, Any]) -> "SiteMoments":
         """From moments and what :meth:`about` said of them; KeyError, TypeError or ValueError where that cannot be."""
         layer, labelled = about["layer"], bool(about["labelled"])
-        weight, bias = np.array([layer["weight"]], dtype=np.float64), layer["bias"]
+        weight = np.array([layer["weight"]], dtype=np.float64)
         left_out, parts = tuple(map(int, about["left_out"])), int(about.get("group_parts", 0))
         if weight.ndim != 2 or not np.isfinite(weight).all() or weight.shape[1] + labelled != moments.width:
             raise ValueError(f"its moments have {moments.width} columns, and its layer does not fit them")
@@ -156,21 +157,19 @@ class SiteMoments:
             raise ValueError("the units that it leaves out are not units of its layer")
         if parts and not all(isinstance(cell, tuple) and 0 < parts < len(cell) for cell in moments.labels):
             raise ValueError("its groups are not those of strata")
-        names = {name: about.get(name) for name in _NAMES}
+        bias = _if_known(lambda bias: np.array([float(bias)]), layer["bias"])
         return cls(
             moments=moments,
             model=str(about["model"]),
-            layer=LinearLayer(
-                str(layer["name"]), int(layer["index"]), weight, None if bias is None else np.array([float(bias)])
-            ),
+            layer=LinearLayer(str(layer["name"]), int(layer["index"]), weight, bias),
             head=Head(**layer["head"]),
             labelled=labelled,
             sites=tuple(map(_site, about["sites"])),
-            target=None if about["target"] is None else str(about["target"]),
+            target=_if_known(str, about["target"]),
             left_out=left_out,
             group_parts=parts,
-            inputs=None if about.get("inputs") is None else int(about["inputs"]),
-            **{name: None if found is None else tuple(map(str, found)) for name, found in names.items()},
+            inputs=_if_known(int, about.get("inputs")),
+            **{name: _if_known(_texts, about.get(name)) for name in _NAMES},
         )
 
     def check_noise(self) -> None:
@@ -268,17 +267,24 @@ class SiteMoments:
 
 
 def _site(item: Mapping[str, Any]) -> Site:
-    name, noise = item["name"], item["noise"]
     return Site(
         str(item["fingerprint"]),
         tuple(map(label_from_json, item["labels"])),
         tuple(map(int, item["rows"])),
         str(item["version"]),
-        None if name is None else str(name),
+        _if_known(str, item["name"]),
         int(item["withheld"]),
-        None if noise is None else Noise(**noise),
-        None if item.get("apart") is None else int(item["apart"]),
+        _if_known(lambda noise: Noise(**noise), item["noise"]),
+        _if_known(int, item.get("apart")),
     )
+
+
+def _if_known(kind: Callable[[Any], T], value: Any) -> T | None:
+    return None if value is None else kind(value)
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    return tuple(map(str, values))
 
 
 # --- collecting ----------------------------------------------------------------------------------------------------
@@ -440,6 +446,5 @@ def _names(values: Any) -> tuple[str, ...] | None:
     """Names of the columns of a DataFrame or Series; None for data without names."""
     columns = getattr(values, "columns", None)
     if columns is not None:
-        return tuple(map(str, columns))
-    name = getattr(values, "name", None)
-    return None if name is None else (str(name),)
+        return _texts(columns)
+    return _if_known(lambda name: (str(name),), getattr(values, "name", None))
