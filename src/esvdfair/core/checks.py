@@ -37,10 +37,7 @@ MAX_INTEGER_GROUPS = 50
 def to_numpy(values: Any) -> NDArray[Any]:
     """An array-like as NumPy; a torch tensor comes from its device (dtypes that NumPy lacks as float32).
 
-    Raises
-    ------
-    ValueError
-        When values are masked (what lies under a mask is nobody's data), or their owner raises when asked for them.
+    `ValueError` when values are masked, as what lies under a mask is nobody's data, or their owner does not give them.
     """
     if hasattr(values, "detach"):
         tensor = _on_device(values)
@@ -146,10 +143,7 @@ def count_not_finite(values: Any) -> int:
 def check_numbers(values: Any, name: str) -> NDArray[Any]:
     """An array-like of real numbers as NumPy, in its own dtype when that is one of numbers, else in float64.
 
-    Raises
-    ------
-    ValueError
-        Text, dates, complex numbers, masked values, rows of different lengths, whole numbers beyond float64.
+    Text, dates, complex and masked values, rows of different lengths and numbers beyond float64 are an `InputError`.
     """
     try:
         raw = to_numpy(values)
@@ -343,25 +337,13 @@ def check_strata(
 def encode_groups(groups: Any, *, missing: str = "error") -> tuple[tuple[Label, ...], NDArray[np.intp]]:
     """Sorted distinct labels and, for every row, the position of its label.
 
-    Parameters
-    ----------
-    groups : array-like of shape (rows,) or (rows, attributes), or a mapping of names to columns
-        Strings, integers or booleans; a float column that holds only whole numbers counts as integers, and other
-        hashable values by their text. Several attribute columns become their intersection: one tuple label for each
-        combination that occurs.
-    missing : {"error", "group"}
-        What a missing value is: None, NaN, pd.NA, NaT or masked. With "group" it has the label `MISSING`.
+    Groups are strings, integers or booleans, of shape (rows,) or (rows, attributes), or columns by name; a float column
+    that holds only whole numbers counts as integers, and other hashable values by their text. Several attributes become
+    their intersection: one tuple label for each combination that occurs.
 
-    Returns
-    -------
-    labels : tuple of str, int, bool or tuples of them, sorted
-    codes : (rows,) integers with ``labels[codes[i]]`` the group of row i
-
-    Raises
-    ------
-    ValueError
-        When a value is missing (the message counts them), fractional (bin a continuous attribute first), no label at
-        all (a set, an array), or when two labels read alike.
+    What is missing (None, NaN, pd.NA, NaT or masked) is a `ValueError`, which counts it, or with ``missing="group"`` a
+    group, labelled `MISSING`. So is a fraction (bin a continuous attribute first), a set or an array in place of a
+    label, and two labels that read alike.
 
     Examples
     --------
@@ -395,15 +377,15 @@ def _columns(groups: Any) -> list[Any]:
     if isinstance(groups, list | tuple) and len(groups):
         return _split_rows(groups)
     values = to_numpy(groups)
-    if values.ndim == 0 or values.ndim > 2:
+    if values.ndim not in (1, 2):
         raise refused(
             _GROUPS,
             f"has shape {values.shape}; expected one label for each row, shape (rows,), "
             "or one column for each attribute, shape (rows, attributes).",
         )
-    if values.dtype == object:
-        return _split_rows(values.tolist()) if len(values) else [values]
-    return [values] if values.ndim == 1 else [values[:, i] for i in range(values.shape[1])]
+    if values.dtype == object and len(values):
+        return _split_rows(values.tolist())
+    return [values] if values.ndim == 1 else list(values.T)
 
 
 def _or_none(missing: NDArray[np.bool_], values: NDArray[Any]) -> NDArray[Any]:
@@ -463,9 +445,7 @@ def _encode_column(column: Any, missing: str) -> tuple[tuple[Label, ...], NDArra
         codes = np.where(absent, labels.index(MISSING), codes)
     check_labels(labels)
     order = sorted(range(len(labels)), key=lambda i: sort_key(labels[i]))
-    rank = np.empty(len(labels), dtype=np.intp)
-    rank[order] = np.arange(len(labels))
-    return tuple(labels[i] for i in order), rank[codes]
+    return tuple(labels[i] for i in order), np.argsort(order)[codes]
 
 
 def _readable(column: Any) -> Any:
@@ -484,10 +464,7 @@ def _readable(column: Any) -> Any:
     if kind == "O" and column.dtype == object and not set(map(type, column)) <= {str}:
         numbers = (value for value in column if isinstance(value, int | float | np.number | np.bool_))
         if len({isinstance(value, bool | np.bool_) for value in numbers if value == value}) == 2:
-            raise refused(
-                _GROUPS,
-                "mixes booleans and numbers, and True and 1 are equal; give all labels one type.",
-            )
+            raise refused(_GROUPS, "mixes booleans and numbers, and True and 1 are equal; give all labels one type.")
     return column
 
 

@@ -302,20 +302,18 @@ def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
     elif ("sklearn", "BaseEstimator") in origins and not hasattr(model, "module_"):  # skorch, too, is an estimator
         from esvdfair.models.sklearn import SklearnAdapter as adapter
     else:
-        raise TypeError(_not_supported(model))
+        kind = f"{type(model).__module__}.{type(model).__qualname__}"
+        for holder in ("module_", "lightning_module", "model"):  # skorch, Lightning's and Hugging Face's trainers
+            if hasattr(getattr(model, holder, None), "state_dict"):
+                raise TypeError(
+                    f"cannot repair a {kind} itself; pass the network that it holds: its attribute {holder}."
+                )
+        raise TypeError(
+            f"cannot repair a {kind}. Supported are a torch.nn.Module, a scikit-learn MLPRegressor, MLPClassifier or "
+            "linear model (also in a Pipeline, TransformedTargetRegressor, FrozenEstimator or GridSearchCV), and a "
+            "path or the bytes of an ONNX model. The predictions of any other model can be moved by esvdfair.baselines."
+        )
     return adapter(model, output=output)
-
-
-def _not_supported(model: Any) -> str:
-    kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    for holder in ("module_", "lightning_module", "model"):  # skorch, Lightning's and Hugging Face's trainers
-        if hasattr(getattr(model, holder, None), "state_dict"):
-            return f"cannot repair a {kind} itself; pass the network that it holds: its attribute {holder}."
-    return (
-        f"cannot repair a {kind}. Supported are a torch.nn.Module, a scikit-learn MLPRegressor, MLPClassifier or "
-        "linear model (also in a Pipeline, TransformedTargetRegressor, FrozenEstimator or GridSearchCV), and a path or "
-        "the bytes of an ONNX model. The predictions of any other model can be moved by esvdfair.baselines."
-    )
 
 
 def first_rows(x: Any) -> Any:
@@ -544,7 +542,7 @@ def find_head(
     weight = 1.0 / np.maximum(np.abs(p), np.median(np.abs(p[p != 0])))
     for family in (_plain_fits, _general_fits):
         fits = [(head, float(np.max(np.abs(head.apply(z) - p) * weight))) for head in family(z, p, weight, kinds)]
-        fits = [(head, miss) for head, miss in fits if miss <= tolerance and _resolved(head, z)]  # not where it is NaN
+        fits = [(head, miss) for head, miss in fits if miss <= tolerance and _resolved(head, z)]  # NaN is none
         if fits:
             best = min(miss for _, miss in fits)
             close = [head for head, miss in fits if miss <= 2 * best + 2 * eps]
@@ -630,18 +628,17 @@ def _refine(kind: str, z: Array, p: Array, weight: Array, slopes: Array, centres
         gain = (g @ (mass * (p - mass @ p))) ** 2 / (g**2 @ mass)
     start = int(np.argmax(np.where(np.isfinite(gain), gain, -1.0)))
 
-    def head_at(inner: Sequence[float] | Array) -> Head:
-        inner_scale, middle = float(inner[0]), float(inner[1]) if len(inner) > 1 else float(centres[0])
+    def head_at(inner: Array) -> Head:
+        inner_scale, middle = (float(value) for value in (*inner, centres[0])[:2])
         return _with_outer(kind, z, p, weight, inner_scale, -inner_scale * middle)
 
-    def residual(inner: Sequence[float] | Array, /) -> Array:
+    def residual(inner: Array, /) -> Array:
         with np.errstate(invalid="ignore"):
             miss = (head_at(inner).apply(z) - p) * weight
         return np.where(np.isfinite(miss), miss, 1e6)
 
-    free = 1 if centres.size == 1 else 2
-    sizes = (abs(slope[start]), np.ptp(z))[:free]
-    first = (slope[start], centre[start])[:free]
+    free = min(centres.size, 2)
+    sizes, first = (abs(slope[start]), np.ptp(z))[:free], (slope[start], centre[start])[:free]
     solved = least_squares(residual, first, x_scale=sizes, max_nfev=60, xtol=1e-15, ftol=1e-15, gtol=1e-15)
     return head_at(solved.x)
 

@@ -467,7 +467,10 @@ class Graph:
     def _chain(self, name: str) -> Iterator[str]:
         """The tensor, and those it is no more than a view of."""
         yield name
-        while (node := self._producer.get(name)) is not None and node.domain in _STANDARD and _is_view(node):
+        while (node := self._producer.get(name)) is not None and node.domain in _STANDARD:
+            swaps = node.op_type == "Transpose" and list(_attribute(node, "perm", [1, 0])) == [1, 0]
+            if node.op_type != "Identity" and not swaps:
+                return
             name = node.input[0]
             yield name
 
@@ -576,11 +579,6 @@ def _reads(node: onnx.NodeProto) -> list[str]:
 
 def _subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     return [graph for item in node.attribute for graph in (*item.graphs, *([item.g] if item.HasField("g") else []))]
-
-
-def _is_view(node: onnx.NodeProto) -> bool:
-    swap = node.op_type == "Transpose" and list(_attribute(node, "perm", [1, 0])) == [1, 0]
-    return swap or node.op_type == "Identity"
 
 
 def _is_quantised(label: str, kind: str) -> str:

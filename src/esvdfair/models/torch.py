@@ -96,7 +96,7 @@ class TorchAdapter(ModelAdapter):
         def keep(copies: bool, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if name in inputs:
                 raise ValueError(_TWICE.format(name))
-            found = _layer_input(args, kwargs).detach()
+            found = [*args, *kwargs.values()][0].detach()
             counted = not copies and not found.is_inference()
             inputs[name], versions[name] = (found, found._version) if counted else (found.clone(), 0)
 
@@ -163,7 +163,7 @@ class TorchAdapter(ModelAdapter):
 
         def leave(name: str, module: nn.Linear, args: Any, kwargs: Any, output: torch.Tensor) -> None:
             problems[name] = _TWICE.format(name) if name in outputs else _find_problem(name, module, self._core)
-            if problems[name] is None and not _computes_linear_map(module, _layer_input(args, kwargs), output):
+            if problems[name] is None and not _computes_linear_map(module, [*args, *kwargs.values()][0], output):
                 problems[name] = f"layer {name!r} is a {type(module).__name__}, whose output is not X Wᵀ + b."
             outputs[name] = output.detach().clone()
             trace.mark(output, name)
@@ -175,7 +175,10 @@ class TorchAdapter(ModelAdapter):
         after, before = ({name: partial(hook, name) for name in modules} for hook in (leave, enter))
         prediction = self._run(x, after, before=before, mode=trace)
         reached = trace.labels(prediction)
-        names = [name for name in outputs if name in reached or self._moves(name, rows, outputs[name], prediction)]
+        # Where the trace is lost, in a detour through NumPy or a foreign kernel, one sees whether the prediction moves.
+        moved = {name: 1 + output + output.abs().max() for name, output in outputs.items() if name not in reached}
+        still = {name for name, z in moved.items() if torch.equal(self._run_from(name, rows, z), prediction)}
+        names = [name for name in outputs if name not in still]
         for name in names:
             problem = problems[name] or (_TWICE.format(name) if _weight_of(name) in reached else None)
             # A hidden layer that can be read, but not edited, is no obstacle to one who edits the last.
@@ -202,10 +205,6 @@ class TorchAdapter(ModelAdapter):
             joined,
             eps=max(torch.finfo(dtype).eps for dtype in (like.dtype, prediction.dtype)),
         )
-
-    def _moves(self, name: str, x: Inputs, output: torch.Tensor, prediction: torch.Tensor) -> bool:
-        """Whether the prediction follows a layer whose trace was lost (a detour through NumPy, a foreign kernel)."""
-        return not torch.equal(self._run_from(name, x, output + 1 + output.abs().max()), prediction)
 
     def _run_from(self, name: str, x: Inputs, z: torch.Tensor) -> torch.Tensor:
         """Prediction for rows `x` if the layer had given `z`."""
@@ -261,11 +260,6 @@ class TorchAdapter(ModelAdapter):
             known = [repr(n) for n, m in self._core.named_modules() if _is_linear(m)]
             raise ValueError(f"the model has no linear layer {name!r}; it has {', '.join(known) or 'none'}.")
         return module
-
-
-def _layer_input(args: Any, kwargs: Any) -> torch.Tensor:
-    value: torch.Tensor = args[0] if args else kwargs["input"]
-    return value
 
 
 # --- values that go into a model and come out of it -------------------------------------------------------------------
@@ -522,7 +516,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self._weights = {_storage_of(weight): name for name, weight in weights.items() if weight is not None}
         # Name of each operation, the storages that it read, with what fed them at that moment, and those it wrote.
-        self._operations: list[tuple[str, tuple[tuple[int, frozenset[str]], ...], frozenset[int]]] = []
+        self._operations: list[tuple[str, list[tuple[int, frozenset[str]]], frozenset[int]]] = []
         self._labels: dict[int, frozenset[str]] = {}
         self._kept: list[torch.Tensor] = []  # a storage that is freed could come back as another tensor
 
@@ -557,7 +551,11 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        read = tuple((_storage_of(t), self.labels(t) | self._foreign_use(t)) for t in _tensors((args, kwargs)))
+        read = []
+        for tensor in _tensors((args, kwargs)):
+            owner = self._weights.get(_storage_of(tensor), self.inside)
+            foreign = set() if owner is None or owner == self.inside else {_weight_of(owner)}
+            read.append((_storage_of(tensor), self.labels(tensor) | foreign))
         result = func(*args, **kwargs)
         written = list(_tensors(result))
         self._kept += written
@@ -569,10 +567,6 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             for key in keys:
                 self._labels[key] = self._labels.get(key, frozenset()) | labels
         return result
-
-    def _foreign_use(self, tensor: torch.Tensor) -> frozenset[str]:
-        owner = self._weights.get(_storage_of(tensor))
-        return frozenset() if owner is None or owner == self.inside else frozenset({_weight_of(owner)})
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
