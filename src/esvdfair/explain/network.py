@@ -202,14 +202,14 @@ def _gap(layer: LinearLayer, moments: GroupMoments, point: CurvePoint | None) ->
         inputs=w.shape[1],
         mean_gap=mean_gap,
         covariance_gap=covariance_gap,
-        bound=float(np.sum(covariance_spectrum(w, moments) ** 4)),
+        bound=float(np.sum(covariance_sigmas(w, moments) ** 4)),
         relative_mean_gap=mean_gap / (float(np.trace(spread)) or 1.0),
         relative_covariance_gap=covariance_gap / (float(np.sum(spread**2)) or 1.0),
         **{} if point is None else {name: getattr(point, name) for name in ("ks", "ks_low", "ks_high", "mse")},
     )
 
 
-def covariance_spectrum(weight: Array, moments: GroupMoments) -> Array:
+def covariance_sigmas(weight: Array, moments: GroupMoments) -> Array:
     """(k,) singular values of ``W S_v``, largest first; one zero when the groups' covariances are equal."""
     axes, values = gaps.covariance_spectrum(moments)
     factor = axes * np.sqrt(np.abs(values)) if len(values) else np.zeros((moments.width, 1))
@@ -400,8 +400,8 @@ def explain_directions(
         mean_gap_after=gaps.squared_mean_gap(after.layer.weight, after.moments),
         covariance_gap_before=gaps.squared_covariance_gap(before.layer.weight, before.moments),
         covariance_gap_after=gaps.squared_covariance_gap(after.layer.weight, after.moments),
-        spectrum_before=tuple(covariance_spectrum(before.layer.weight, before.moments).tolist()),
-        spectrum_after=tuple(covariance_spectrum(after.layer.weight, after.moments).tolist()),
+        spectrum_before=tuple(covariance_sigmas(before.layer.weight, before.moments).tolist()),
+        spectrum_after=tuple(covariance_sigmas(after.layer.weight, after.moments).tolist()),
         **directions,
     )
 

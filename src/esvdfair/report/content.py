@@ -33,8 +33,6 @@ STEPS = 40
 """Positions of the slider, at most, besides the untouched model."""
 UNNAMED = "group"
 """Name of the attribute when its column has none."""
-DIRECTIONS = 3
-"""Of each kind, so many directions of a layer are listed."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +205,7 @@ class Content:
         fair, edited = self.fair, self.hidden_edits
         if len(self.layers) == 1:
             return "the model has no layer before its last one, which the repair refitted."
-        options: dict[str, Any] = {**named_groups(self.fitting), "top": DIRECTIONS, "batch_size": fair.batch_size}
+        options: dict[str, Any] = {**named_groups(self.fitting), "top": 3, "batch_size": fair.batch_size}
         options |= {"layer": edited[0]} if edited else {"layer": -2, "output": fair.output}
         try:
             return explain.explain_directions(fair if edited else fair.model_, self.fitting.x, **options)
@@ -225,6 +223,7 @@ class Content:
 
     @property
     def all_groups(self) -> str:
+        """“groups of sex”."""
         return "groups" if self.attribute == UNNAMED else f"groups of {self.attribute}"
 
     @property

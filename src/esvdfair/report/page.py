@@ -40,12 +40,8 @@ PARITY = (
     "people it is used on change, and after any retraining.",
 )
 """What anyone who relies on a repaired model should know."""
-SMALL_GROUP = 200
-"""Rows below which a group's distribution is known only roughly."""
-FEATURES, MOVERS = 10, 10
 GROUPS_DRAWN = 8
 """As many as there are colours; the tables list all groups."""
-SPECTRUM_DRAWN = 48
 
 
 def render(
@@ -54,17 +50,8 @@ def render(
     """The whole page; ``about`` says which model and data it is about, and what is predicted."""
     script, style = (files("esvdfair.report").joinpath(name).read_text("utf-8") for name in ("charts.js", "page.css"))
     name = title or f"Repair report: parity between {content.all_groups}"
-    parts = [
-        _opening(content, name, about),
-        _adjusted(content),
-        _compared(content),
-        _distributions(content),
-        _people(content),
-        _features(content),
-        _caveats(content),
-        _engineers(content),
-        _origin(command),
-    ]
+    inner = (_adjusted, _compared, _distributions, _people, _features, _caveats, _engineers)
+    parts = [_opening(content, name, about), *(part(content) for part in inner), _origin(command)]
     # Nothing is loaded, and no script but ours runs, even if something were left unescaped.
     policy = f"default-src 'none'; script-src '{_hash_of(script)}'; style-src '{_hash_of(style)}'"
     return (
@@ -102,9 +89,7 @@ def table(
     moving: Sequence[int] = (),
 ) -> str:
     """A table, on a narrow screen a block for each row; ``texts`` stand left, ``moving`` columns follow the slider."""
-    kinds = [
-        f' class="{k}"' if (k := "text" * (i in texts) or "now" * (i in moving)) else "" for i in range(len(header))
-    ]
+    kinds = [' class="text"' if i in texts else ' class="now"' if i in moving else "" for i in range(len(header))]
     head = "".join(f'<th scope="col"{k}>{escape(cell)}</th>' for cell, k in zip(header, kinds, strict=True))
     body = []
     for first, *rest in rows:
@@ -301,7 +286,7 @@ def _who_pays(content: Content) -> str:
 
 def _people(content: Content) -> str:
     predictions = content.before.prediction, content.after.prediction
-    people = explain_people(*predictions, **named_groups(content.rows), top=MOVERS)
+    people = explain_people(*predictions, **named_groups(content.rows), top=10)
     threshold = number(people.threshold)
     moved = "; ".join(f"{label_text(g.group)} {g.mean_change:+.3g} on average" for g in people.groups)
     intro = (
@@ -345,7 +330,7 @@ def _features(content: Content) -> str:
         "comes to differ between groups. Correlations, the strongest link first."
     )
     header = ["input", f"with {content.attribute}", "with prediction, before", "with prediction, after"]
-    lines = [[name, *map(signed, correlations)] for name, *correlations in found[:FEATURES]]
+    lines = [[name, *map(signed, correlations)] for name, *correlations in found[:10]]
     whom = f"being {content.names[1]}" if groups == 2 else "being in the group it follows most"
     shown = table(header, lines, caption=f"Correlation of each input with {whom} and with the prediction")
     return section("features", "Inputs that carry the gap", paragraph(intro), shown)
@@ -353,7 +338,7 @@ def _features(content: Content) -> str:
 
 def _caveats(content: Content) -> str:
     sizes = content.fair.summary_["group_sizes"]
-    few = some_names([label_text(label) for label, rows in sizes.items() if rows < SMALL_GROUP], 5)
+    few = some_names([label_text(label) for label, rows in sizes.items() if rows < 200], 5)
     found = [
         "Sampling floor. Even if the groups were distributed exactly alike, samples of this size would show a KS "
         f"distance of about {share(content.ks_floor)}. A distance near it cannot be told from none."
@@ -496,7 +481,7 @@ def chart_data(content: Content) -> dict[str, Any]:
     directions, scan = content.directions, content.scan
     if not isinstance(directions, str):
         spectra = {"before": directions.spectrum_before, "after": directions.spectrum_after}
-        found["spectrum"] = {when: _rounded(values[:SPECTRUM_DRAWN]) for when, values in spectra.items()}
+        found["spectrum"] = {when: _rounded(values[:48]) for when, values in spectra.items()}
         found["spectrum"]["afterName"] = "after" if content.hidden_edits else "if edited"
     if not isinstance(scan, str):
         found["layers"] = [
@@ -544,11 +529,8 @@ def _cdf(content: Content, step: Step, drawn: list[int]) -> dict[str, Any]:
 
 
 def _densities(content: Content, values: Array, groups: list[int], grid: Array) -> list[list[float]]:
-    found = []
-    for g in groups:
-        mine, weight = _of_group(content, values, g)
-        found.append(_rounded(density(mine, grid, weight)))
-    return found
+    samples = (_of_group(content, values, group) for group in groups)
+    return [_rounded(density(mine, grid, weight)) for mine, weight in samples]
 
 
 def _rounded(values: Iterable[float]) -> list[float]:
