@@ -154,6 +154,17 @@ def test_a_folder_without_the_tables_is_refused(tmp_path):
         write_report(tmp_path, SEEDS)
 
 
+def test_a_table_without_a_method_that_the_report_speaks_of_is_named(saved, tmp_path):
+    """As after `--part repaired` alone; methods that are only compared at equal KS may be missing."""
+    copytree(saved, tmp_path / "copy")
+    known = {variant: values for variant, values in KNOWN.items() if variant.method not in ("finetuned", "refitted")}
+    save(tmp_path / "copy", LAW, "paper", known)
+    with pytest.raises(ValueError, match=r"law-paper has no row of 'the same, last layer refitted .* without --part"):
+        write_report(tmp_path / "copy", SEEDS)
+    save(tmp_path / "copy", LAW, "paper", known | {Variant("refitted"): (0.038, 0.360)})
+    assert "| law, paper | all layers fine-tuned" not in write_report(tmp_path / "copy", SEEDS)
+
+
 @pytest.fixture(scope="module")
 def drawn(saved):
     """Paths of the figures of a comparison and of an ablation."""

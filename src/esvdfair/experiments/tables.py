@@ -143,7 +143,11 @@ class Table:
         return [Line.of(variant, found, printed.get(variant)) for variant, found in by_variant.items()]
 
     def __getitem__(self, variant: Variant) -> Line:
-        return next(line for line in self.lines if line.variant == variant)
+        for line in self.lines:
+            if line.variant == variant:
+                return line
+        name = f"{self.experiment.name}-{self.preparation}"
+        raise ValueError(f"{name} has no row of {describe(variant).strip()!r}; run `esvdfair reproduce` without --part.")
 
     def shown(self) -> list[Line]:
         """The lines that people see: of the curves of `transport` and of the optimum only some points."""
