@@ -5,7 +5,7 @@ reproduction/ beside it.
 """
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,9 +16,6 @@ from esvdfair.experiments import config
 from esvdfair.experiments.config import PAPER, Experiment, Preparation, Variant
 from esvdfair.experiments.runs import Row, from_csv, to_csv, with_regret, write_atomically
 from esvdfair.experiments.tables import Statistic, Table, describe, draw, markdown
-
-Tables = Mapping[str, Table]
-"""By name, such as "law-paper"."""
 
 _RUNS: dict[str, tuple[Experiment, Preparation]] = {
     "law-paper": (config.LAW, "paper"),
@@ -49,16 +46,17 @@ def write_report(out: Path, seeds: Sequence[int]) -> str:
         name: Table([row for row in from_csv(out / f"{name}.csv") if row.seed in seeds], *run)
         for name, run in _RUNS.items()
     }
-    if not saved["law-paper"].rows or not saved["compas-paper"].rows:
+    law, compas = saved["law-paper"], saved["compas-paper"]
+    if not law.rows or not compas.rows:
         raise ValueError(f"{out} holds no finished seed of law and compas; run `esvdfair reproduce all` first.")
-    comparisons = {name: table for name, table in saved.items() if table.experiment.is_comparison}
+    comparisons = [table for table in saved.values() if table.experiment.is_comparison]
     note = out / "note.txt"
     parts = {
-        **{name: _section(name, table) for name, table in saved.items()},
+        **{name: _section(table) for name, table in saved.items()},
         "note": note.read_text(encoding="utf-8").strip() if note.exists() else "",
         "extent": _extent(list(saved.values())),
-        "differences": _differences(saved),
-        "errata": markdown(_errata(saved)),
+        "differences": _differences(law, compas),
+        "errata": markdown(_errata(law, compas)),
         "goals": markdown(_goals(comparisons)),
         "equal-ks": markdown(_equal_ks(comparisons)),
     }
@@ -94,15 +92,15 @@ def _extent(tables: Sequence[Table]) -> str:
     return f"The first table is over {exact}; others, and lines that have fewer, say their own."
 
 
-def _section(name: str, table: Table) -> str:
+def _section(table: Table) -> str:
     if not table.rows:
         return f"### {table.experiment.name}\n\nNo seed is saved."
     title = f"{table.experiment.name}, {table.extent}"
     said = [
         f"### {title}",
         table.to_markdown(),
-        f"![{title}: error over KS](reproduction/{name}-tradeoff.png)",
-        f"![{title}: densities](reproduction/{name}-densities.png)",
+        f"![{title}: error over KS](reproduction/{table.name}-tradeoff.png)",
+        f"![{title}: densities](reproduction/{table.name}-densities.png)",
     ]
     if not table.experiment.is_comparison:
         errors, distances = [line.mse.mean for line in table.lines], [line.ks.mean for line in table.lines]
@@ -113,12 +111,12 @@ def _section(name: str, table: Table) -> str:
     return "\n\n".join(said)
 
 
-def _differences(saved: Tables) -> str:
+def _differences(*tables: Table) -> str:
     found = [
-        f"- {saved[name].experiment.name}, {describe(line.variant)}: ours {line.mse} / {line.ks}, "
+        f"- {table.experiment.name}, {describe(line.variant)}: ours {line.mse} / {line.ks}, "
         f"printed {line.printed.mse:.3f} / {line.printed.ks:.3f}."
-        for name in ("law-paper", "compas-paper")
-        for line in saved[name].lines
+        for table in tables
+        for line in table.lines
         if line.printed is not None and not line.agrees
     ]
     if not found:
@@ -126,13 +124,13 @@ def _differences(saved: Tables) -> str:
     return "\n".join(["What differs:", "", *found])
 
 
-def _errata(saved: Tables) -> list[list[str]]:
+def _errata(law: Table, compas: Table) -> list[list[str]]:
     """What every slip of the paper does to law and COMPAS."""
     cells = [["", *(f"{data}: {what}" for data in ("law", "COMPAS") for what in ("MSE", "KS", "differs by", "missed"))]]
     baselines = (variant for pair in zip(_ON_TARGETS, _ON_SCORES, strict=True) for variant in pair)
     for variant in (_UNTOUCHED, PAPER, _PRINTED_CUBIC, _UNGUARDED, _ALGORITHM_2, *baselines):
         line = [describe(variant)]
-        for table in (saved["law-paper"], saved["compas-paper"]):
+        for table in (law, compas):
             compared = variant in (_PRINTED_CUBIC, _UNGUARDED)
             beside = _against_the_paper(table.rows, variant) if compared else ["", ""]
             line += [str(table[variant].mse), str(table[variant].ks), *beside]
@@ -152,17 +150,17 @@ def _against_the_paper(rows: Sequence[Row], variant: Variant) -> list[str]:
     return [" / ".join(apart), f"{failed} of {len(reached)}{least}"]
 
 
-def _goals(comparisons: Tables) -> list[list[str]]:
+def _goals(comparisons: Sequence[Table]) -> list[list[str]]:
     """`transport` between what was there before and what it is to reach."""
     before = ("as trained", "refitted without parity")
     cells = [["", *before, "target KS", "`transport`", "KS, population", "goal", "excess", "target met"]]
-    for name, table in comparisons.items():
+    for table in comparisons:
         for line in (line for line in table.shown() if line.variant.method == "transport"):
             mse, ks = (s.text(digits=4, of_mean=line.seeds) for s in (line.mse, line.ks))
             square = float(np.mean([row.ks**2 - row.ks_floor**2 for row in table.rows if row.variant == line.variant]))
-            asked = _GOALS.get(name) if line.variant.level == table.experiment.target_ks else None
+            asked = _GOALS.get(table.name) if line.variant.level == table.experiment.target_ks else None
             cells.append([
-                name.replace("-", ", "),
+                table.name.replace("-", ", "),
                 *(f"{table[v].mse.mean:.4f} / {table[v].ks.mean:.3f}" for v in (_UNTOUCHED, Variant("refitted"))),
                 f"{line.variant.level:g}",
                 f"{mse} / {ks}",
@@ -174,19 +172,19 @@ def _goals(comparisons: Tables) -> list[list[str]]:
     return cells
 
 
-def _equal_ks(comparisons: Tables) -> list[list[str]]:
+def _equal_ks(comparisons: Sequence[Table]) -> list[list[str]]:
     """Other methods beside `transport` where its path has the same KS, seed by seed."""
     cells = [["", "method", "KS", "MSE", "transport at the same KS: MSE", "difference"]]
     retrained = (Variant(method, level=config.LAW.target_ks) for method in ("finetuned", "from_scratch"))
     others = [PAPER, *_ON_SCORES, *retrained]
-    for name, table in comparisons.items():
+    for table in comparisons:
         seen = {row.variant for row in table.rows}
         for variant in (variant for variant in others if variant in seen):
             pairs = list(_beside_transport(table.rows, variant))
             columns = zip(*((row.ks, row.mse, ours, ours - row.mse) for row, ours in pairs), strict=True)
             *numbers, difference = map(Statistic.of, columns)
             line = [*map(str, numbers), difference.text(digits=4, signed=True)]
-            cells.append([name.replace("-", ", "), describe(variant), *line])
+            cells.append([table.name.replace("-", ", "), describe(variant), *line])
     return cells
 
 

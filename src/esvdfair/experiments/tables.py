@@ -129,6 +129,10 @@ class Table:
     experiment: Experiment
     preparation: Preparation
 
+    @property
+    def name(self) -> str:
+        return f"{self.experiment.name}-{self.preparation}"
+
     @cached_property
     def seeds(self) -> list[int]:
         return sorted({row.seed for row in self.rows})
@@ -146,8 +150,8 @@ class Table:
         for line in self.lines:
             if line.variant == variant:
                 return line
-        name = f"{self.experiment.name}-{self.preparation}"
-        raise ValueError(f"{name} has no row of {describe(variant).strip()!r}; run `esvdfair reproduce` without --part.")
+        what = describe(variant).strip()
+        raise ValueError(f"{self.name} has no row of {what!r}; run `esvdfair reproduce` without --part.")
 
     def shown(self) -> list[Line]:
         """The lines that people see: of the curves of `transport` and of the optimum only some points."""
@@ -242,7 +246,7 @@ def draw(table: Table, folder: Path) -> list[Path]:
     for what, figure in figures.items():
         image = io.BytesIO()
         figure.savefig(image, format="png", dpi=150, metadata={"Software": None})
-        paths.append(folder / f"{table.experiment.name}-{table.preparation}-{what}.png")
+        paths.append(folder / f"{table.name}-{what}.png")
         write_atomically(paths[-1], image.getvalue())
     return paths
 
