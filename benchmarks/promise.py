@@ -31,6 +31,7 @@ from esvdfair.batches import Data
 from esvdfair.core.ks import (
     Groups,
     Null,
+    Ranked,
     ks_between,
     ks_null,
     ks_peak,
@@ -163,12 +164,12 @@ def _misses(y: Floats, groups: Groups, distance: float, null: Null, rng: np.rand
     # the lower end is at least 1.96 of these errors below the distance: no need of its bootstrap within 1.4
     error = np.sqrt((shares * (1 - shares) / sizes).sum())
     options = {"floor": null, "draws": 300, "random_state": rng}
-    low = peak.distance > distance + 1.4 * error and lower_end(y, groups, 0.95, **options) > distance
+    low = peak.distance > distance + 1.4 * error and lower_end(Ranked(y, groups), 0.95, **options) > distance
     missed = {}
     for method, confidences in (("normal", (0.9, 0.95, 0.975)), ("hoeffding", (0.9, 0.95))):
         miss = peak.distance < distance
         for confidence in confidences:  # bounds rise with their confidence: where one holds, the next ones do
-            miss = miss and upper_bound(y, groups, confidence, method) < distance
+            miss = miss and upper_bound(Ranked(y, groups), confidence, method) < distance
             missed[method, confidence] = miss
     false = [missed[method, c] for method in ("normal", "hoeffding") for c in CONFIDENCES]
     return [low, missed["normal", 0.975], *false, null.floor, peak.distance]
@@ -248,14 +249,14 @@ def _decisions(curve: Candidates, rng: np.random.Generator) -> Row:
         met = np.flatnonzero(estimates <= aim)
         chosen = met[-1] if len(met) else int(np.argmin(estimates))
         found[f"ratio {target:g}"] = curve.true[chosen] / aim
-        found[f"beyond {target:g}"] = curve.true[chosen] > upper_bound(judged[chosen], groups, 0.95)
+        found[f"beyond {target:g}"] = curve.true[chosen] > upper_bound(Ranked(judged[chosen], groups), 0.95)
     for target in TARGETS:
         # A false certificate takes in all candidates up to the first beyond the target: ask that one first.
         beyond = int(np.flatnonzero(curve.true[order] > target)[0])
         for confidence in CONFIDENCES:
 
             def within(at: int, target: float = target, confidence: float = confidence) -> bool:
-                return upper_bound(judged[order[at]], groups, confidence) <= target
+                return upper_bound(Ranked(judged[order[at]], groups), confidence) <= target
 
             first = within(0)
             found[f"false {target:g} {confidence:g}"] = first and within(beyond) and all(map(within, range(1, beyond)))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from esvdfair.core.checks import check_column, check_groups, check_strata, check_weight
-from esvdfair.core.ks import Groups, Peak, ks_between, ks_interval, ks_null, ks_peak, ks_to_rest
+from esvdfair.core.ks import Groups, Peak, Ranked, ks_between, ks_interval, ks_null, ks_peak, ks_to_rest
 from esvdfair.core.metrics import wasserstein_distance
 from esvdfair.core.strata import adjusted_weights, outside_support
 from esvdfair.exceptions import Given, InputError
@@ -203,7 +203,7 @@ def _distances(scores: Array, groups: Groups, seed: int) -> dict[str, Any]:
     null = ks_null(groups, scores, seed)
     return {
         "ks": ks_between(scores, groups),
-        "ks_interval": ks_interval(scores, groups, 0.95, floor=null, draws=1000, random_state=seed),
+        "ks_interval": ks_interval(Ranked(scores, groups), 0.95, floor=null, draws=1000, random_state=seed),
         "ks_floor": null.floor,
         "ks_chance": null.quantile(0.95),
         "mean_gap": float(np.ptp(groups.means(scores))),

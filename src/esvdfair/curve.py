@@ -6,7 +6,7 @@ place that says so; the choice, the warning, the summary and the exit code of a 
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import prod
@@ -21,7 +21,9 @@ from esvdfair.batches import Rows
 from esvdfair.core.checks import by_group
 from esvdfair.core.ks import (
     Groups,
+    Normals,
     Null,
+    Ranked,
     ks_between,
     ks_interval,
     ks_null,
@@ -205,10 +207,10 @@ def judge(
     def look() -> dict[str, Any]:
         rows = sample.judging
         # Neither the order of two rows nor that of two candidates may hang on the last bits of a sum.
-        judging, training = (measurable(part, rows.prediction) for part in (candidates.judging, candidates.training))
+        judging = measurable(candidates.judging, rows.prediction)
         here = Judging.of(rows, len(sample.labels), seed)
         errors, distances = here.errors(judging), here.distances(judging)
-        fitted = _training_distances(sample, fits, training)
+        fitted = _training_distances(sample, fits, candidates.training)
         if fitted is None:
             # Rows that fitted show no excess by sampling; but the untouched model was not fitted to parity.
             excess = [here.null.floor * (fit.target == UNTOUCHED) for fit in fits]
@@ -222,7 +224,8 @@ def judge(
         kept = _kept(fits, errors, population, certified, effort.points)
         points = []
         for place, i in enumerate(kept):
-            low, high = here.interval(judging[:, i], effort.resamples)
+            ranked = here.ranked(judging[:, i])
+            low, high = here.interval(ranked, effort.resamples)
             points.append(
                 CurvePoint(
                     mse=float(errors[i]),
@@ -235,7 +238,7 @@ def judge(
                     ridge=fits[i].ridge,
                     strength=fits[i].strength,
                     ks_population=float(population[i]),
-                    ks_upper=here.upper(judging[:, i], confidence or 0.95, certificate),
+                    ks_upper=upper_bound(ranked, confidence or 0.95, certificate),
                     ks_certified=None if certified is None else float(certified[i]),
                     constant=here.constant(judging[:, i]),
                     index=place,
@@ -268,14 +271,13 @@ def measurable(prediction: Array, untouched: Array) -> Array:
 
     A column that varies by no more than that is one number: the KS distance of rounding noise says nothing.
     """
-    if not len(prediction):
-        return prediction
-    unit = float(np.ptp(untouched))
-    rounded = _rounded(prediction, unit)
-    columns = rounded.reshape(len(rounded), -1)
-    flat = np.ptp(prediction.reshape(columns.shape), axis=0) <= DIGITS * unit
-    columns[:, flat] = columns[:1, flat]
-    return rounded
+    unit = float(np.ptp(untouched)) if len(untouched) else 0.0
+    measured = np.empty_like(prediction, order="F")
+    # one by one: a column stays in the cache
+    for column, into in zip(np.atleast_2d(prediction.T), np.atleast_2d(measured.T), strict=True):
+        varies = len(column) and np.ptp(column) > DIGITS * unit
+        into[:] = _rounded(column if varies else column[:1], unit)
+    return measured
 
 
 def _rounded(values: Array, unit: float) -> Array:
@@ -301,7 +303,8 @@ def _training_distances(sample: Sample, fits: Sequence[Fit], training: Array) ->
         return np.zeros(1)  # nothing to put in order
     if len(sample.training):
         # without the last bits, which would else decide the order of equal ones
-        return np.round(Judging.of(sample.training, len(sample.labels)).distances(training), 12)
+        groups, untouched = Judging.of(sample.training, len(sample.labels)).groups, sample.judging.prediction
+        return np.round([ks_between(measurable(column, untouched), groups) for column in training.T], 12)
     moments = sample.moments.columns(slice(0, sample.layer.weight.shape[1]))
     weight = np.array([fit.weight for fit in fits])  # (k, p)
     mean = weight @ moments.means.T  # (k, G)
@@ -319,7 +322,7 @@ def _certified(here: "Judging", judging: Array, fitted: Array, confidence: float
     running maximum; stopping at the first failure needs no correction for their number.
     """
     order = np.argsort(fitted, kind="stable")
-    bounds = [here.upper(judging[:, i], confidence, method) for i in order]
+    bounds = [upper_bound(here.ranked(judging[:, i]), confidence, method) for i in order]
     found = np.empty(len(order))
     found[order] = np.maximum.accumulate(bounds)
     return found
@@ -374,7 +377,7 @@ class Judging:
     @cached_property
     def null(self) -> Null:
         """What parity would show; models of one curve share the ties of the untouched one."""
-        return ks_null(self.groups, self.rows.prediction, self.seed, draws=1000)
+        return ks_null(self.groups, self.rows.prediction, self.seed, draws=1000, normals=self._normals)
 
     @property
     def resolved(self) -> float:
@@ -392,7 +395,7 @@ class Judging:
         return np.array([share @ (column - self.rows.y) ** 2 for column in columns.T])
 
     def distances(self, columns: Array) -> Array:
-        """(k,) KS distance. One by one: all at once would be several copies of a large table."""
+        """(k,) KS distance."""
         return np.array([ks_between(column, self.groups) for column in columns.T])
 
     def mean_gap(self, prediction: Array) -> float:
@@ -401,16 +404,14 @@ class Judging:
     def variance_gap(self, prediction: Array) -> float:
         return float(np.ptp(self.groups.variances(prediction)))
 
-    def upper(self, prediction: Array, confidence: float, method: str) -> float:
-        return upper_bound(prediction, self.groups, confidence, method)
+    def ranked(self, prediction: Array) -> Ranked:
+        return Ranked(prediction, self.groups)
 
-    def interval(self, prediction: Array, draws: int) -> tuple[float, float]:
-        return ks_interval(
-            prediction, self.groups, floor=self.null, draws=draws, random_state=self.seed, normals=self._normals
-        )
+    def interval(self, ranked: Ranked, draws: int) -> tuple[float, float]:
+        return ks_interval(ranked, floor=self.null, draws=draws, random_state=self.seed, normals=self._normals)
 
     @cached_property
-    def _normals(self) -> Callable[[tuple[int, int, int]], Array]:
+    def _normals(self) -> Normals:
         """Draws that the intervals of all points share: the first of one long list."""
         rng, known = np.random.default_rng(self.seed), np.empty(0)
 

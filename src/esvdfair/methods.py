@@ -67,8 +67,10 @@ def outputs(head: Head, rows: Rows, fits: Sequence[Fit]) -> Array:
 def _outputs(features: NDArray[Any], weight: Array, bias: Array, after: Callable[[Array], Array]) -> Array:
     """(n, k) of layers ``weight`` (k, p) and ``bias`` (k,), with ``after``, which takes (k, rows), applied to them."""
     output = np.empty((len(bias), len(features)))
+    live = np.flatnonzero(features.any(axis=0))  # of a ReLU network half of the units may be dead
+    weight = weight[:, live]
     for block in blocks(len(features)):
-        output[:, block] = after(weight @ features[block].astype(np.float64).T + bias[:, None])
+        output[:, block] = after(weight @ features[block, live].astype(np.float64).T + bias[:, None])
     return output.T
 
 
@@ -526,7 +528,7 @@ def _parity_at(quadratic: Quadratic, mean_reduction: float, covariance_reduction
     """The parity refit whose squared mean and variance gaps are the original's divided by the reductions."""
     unpenalised = ParityProblem(quadratic, 0.0)
     budget = unpenalised.budget(np.sqrt(covariance_reduction))  # the covariance gap d_v² is the variance gap squared
-    allowed = unpenalised.gaps(quadratic.coordinates(quadratic.original))[0] / np.sqrt(mean_reduction)
+    allowed = unpenalised.gaps[0] / np.sqrt(mean_reduction)
     if allowed == 0.0:
         fit = ParityProblem(quadratic, np.inf).solve(budget)
     else:

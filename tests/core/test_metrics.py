@@ -371,7 +371,7 @@ def test_complete_separation_is_not_certain() -> None:
 def test_thresholds_of_a_table_hold_the_peak_and_stay_few(sizes: tuple[int, int]) -> None:
     codes = codes_of(*sizes)
     scores = np.random.default_rng(7).standard_normal(len(codes)) * (1 + 99 * codes)
-    cdfs = ks._table(scores, Groups(codes, 2), 256).cdfs
+    cdfs = ks._table(ks.Ranked(scores, Groups(codes, 2)), 256).cdfs
     assert cdfs.shape[1] <= 258
     assert np.ptp(cdfs, axis=0).max() == pytest.approx(ks_between(scores, Groups(codes, 2)), abs=1e-12)
     assert np.diff(cdfs, axis=1).max() <= 2 / 256 + 1 / min(sizes)  # narrow in the small group as well
@@ -419,7 +419,7 @@ def test_variance_of_weighted_shares_agrees_with_resampling_the_rows() -> None:
     codes = codes_of(250, 400)
     scores = shifted(rng, codes, 1.0)
     weights = np.exp(scores)  # rows in the upper tail count most, so w² is distributed unlike w
-    table = ks._table(scores, Groups(codes, 2, weights), 10**6)
+    table = ks._table(ks.Ranked(scores, Groups(codes, 2, weights)), 10**6)
     at = int(np.searchsorted(np.sort(scores), 0.0)) - 1
 
     def resampled() -> float:

@@ -18,6 +18,7 @@ from scipy.special import kolmogi, ndtri
 Floats: TypeAlias = NDArray[np.float64]
 Codes: TypeAlias = NDArray[np.intp]
 Seed: TypeAlias = int | np.random.Generator | None
+Normals: TypeAlias = Callable[[tuple[int, int, int]], Floats]
 
 _FEW_GROUPS = 12  # up to here every pair is looked at by itself
 _TABLE_CELLS = 200_000  # numbers in the table of distribution functions from which a bound is read
@@ -104,8 +105,7 @@ def ks_between(scores: Floats, groups: Groups) -> float:
     """The largest distance between two groups. One sort, whatever the number of groups."""
     if groups.count == 2 and groups.weight is None:
         return _ks_of_two(*(scores[rows] for rows in groups.members))
-    _, upper, lower = _envelopes(scores, groups)
-    return float((upper - lower).max())
+    return float(Ranked(scores, groups).gaps.max())
 
 
 def _ks_of_two(a: Floats, b: Floats) -> float:
@@ -136,21 +136,39 @@ class Peak(NamedTuple):
 
 def ks_peak(scores: Floats, groups: Groups) -> Peak:
     """The threshold at which two groups differ most, and who they are."""
-    thresholds, upper, lower = _envelopes(scores, groups)
-    peak = int(np.argmax(upper - lower))
-    shares = groups.means((scores <= thresholds[peak]).astype(np.float64))
+    ranked = Ranked(scores, groups)
+    peak = int(np.argmax(ranked.gaps))
+    threshold = float(ranked.distinct[peak])
+    shares = groups.means((scores <= threshold).astype(np.float64))
     high, low = int(shares.argmax()), int(shares.argmin())
-    distance = float(upper[peak] - lower[peak])
-    return Peak(distance, float(thresholds[peak]), high, float(shares[high]), low, float(shares[low]))
+    return Peak(float(ranked.gaps[peak]), threshold, high, float(shares[high]), low, float(shares[low]))
 
 
-def _envelopes(scores: Floats, groups: Groups) -> tuple[Floats, Floats, Floats]:
-    """Distinct scores, and at each of them max_g F_g and min_g F_g; shapes (distinct,)."""
-    order = np.argsort(scores)
-    ranked = scores[order]
-    ends = _ends(ranked)
-    upper, lower = _extremes(groups.take(order), ends)
-    return ranked[ends], upper, lower
+class Ranked:
+    """Scores in order, beside their groups: what a distance and its bounds are read from, in one sort."""
+
+    def __init__(self, scores: Floats, groups: Groups) -> None:
+        order = np.argsort(scores)
+        self.scores, self.groups, self.ordered = scores, groups, groups.take(order)
+        self.ends = _ends(scores[order])  # last row of every distinct score
+        self.distinct = scores[order][self.ends]
+
+    @cached_property
+    def envelopes(self) -> tuple[Floats, Floats]:
+        """max_g F_g and min_g F_g at every distinct score; shapes (distinct,)."""
+        return _extremes(self.ordered, self.ends)
+
+    @cached_property
+    def gaps(self) -> Floats:
+        """(distinct,) the largest distance between two groups at every distinct score."""
+        upper, lower = self.envelopes
+        return upper - lower
+
+    @cached_property
+    def table(self) -> "_Table":
+        """From which bounds are read."""
+        count = self.groups.count
+        return _table(self, _TABLE_CELLS // count if count <= _FEW_GROUPS else _NULL_CELLS)
 
 
 def _ends(ranked: NDArray[Any]) -> Codes:
@@ -276,11 +294,18 @@ class Null:
         return float(np.clip(kolmogi(1 - level) / np.sqrt(n * m / (n + m)) - _lattice_shift(n, m), 0.0, 1.0))
 
 
-def ks_null(groups: Groups, scores: Floats | None = None, random_state: Seed = 0, *, draws: int = 4000) -> Null:
+def ks_null(
+    groups: Groups,
+    scores: Floats | None = None,
+    random_state: Seed = 0,
+    *,
+    draws: int = 4000,
+    normals: Normals | None = None,
+) -> Null:
     """What KS distance these groups would show if they came from one distribution; see `ks_floor`.
 
     Where strata are adjusted for, noise is within them only. ``draws`` are for two groups; the more pairs, the less
-    their maximum varies, and the fewer are needed.
+    their maximum varies, and the fewer are needed; ``normals`` as in :func:`lower_end`.
     """
     count, sizes, rng = groups.count, groups.sizes, np.random.default_rng(random_state)
     if groups.strata is not None and scores is not None:
@@ -294,7 +319,8 @@ def ks_null(groups: Groups, scores: Floats | None = None, random_state: Seed = 0
     if len(groups.codes) <= _PERMUTED_ROWS or sizes.min() < _LARGE_GROUP * max(1.0, np.log10(count)):
         found = _permuted(groups, scores, draws, rng)
     else:
-        found = _limit(sizes, masses, tied, draws, rng)
+        shared = normals if count <= _FEW_GROUPS else None
+        found = _limit(sizes, masses, tied, draws, shared or rng.standard_normal)
     return Null(float(found.mean()), sizes, found)
 
 
@@ -322,23 +348,27 @@ def _permuted(groups: Groups, scores: Floats | None, draws: int, rng: np.random.
     return found
 
 
-def _limit(sizes: Floats, masses: Floats, tied: NDArray[np.bool_], draws: int, rng: np.random.Generator) -> Floats:
+def _limit(sizes: Floats, masses: Floats, tied: NDArray[np.bool_], draws: int, normals: Normals) -> Floats:
     """Supremum of the limiting bridges on a grid, moved by what grid and finite samples change in expectation."""
     cdf = np.cumsum(masses)
     step = np.sqrt(masses)
+    variances, cdfs = masses / sizes[:, None], np.broadcast_to(cdf, (len(sizes), len(cdf)))
     found = []
     at_once = max(1, _NOISE_CELLS // (len(sizes) * len(masses)))
     for start in range(0, draws, at_once):
-        size = min(at_once, draws - start)
-        normals = rng.standard_normal((len(sizes), size, len(masses)))
-        noise = _bridges(masses / sizes[:, None], np.broadcast_to(cdf, (len(sizes), len(cdf))), normals)
-        # of two, several times faster than finding the larger
-        gaps = np.abs(noise[0] - noise[1]) if len(sizes) == 2 else np.ptp(noise, axis=0)
-        at = gaps.argmax(axis=1)  # (size,)
-        there = np.take_along_axis(noise, at[None, :, None], axis=2)[:, :, 0]  # (G, size)
-        n, m = sizes[there.argmax(axis=0)], sizes[there.argmin(axis=0)]
+        drawn = normals((len(sizes), min(at_once, draws - start), len(masses)))
+        if len(sizes) == 2:
+            gaps = np.abs(_bridges_apart(variances, cdfs, drawn))
+            at = gaps.argmax(axis=1)  # (size,)
+            n, m = sizes
+        else:
+            noise = _bridges(variances, cdfs, drawn)
+            gaps = np.ptp(noise, axis=0)
+            at = gaps.argmax(axis=1)
+            there = np.take_along_axis(noise, at[None, :, None], axis=2)[:, :, 0]  # (G, size)
+            n, m = sizes[there.argmax(axis=0)], sizes[there.argmin(axis=0)]
         between = _GRID_SHIFT * step[at] * np.sqrt(1 / n + 1 / m) - _lattice_shift(n, m)
-        found.append(np.ptp(there, axis=0) + np.where(tied[at], 0.0, between))
+        found.append(gaps[np.arange(len(at)), at] + np.where(tied[at], 0.0, between))
     return np.asarray(np.clip(np.concatenate(found), 0.0, 1.0), dtype=np.float64)
 
 
@@ -450,34 +480,31 @@ class _Table:
         return np.asarray(np.maximum(0.0, q * (1 - 2 * f) + f**2) / self.sizes[:, None], dtype=np.float64)
 
 
-def _table(scores: Floats, groups: Groups, cells: int) -> _Table:
+def _table(ranked: Ranked, cells: int) -> _Table:
     """At most ``cells`` thresholds and the peak: all that there are, or such as are equally dense in every group."""
-    order = np.argsort(scores)
-    ordered = groups.take(order)
-    share, ends = ordered.shares, _ends(scores[order])
+    groups, ends = ranked.ordered, ranked.ends
     if len(ends) > cells:
-        upper, lower = _extremes(ordered, ends)
-        cell = np.floor(np.cumsum(share)[ends] / groups.count * cells)
-        ends = ends[np.unique(np.append(np.flatnonzero(np.diff(cell, append=np.inf)), np.argmax(upper - lower)))]
-    place = ordered.codes * len(ends) + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=-1))
+        cell = np.floor(np.cumsum(groups.shares)[ends] / groups.count * cells)
+        ends = ends[np.unique(np.append(np.flatnonzero(np.diff(cell, append=np.inf)), np.argmax(ranked.gaps)))]
+    place = groups.codes * len(ends) + np.repeat(np.arange(len(ends)), np.diff(ends, prepend=-1))
 
     def distribution(mass: Floats) -> Floats:
         below = np.cumsum(np.bincount(place, mass, groups.count * len(ends)).reshape(groups.count, -1), axis=1)
         return np.asarray(below / below[:, -1:], dtype=np.float64)
 
-    cdfs = distribution(share)
-    return _Table(cdfs, cdfs if groups.weight is None else distribution(share**2), groups.sizes)
+    cdfs = distribution(groups.shares)
+    return _Table(cdfs, cdfs if groups.weight is None else distribution(groups.shares**2), groups.sizes)
 
 
-def upper_bound(scores: Floats, groups: Groups, confidence: float, method: str = "normal") -> float:
+def upper_bound(ranked: Ranked, confidence: float, method: str = "normal") -> float:
     """`ks_bound` without its checks."""
-    table = _table(scores, groups, _TABLE_CELLS // groups.count if groups.count <= _FEW_GROUPS else _NULL_CELLS)
+    table = ranked.table
     if method == "normal":
         spread, z = table.variances, float(ndtri(confidence))
     else:
         # P(D − D̂ ≥ x) ≤ exp(−2x²/(1/n_g + 1/n_h)), Hoeffding's inequality with Σ (w/Σw)² = 1/n
         spread, z = np.broadcast_to(1 / table.sizes[:, None], table.cdfs.shape), np.sqrt(-np.log1p(-confidence) / 2)
-    return float(np.clip(_largest_of_pairs(table.cdfs, spread, float(z)), ks_between(scores, groups), 1.0))
+    return float(np.clip(_largest_of_pairs(table.cdfs, spread, float(z)), ranked.gaps.max(), 1.0))
 
 
 def rows_to_certify(ks: float, *, target_ks: float, confidence: float = 0.95, method: str = "normal") -> float:
@@ -518,36 +545,35 @@ def _front(value: Floats, spread: Floats) -> Codes:
     return np.concatenate(front)
 
 
-def ks_interval(scores: Floats, groups: Groups, confidence: float = 0.95, **options: Any) -> tuple[float, float]:
+def ks_interval(ranked: Ranked, confidence: float = 0.95, **options: Any) -> tuple[float, float]:
     """`ks_distance_ci` without its checks; options of `lower_end`."""
-    return lower_end(scores, groups, confidence, **options), upper_bound(scores, groups, (1 + confidence) / 2)
+    return lower_end(ranked, confidence, **options), upper_bound(ranked, (1 + confidence) / 2)
 
 
 def lower_end(
-    scores: Floats,
-    groups: Groups,
+    ranked: Ranked,
     confidence: float,
     *,
     floor: float | Null | None,
     draws: int,
     random_state: Seed,
-    normals: Callable[[tuple[int, int, int]], Floats] | None = None,
+    normals: Normals | None = None,
 ) -> float:
     """Lower end of the interval of `ks_distance_ci`.
 
     ``normals`` gives standard normal draws of a shape: intervals may share them, and drawing is most of their cost.
     """
-    distance, rng = ks_between(scores, groups), np.random.default_rng(random_state)
+    groups, distance, rng = ranked.groups, float(ranked.gaps.max()), np.random.default_rng(random_state)
     many = groups.count > _FEW_GROUPS
     if not isinstance(floor, Null) and (floor is None or many or distance < _FLOORS_APART * floor):
-        floor = ks_null(groups, scores, rng)
+        floor = ks_null(groups, ranked.scores, rng)
     near = _near_parity(distance, floor.floor if isinstance(floor, Null) else floor)
     level = 1 - (1 - confidence) / 2 * (1 + near)
     if many:
         near = 1.0  # too many pairs to look at one by one
     margin = near * floor.quantile(level) if isinstance(floor, Null) and near else 0.0
     if near < 1:
-        table = _table(scores, groups, max(64, 512 // groups.count))  # all pairs: the more, the coarser
+        table = _table(ranked, max(64, 512 // groups.count))  # all pairs: the more, the coarser
         at_once = draws if normals else max(50, _NOISE_CELLS // table.cdfs.size)
         sizes = [min(at_once, draws - start) for start in range(0, draws, at_once)]
         draw = normals or rng.standard_normal
@@ -589,9 +615,10 @@ def _noise_near_peak(table: _Table, normals: Floats) -> Floats:
             spread = square - 2 * sign * product + at_peak @ at_peak / size - (sign * mean - at_peak.mean()) ** 2
             doubt = _NEAR_PEAK * np.sqrt(np.maximum(0.0, spread))  # sd of ε − ε at the peak
             shortfall = np.maximum(0.0, gaps[peak] - sign * (cdfs[g] - cdfs[h]) - doubt)
-            # signs outside: one table less to write
-            most = (epsilon - shortfall).max(axis=1) if sign > 0 else -(epsilon + shortfall).min(axis=1)
-            np.maximum(supremum, most, out=supremum)
+            for rows in _few_rows(size):
+                part = epsilon[rows]
+                reached = (part - shortfall).max(axis=1) if sign > 0 else -(part + shortfall).min(axis=1)
+                np.maximum(supremum[rows], reached, out=supremum[rows])
     return supremum
 
 
@@ -599,10 +626,14 @@ def _bridges_apart(variances: Floats, cdfs: Floats, normals: Floats) -> Floats:
     """(size, K) the first of two :func:`_bridges` minus the second, in one walk, in parts that stay in a cache."""
     apart = np.empty(normals.shape[1:])
     sd = np.sqrt(variances)
-    for start in range(0, len(apart), 200):
-        rows = slice(start, start + 200)
+    for rows in _few_rows(len(apart)):
         steps, others = normals[0, rows] * sd[0], normals[1, rows] * sd[1]
         ends = np.column_stack([steps.sum(axis=1), -others.sum(axis=1)])
         np.cumsum(np.subtract(steps, others, out=steps), axis=1, out=apart[rows])
         apart[rows] -= ends @ cdfs
     return apart
+
+
+def _few_rows(count: int) -> list[slice]:
+    """Of draws so many at a time that they stay in a cache."""
+    return [slice(start, start + 200) for start in range(0, count, 200)]

@@ -18,7 +18,7 @@ from esvdfair.core.checks import (
     unit_scale,
     unscaled,
 )
-from esvdfair.core.ks import Floats, Groups, Null, Seed, ks_between, ks_interval, ks_null, upper_bound
+from esvdfair.core.ks import Floats, Groups, Null, Ranked, Seed, ks_between, ks_interval, ks_null, upper_bound
 from esvdfair.core.strata import adjusted_weights
 from esvdfair.exceptions import Given, InputError
 
@@ -118,7 +118,7 @@ def ks_distance_ci(
         raise InputError("{n_resamples} draws nothing; use at least a few hundred.", n_resamples=Given(n_resamples))
     scores, groups = _check(y_pred, sensitive_features, sample_weight, control_features, rows_needed=2)
     rng = make_generator(random_state)
-    return ks_interval(scores, groups, confidence, floor=floor, draws=n_resamples, random_state=rng)
+    return ks_interval(Ranked(scores, groups), confidence, floor=floor, draws=n_resamples, random_state=rng)
 
 
 def ks_bound(
@@ -160,7 +160,7 @@ def ks_bound(
     _check_confidence(confidence)
     _check_method(method)
     scores, groups = _check(y_pred, sensitive_features, sample_weight, control_features)
-    return upper_bound(scores, groups, confidence, method)
+    return upper_bound(Ranked(scores, groups), confidence, method)
 
 
 def ks_population(

@@ -277,8 +277,10 @@ class _Dual:
         score = self.score(nu, beta, out)
         top = score.max(axis=0)
         score -= top
-        np.maximum(score, _NEGLIGIBLE, out=score)
-        np.exp(score, out=score)
+        live = np.flatnonzero(score > _NEGLIGIBLE)  # one in five
+        raised = np.exp(score.ravel()[live])
+        score[:] = 0.0
+        score.ravel()[live] = raised
         total = score.sum(axis=0)
         score /= total
         value = float(self.cells.weight @ (top + np.log(total))) / beta - self.square
@@ -420,8 +422,9 @@ def _best_values(eta: Floats, ratio: Floats, potential: Floats, grid: Floats) ->
         np.argmax(left[rows] @ right, axis=1, out=best[rows])
 
     def pull(at: NDArray[np.intp]) -> Floats:
-        return np.asarray(np.einsum("ng,gn->n", ratio, potential[:, at]))
+        return np.asarray(sum(share * row[at] for share, row in zip(shares, potential, strict=True)))
 
+    shares = np.ascontiguousarray(ratio.T)
     value: Floats = grid[best]
     score = np.full(len(eta), -np.inf)
     for left_end in (best - 1, best):

@@ -92,11 +92,19 @@ class ParityProblem:
         values, vectors = scipy.linalg.eigh(self._shrunk[0], driver="evd", check_finite=False)
         return values, vectors
 
-    def gaps(self, u: Array) -> tuple[float, float]:
-        """Mean gap ``‖D w‖`` and variance gap at whitened coordinates u: see :meth:`solve`."""
-        mean_gaps = self.quadratic.space.mean_gaps @ (self.quadratic.scale * u)
+    def _mean_gap(self, u: Array) -> float:
+        """``‖D w‖`` at whitened coordinates u."""
+        return float(np.linalg.norm(self.quadratic.space.mean_gaps @ (self.quadratic.scale * u)))
+
+    def _variance_gap(self, u: Array) -> float:
         variances = (self._differences @ u) @ u
-        return float(np.linalg.norm(mean_gaps)), float(variances[0] if len(variances) == 1 else np.ptp(variances))
+        return float(variances[0] if len(variances) == 1 else np.ptp(variances))
+
+    @cached_property
+    def gaps(self) -> tuple[float, float]:
+        """Mean gap and (absolute) variance gap of the original layer: see :meth:`solve`."""
+        u = self.quadratic.coordinates(self.quadratic.original)
+        return self._mean_gap(u), abs(self._variance_gap(u))
 
     def budget(self, reduction: float) -> float:
         """Variance budget that is the original layer's variance gap divided by ``reduction`` (1 or more, or inf)."""
@@ -105,8 +113,7 @@ class ParityProblem:
                 f"reduction={reduction!r}; the variance gap is divided by it, so it must be 1 or more "
                 "(inf removes the gap)."
             )
-        _, gap = self.gaps(self.quadratic.coordinates(self.quadratic.original))
-        return abs(gap) / float(reduction)
+        return self.gaps[1] / float(reduction)
 
     def solve(self, budget: float, towards: Quadratic | None = None) -> Fit:
         """The layer of least objective with ``|variance_gap| ≤ budget``; ``inf`` leaves the variances alone.
@@ -135,7 +142,6 @@ class ParityProblem:
         solve = self._solve_two if len(self._differences) == 1 else self._solve_more
         v, known = solve(budget, self._shrink(quadratic.minimiser))
         u = self._shrink(v)
-        mean_gap, variance_gap = self.gaps(u)
         spread, before = (
             float(quadratic.space.variances @ (quadratic.scale * x) ** 2) for x in (u, quadratic.minimiser)
         )
@@ -145,8 +151,7 @@ class ParityProblem:
             strength=self.mean_penalty,
             converged=known.pop("converged"),
             diagnostics={
-                "mean_gap": mean_gap,
-                "variance_gap": variance_gap,
+                "mean_gap": self._mean_gap(u),
                 "budget": float(budget),
                 "constant": constant,
                 **known,
@@ -178,6 +183,7 @@ class ParityProblem:
     def _solve_more(self, budget: float, aim: Array) -> tuple[Array, dict[str, Any]]:
         nearest = nearest_within_all(self._shrunk, aim, float(budget))
         return nearest.point, {
+            "variance_gap": self._variance_gap(self._shrink(nearest.point)),
             "multipliers": nearest.multipliers,
             "branch": nearest.branch,
             "gap": nearest.gap,

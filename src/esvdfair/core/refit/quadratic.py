@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 
 # Below this part of the largest variance a direction is rounding: of eigh in float64, and of float32 activations.
 _DEAD = 1e-13
-_ROWS_AT_ONCE = 2048
+_ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
