@@ -18,7 +18,7 @@ from sklearn.neural_network import MLPRegressor
 
 from esvdfair import Effort, ESVDFair, fit_curve
 from esvdfair.batches import row_key
-from esvdfair.tables import Roles, TableBatches, files, open_table, scan
+from esvdfair.tables import Roles, TableBatches, files, open_table
 from esvdfair.tables import table as table_module
 
 FEATURES = ["a", "b", "c", "n"]
@@ -194,7 +194,7 @@ def test_a_quotation_mark_that_is_never_closed(tiny_chunks, monkeypatch, tmp_pat
 
 
 def test_sensitive_columns_of_too_many_values(small_chunks, monkeypatch, tmp_path):
-    monkeypatch.setattr(scan, "MAX_GROUPS", 20)
+    monkeypatch.setattr(table_module, "MAX_GROUPS", 20)
     table = people(300).assign(name=[f"p{i}" for i in range(300)])
     path = save(table, tmp_path)
     with pytest.raises(ValueError, match="the sensitive column 'name' makes more than 20 groups"):
@@ -321,10 +321,10 @@ def test_a_rare_group_is_in_every_sample(small_chunks, monkeypatch, tmp_path):
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_ranks_share_the_chunks(small_chunks, monkeypatch, tmp_path, kind):
     table = TableBatches(save(people(), tmp_path, kind), Roles(("sex",), "y"))
-    monkeypatch.setattr(scan, "world_size", lambda: 3)
+    monkeypatch.setattr(table_module, "world_size", lambda: 3)
     shares = []
     for rank in range(3):
-        monkeypatch.setattr(scan, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(table_module, "rank", lambda rank=rank: rank)
         shares.append(joined(table).row_id.tolist())
     assert all(len(share) > 100 for share in shares)
     assert sorted(row for share in shares for row in share) == list(range(500))
@@ -334,7 +334,7 @@ def test_ranks_share_the_chunks(small_chunks, monkeypatch, tmp_path, kind):
 @pytest.mark.parametrize("cell", ["f", '"f"', '"f, or\nso"'])
 def test_a_rank_parses_its_own_chunks_of_csv_alone(small_chunks, monkeypatch, tmp_path, cell):
     table = TableBatches(save(people().replace("f", cell.strip('"')), tmp_path), Roles(("sex",), "y"))
-    monkeypatch.setattr(scan, "world_size", lambda: 3)
+    monkeypatch.setattr(table_module, "world_size", lambda: 3)
     parsed, read_csv = [], pd.read_csv
 
     def count(text, **options):
@@ -362,17 +362,17 @@ def test_what_ranks_have_seen_adds_up(small_chunks, monkeypatch, tmp_path):
     path = save(data, tmp_path)
     roles = Roles(("sex",), "y")
     alone = TableBatches(path, roles, drop_missing=True).scan
-    observe = scan._observe
+    observe = table_module._observe
 
     def two_ranks(*given):
         seen = []
         for i in range(2):
-            monkeypatch.setattr(scan, "is_own", lambda chunk, i=i: chunk % 2 == i)
+            monkeypatch.setattr(table_module, "is_own", lambda chunk, i=i: chunk % 2 == i)
             seen.append(observe(*given)[0])
         seen[0].merge(seen[1])
         return seen[0], {}
 
-    monkeypatch.setattr(scan, "_observe", two_ranks)
+    monkeypatch.setattr(table_module, "_observe", two_ranks)
     shared = TableBatches(path, roles, drop_missing=True).scan
     assert shared.texts == alone.texts == ("mixed",)
     for name in ("total", "rows", "labels", "sizes", "firsts", "floats"):
