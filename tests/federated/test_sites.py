@@ -1,6 +1,7 @@
 """A moments file, and what moments tell about predictions, against the rows themselves."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from sklearn.metrics import mean_squared_error, r2_score
 
 from esvdfair.core.metrics import group_mse, mean_gap, variance_gap
 from esvdfair.core.moments import GroupMoments
-from esvdfair.federated import SiteMoments, collect_moments
+from esvdfair.federated import SiteMoments, collect_moments, merge_moments
 from esvdfair.models import adapt
 
 
@@ -115,3 +116,17 @@ def test_a_damaged_header_is_refused(make_network, people, tmp_path, spoil):
     site.moments.save(tmp_path / "a.moments", about=about)
     with pytest.raises(ValueError, match="a damaged moments file"):
         SiteMoments.load(tmp_path / "a.moments")
+
+
+def test_files_written_before_can_be_read():
+    """By 0c66bc0: the sum of two sites, the same two under masks, and moments by group and stratum."""
+    files = Path(__file__).parent / "files"
+    plain, strata = (SiteMoments.load(files / f"{name}.moments") for name in ("sum", "strata"))
+    summed = merge_moments([files / "north.masked", files / "south.masked"])
+    assert plain.moments.labels == summed.moments.labels == (0, 1, 2)
+    np.testing.assert_allclose(plain.moments.scatters, summed.moments.scatters, rtol=1e-9, atol=1e-9)
+    assert plain.figures().mse == pytest.approx(0.902883824326946)
+    assert [site.name for site in plain.sites] == [None, None]
+    assert (strata.group_parts, strata.compared.labels) == (1, (0, 1))
+    again = [SiteMoments.from_about(site.moments, json.loads(json.dumps(site.about()))) for site in (plain, strata)]
+    assert [site.about() for site in again] == [plain.about(), strata.about()]

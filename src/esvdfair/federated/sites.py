@@ -224,15 +224,13 @@ class SiteMoments:
         Where the head is curved, means and variances are those before it, and errors are unknown. Without labels there
         is no error either; see :meth:`change`.
         """
-        a, c = self._outputs(weight, bias)
-        moments, p = self.compared, len(a)
-        means = moments.means[:, :p] @ a + c
-        within = np.einsum("gij,i,j->g", moments.scatters[:, :p, :p], a, a)
+        (a, c), moments = self._form(weight, bias), self.compared
+        means = moments.means @ a + c
         with np.errstate(divide="ignore", invalid="ignore"):  # one row has no variance
-            variances = within / moments.divisors
+            variances = np.einsum("gij,i,j->g", moments.scatters, a, a) / moments.divisors
         if not self.labelled or not self.head.is_affine:
             return OutputFigures(means, variances)
-        mse, group_mse = self._squares(np.append(a, -1.0), c)
+        mse, group_mse = self._squares(np.append(a[:-1], -1.0), c)
         spread = float(moments.pooled_scatter()[-1, -1]) / moments.pooled_weight
         r2 = 1 - mse / spread if spread > 0 else None
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -246,16 +244,14 @@ class SiteMoments:
         """
         if not self.head.is_affine:
             return None
-        (a, c), (before, offset) = self._outputs(weight, bias), self._outputs(None, None)
-        return self._squares(np.append(a - before, np.zeros(int(self.labelled))), c - offset)
+        (a, c), (before, offset) = self._form(weight, bias), self._form(*self.original)
+        return self._squares(a - before, c - offset)
 
-    def _outputs(self, weight: Array | None, bias: float | None) -> tuple[Array, float]:
-        """a (p,) and c of the predictions ``a·h + c``; of the outputs before the head where that is curved."""
+    def _form(self, weight: Array | None, bias: float | None) -> tuple[Array, float]:
+        """a (n,) and c of the predictions ``a·x + c`` of rows x = [h, y]; before the head where that is curved."""
         w, b = self.original if weight is None else (weight, bias or 0.0)
-        if not self.head.is_affine:
-            return w, b
-        slope, intercept = self.head.line
-        return slope * w, intercept + slope * b
+        slope, intercept = self.head.line if self.head.is_affine else (1.0, 0.0)
+        return np.append(slope * w, np.zeros(int(self.labelled))), intercept + slope * b
 
     def _squares(self, a: Array, c: float) -> tuple[float, Array]:
         """``E(a·x + c)²`` over all rows, and (G,) in every group: ``aᵀ scatter_g a / Σw + (a·mean_g + c)²``."""
