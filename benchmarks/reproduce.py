@@ -19,9 +19,8 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from esvdfair.core.edits import PAPER_REDUCTIONS
+from esvdfair.core.edits import PAPER_REDUCTIONS, shrink_covariance, shrink_mean
 from esvdfair.core.metrics import ks_distance
-from esvdfair.core.solvers import shrink_covariance, shrink_mean
 from esvdfair.datasets import split
 from esvdfair.experiments import methods
 from esvdfair.experiments.config import LAW

@@ -6,7 +6,7 @@ import pytest
 from sklearn.neural_network import MLPRegressor
 
 from esvdfair import Effort, ESVDFair, fit_curve, ks_distance, ks_floor, mean_gap
-from esvdfair.core.strata import adjusted_weights
+from esvdfair.core.ks import adjusted_weights
 
 ROWS = 1600
 

@@ -12,7 +12,7 @@ from esvdfair import Effort, ESVDFairWarning, curve, ks_bound, ks_distance, ks_d
 from esvdfair.batches import Rows
 from esvdfair.core import ks
 from esvdfair.core.moments import GroupMoments
-from esvdfair.core.refit.quadratic import Fit, Head
+from esvdfair.core.quadratic import Fit, Head
 from esvdfair.curve import Judging, choose, judge, measurable, summarise
 from esvdfair.methods import UNTOUCHED, Candidates
 from esvdfair.models.base import LinearLayer

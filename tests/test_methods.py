@@ -8,7 +8,7 @@ import scipy.linalg
 
 from esvdfair.batches import Rows
 from esvdfair.core.moments import GroupMoments
-from esvdfair.core.refit.quadratic import Fit, Head
+from esvdfair.core.quadratic import Fit, Head
 from esvdfair.methods import Refits, account_for, parity, refit_edited, transport
 from esvdfair.models.base import LinearLayer
 from esvdfair.sample import Effort, Sample

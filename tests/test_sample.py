@@ -7,7 +7,7 @@ from sklearn.neural_network import MLPRegressor
 from esvdfair import Effort, ESVDFair, ks_distance
 from esvdfair.batches import ArrayBatches, Batch, Data, Keeper, StreamBatches, held_out, row_key
 from esvdfair.core.moments import GroupMoments
-from esvdfair.core.refit.quadratic import Head
+from esvdfair.core.quadratic import Head
 from esvdfair.models.base import LinearLayer
 from esvdfair.sample import Setting, draw, hold
 

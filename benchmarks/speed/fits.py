@@ -15,8 +15,8 @@ import torch
 from esvdfair import ESVDFair, fit_curve
 from esvdfair.core.edits import edit_paper
 from esvdfair.core.moments import GroupMoments
-from esvdfair.core.refit.parity import ParityProblem
-from esvdfair.core.refit.quadratic import FeatureSpace, Quadratic
+from esvdfair.core.parity import ParityProblem
+from esvdfair.core.quadratic import FeatureSpace, Quadratic
 from esvdfair.experiments.config import Training
 from esvdfair.experiments.network import load, train
 from esvdfair.sample import Effort

@@ -9,9 +9,19 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from esvdfair.core.checks import check_column, check_groups, check_strata, check_weight
-from esvdfair.core.ks import Groups, Peak, Ranked, ks_between, ks_interval, ks_null, ks_peak, ks_to_rest
+from esvdfair.core.ks import (
+    Groups,
+    Peak,
+    Ranked,
+    adjusted_weights,
+    ks_between,
+    ks_interval,
+    ks_null,
+    ks_peak,
+    ks_to_rest,
+    outside_support,
+)
 from esvdfair.core.metrics import wasserstein_distance
-from esvdfair.core.strata import adjusted_weights, outside_support
 from esvdfair.exceptions import Given, InputError
 from esvdfair.text import label_text, number, share
 

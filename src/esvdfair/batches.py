@@ -27,8 +27,8 @@ from esvdfair.core.checks import (
     take_rows,
     to_numpy,
 )
+from esvdfair.core.ks import label_parts, make_cells, split_cell
 from esvdfair.core.moments import check_squares
-from esvdfair.core.strata import label_parts, make_cells, split_cell
 from esvdfair.distributed import all_gather, first_rank_rows, rank, world_size
 from esvdfair.exceptions import Given, InputError
 
@@ -74,7 +74,7 @@ class Batch:
     """Some rows: inputs, label, group, weight, and the global index that never changes however rows are batched.
 
     Where gaps are adjusted, ``labels`` are cells of a group and a stratum, whose first ``group_parts`` parts name the
-    group (:mod:`esvdfair.core.strata`); 0 says that they are groups.
+    group (:mod:`esvdfair.core.ks`); 0 says that they are groups.
     """
 
     x: Any

@@ -27,12 +27,12 @@ from esvdfair.core.ks import (
     ks_between,
     ks_interval,
     ks_null,
+    outside_support,
     population_along_curve,
     rows_to_certify,
     upper_bound,
 )
-from esvdfair.core.refit.quadratic import Fit
-from esvdfair.core.strata import outside_support
+from esvdfair.core.quadratic import Fit
 from esvdfair.distributed import broadcast
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.methods import UNTOUCHED, Candidates, outputs, weights_of

@@ -16,7 +16,7 @@ from esvdfair.batches import COLUMNS, Batch, Data, Digest, Rows, as_rows, held_o
 from esvdfair.core.checks import row_count, take, to_numpy
 from esvdfair.core.edits import PAPER_REDUCTIONS, check_reduction
 from esvdfair.core.moments import GroupMoments
-from esvdfair.core.refit.quadratic import Fit
+from esvdfair.core.quadratic import Fit
 from esvdfair.curve import Curve, CurvePoint, choose, judge, summarise
 from esvdfair.distributed import all_gather, broadcast, few_threads, together, world_size
 from esvdfair.exceptions import Given, InputError

@@ -26,10 +26,9 @@ from esvdfair.batches import Rows
 from esvdfair.core.edits import LayerEdit, edit_exact, edit_paper
 from esvdfair.core.ks import Groups, ks_between
 from esvdfair.core.optimum import fit_optimum
-from esvdfair.core.refit.parity import ParityProblem
-from esvdfair.core.refit.quadratic import FeatureSpace, Fit, Head, Quadratic, blocks
-from esvdfair.core.refit.sgd import finetune
-from esvdfair.core.refit.transport import TransportProblem, transport_path
+from esvdfair.core.parity import ParityProblem
+from esvdfair.core.quadratic import FeatureSpace, Fit, Head, Quadratic, blocks, finetune
+from esvdfair.core.transport import TransportProblem, transport_path
 from esvdfair.distributed import broadcast
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models.base import LinearLayer, Weights, find_layer

@@ -42,9 +42,9 @@ from esvdfair.core.checks import (
     sort_key,
     take_rows,
 )
+from esvdfair.core.ks import adjusted_weights, split_cell
 from esvdfair.core.moments import GroupMoments
-from esvdfair.core.refit.quadratic import Head
-from esvdfair.core.strata import adjusted_weights, split_cell
+from esvdfair.core.quadratic import Head
 from esvdfair.distributed import all_gather, broadcast, few_threads, reading, together, world_size
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.models.base import PROBE_ROWS, LinearLayer, ModelAdapter, Weights

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from esvdfair.core.solvers import shrink_covariance, shrink_mean, solve_covariance, solve_mean
+from esvdfair.core.edits import shrink_covariance, shrink_mean, solve_covariance, solve_mean
 
 SOLVERS = pytest.mark.parametrize(("solve", "power"), [(solve_mean, 2), (solve_covariance, 4)])
 decade = st.floats(-10, 10).map(lambda e: 10.0**e)

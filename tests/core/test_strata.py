@@ -3,15 +3,17 @@
 import numpy as np
 import pytest
 
-from esvdfair.core.ks import Groups, ks_between, ks_null
-from esvdfair.core.moments import GroupMoments
-from esvdfair.core.strata import (
+from esvdfair.core.ks import (
+    Groups,
     adjusted_weights,
+    ks_between,
+    ks_null,
     label_parts,
     make_cells,
     outside_support,
     split_cell,
 )
+from esvdfair.core.moments import GroupMoments
 from esvdfair.exceptions import InputError
 
 

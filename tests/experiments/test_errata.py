@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from esvdfair.core import gaps
-from esvdfair.core.edits import edit_paper
+from esvdfair.core.edits import edit_paper, shrink_covariance, shrink_mean
 from esvdfair.core.moments import GroupMoments
-from esvdfair.core.solvers import shrink_covariance, shrink_mean
 from esvdfair.experiments.methods import edit_unbracketed, edit_unguarded, edit_with_printed_cubic, printed_cubic
 
 ASKED = {"mean_reduction": 15.0, "covariance_reduction": 150.0}

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from esvdfair import Effort, ESVDFair, ESVDFairWarning, ks_distance, mean_gap, variance_gap
-from esvdfair.core.refit.quadratic import Head
-from esvdfair.core.strata import adjusted_weights
+from esvdfair.core.ks import adjusted_weights
+from esvdfair.core.quadratic import Head
 from esvdfair.federated import RIDGE, SiteMoments, collect_moments, merge_moments, repair_from_moments
 from esvdfair.models import adapt
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import erf, expit
 
-from esvdfair.core.refit.quadratic import KINDS, Head
+from esvdfair.core.quadratic import KINDS, Head
 from esvdfair.models.base import find_head, probe_points
 
 

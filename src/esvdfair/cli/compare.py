@@ -235,7 +235,7 @@ def _learned(rows: "TableRows") -> dict[str, Any]:
     if rows.control is None:
         return _beside(rows)
     from esvdfair.core.checks import check_groups, check_strata
-    from esvdfair.core.strata import adjusted_weights
+    from esvdfair.core.ks import adjusted_weights
 
     (labels, codes), (_, strata) = check_groups(rows.groups, len(rows)), check_strata(rows.control, len(rows))
     weight = None if rows.weight is None else np.asarray(rows.weight, dtype=np.float64)

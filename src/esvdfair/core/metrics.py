@@ -18,8 +18,18 @@ from esvdfair.core.checks import (
     unit_scale,
     unscaled,
 )
-from esvdfair.core.ks import Floats, Groups, Null, Ranked, Seed, ks_between, ks_interval, ks_null, upper_bound
-from esvdfair.core.strata import adjusted_weights
+from esvdfair.core.ks import (
+    Floats,
+    Groups,
+    Null,
+    Ranked,
+    Seed,
+    adjusted_weights,
+    ks_between,
+    ks_interval,
+    ks_null,
+    upper_bound,
+)
 from esvdfair.exceptions import Given, InputError
 
 _FEW_GROUPS = 8  # up to here every pair is summed

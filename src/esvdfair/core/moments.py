@@ -26,7 +26,7 @@ from esvdfair.core.checks import (
     sort_key,
     to_numpy,
 )
-from esvdfair.core.strata import adjusting_factors, split_cell
+from esvdfair.core.ks import adjusting_factors, split_cell
 from esvdfair.distributed import all_gather, all_sum
 from esvdfair.exceptions import Given, InputError
 from esvdfair.files import whole_file
@@ -333,7 +333,7 @@ class GroupMoments:
         return part
 
     def adjusted(self, parts: int) -> "GroupMoments":
-        """From moments of cells (see :mod:`esvdfair.core.strata`) those of groups that all have the same mix of strata.
+        """From moments of cells (see :mod:`esvdfair.core.ks`) those of groups that all have the same mix of strata.
 
         The groups are the first ``parts`` parts of the labels. Pooled moments stay those of all rows as they are: the
         error is everybody's, only gaps are adjusted.

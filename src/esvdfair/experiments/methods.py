@@ -21,13 +21,11 @@ from esvdfair.baselines import GroupPredictor, PrivateHistogram, WassersteinBary
 from esvdfair.baselines.peers import EquipyWasserstein, FairlearnCorrelationRemover, LeaceRegression
 from esvdfair.batches import Data
 from esvdfair.core import gaps
-from esvdfair.core.edits import LayerEdit, edit_mean_paper
+from esvdfair.core.edits import LayerEdit, edit_mean_paper, shrink_mean, solve_covariance
 from esvdfair.core.metrics import ks_population
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.optimum import fit_optimum
-from esvdfair.core.refit.quadratic import Fit
-from esvdfair.core.refit.sgd import finetune
-from esvdfair.core.solvers import shrink_mean, solve_covariance
+from esvdfair.core.quadratic import Fit, finetune
 from esvdfair.curve import Curve, judge
 from esvdfair.estimator import ESVDFair
 from esvdfair.exceptions import ESVDFairWarning

@@ -9,7 +9,7 @@ import pandas as pd
 
 from esvdfair.batches import Data, Rows, make_batches
 from esvdfair.core.checks import Label, by_group
-from esvdfair.core.refit.quadratic import Fit, Head
+from esvdfair.core.quadratic import Fit, Head
 from esvdfair.curve import FLAT, choose, judge
 from esvdfair.distributed import few_threads, together
 from esvdfair.estimator import ESVDFair, check_options, take_model, take_point

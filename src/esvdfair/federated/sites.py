@@ -11,7 +11,7 @@ import numpy as np
 from esvdfair.batches import Batch, Data, make_batches
 from esvdfair.core.checks import Label, to_numpy
 from esvdfair.core.moments import GroupMoments, label_from_json
-from esvdfair.core.refit.quadratic import Head
+from esvdfair.core.quadratic import Head
 from esvdfair.distributed import all_gather, broadcast, few_threads, reading, together
 from esvdfair.exceptions import Given, InputError
 from esvdfair.federated.guard import MIN_ROWS, Array, Frame, Guard, Noise, add_noise, make_noise
@@ -81,7 +81,7 @@ class SiteMoments:
     ----------
     moments : of ``[h, y]`` in every group, h the inputs of the model's last linear layer; of h alone without labels
     group_parts : where gaps are to be adjusted, the moments are of cells of a group and a stratum, and so many parts of
-        their labels name the group (:mod:`esvdfair.core.strata`); 0 says that they are of groups
+        their labels name the group (:mod:`esvdfair.core.ks`); 0 says that they are of groups
     model : SHA-256 of the model (:func:`esvdfair.models.base.fingerprint`)
     layer, head : the last linear layer and what maps its output to the prediction, as they are in that model
     labelled : whether the last column is a label y

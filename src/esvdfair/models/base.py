@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from esvdfair.core.checks import check_numbers, row_count, row_slice, to_numpy
-from esvdfair.core.refit.quadratic import KINDS, Head
+from esvdfair.core.quadratic import KINDS, Head
 from esvdfair.exceptions import Given, InputError
 
 Array = NDArray[np.float64]

@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esvdfair.core.checks import each_input, row_count, take, to_numpy
-from esvdfair.core.refit.quadratic import KINDS
+from esvdfair.core.quadratic import KINDS
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models import base
 from esvdfair.models.base import LinearLayer, ModelAdapter, Tail

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from esvdfair.batches import Batch, row_key
 from esvdfair.core.checks import MAX_INTEGER_GROUPS, MISSING, Label, check_strata, encode_groups, sort_key
-from esvdfair.core.strata import label_parts, make_cells
+from esvdfair.core.ks import label_parts, make_cells
 from esvdfair.distributed import all_gather, rank, reading, together, world_size
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.files import sha256_of

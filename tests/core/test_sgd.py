@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.optim.adam import adam
 
-from esvdfair.core.refit.sgd import finetune
+from esvdfair.core.quadratic import finetune
 
 
 def make_rows(rows=150, p=6, seed=0):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import NonlinearConstraint, minimize
 
-from esvdfair.core.refit.nearest import nearest_within, nearest_within_all
+from esvdfair.core.parity import nearest_within, nearest_within_all
 
 
 def make_case(seed, r=None, groups=None):

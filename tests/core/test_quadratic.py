@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esvdfair.core.moments import GroupMoments
-from esvdfair.core.refit.quadratic import FeatureSpace, Quadratic
+from esvdfair.core.quadratic import FeatureSpace, Quadratic
 
 
 def make_rows(seed=0, rows=90, p=5, dead=0, scale=1.0):

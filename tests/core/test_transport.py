@@ -8,8 +8,8 @@ import pytest
 from scipy.optimize import minimize
 
 from esvdfair.core.moments import GroupMoments
-from esvdfair.core.refit.quadratic import FeatureSpace, Quadratic
-from esvdfair.core.refit.transport import TransportProblem, transport_path
+from esvdfair.core.quadratic import FeatureSpace, Quadratic
+from esvdfair.core.transport import TransportProblem, transport_path
 
 STRENGTHS = (0.1, 1.0, 10.0)
 

@@ -31,7 +31,7 @@ import scipy.linalg
 import scipy.sparse
 from numpy.typing import NDArray
 
-from esvdfair.core.refit.quadratic import Array, Fit, Quadratic
+from esvdfair.core.quadratic import Array, Fit, Quadratic
 
 _ROWS_PER_BIN = 8  # fewer, and a bin mean says more about its rows than about its quantile
 _TIE = 1e-9  # outputs closer than this part of their first spread are one: only rounding would tell them apart

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from scipy.optimize import NonlinearConstraint, minimize
 
 from esvdfair.core.moments import GroupMoments
-from esvdfair.core.refit.parity import ParityProblem
-from esvdfair.core.refit.quadratic import FeatureSpace, Quadratic
+from esvdfair.core.parity import ParityProblem
+from esvdfair.core.quadratic import FeatureSpace, Quadratic
 
 
 def diagonal_quadratic(form, z, mean_gap=None):
