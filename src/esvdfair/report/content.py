@@ -37,49 +37,28 @@ UNNAMED = "group"
 
 @dataclass(frozen=True)
 class Step:
-    """A position of the slider: a model on the rows of the page.
+    """A position of the slider: a model on the rows of the page."""
 
-    Attributes
-    ----------
-    point : of the curve; None for the untouched model, and for a repair that has no curve
-    prediction : (rows,)
-    peak : where two groups' distributions are farthest apart, which is the KS distance
-    mse : mean squared error, or change where there are no labels
-    group_mse, means : (G,) of every group
-    """
-
-    point: CurvePoint | None
-    prediction: Array
-    peak: Peak
-    mse: float
-    group_mse: Array
-    means: Array
+    point: CurvePoint | None  # None for the untouched model, and for a repair that has no curve
+    prediction: Array  # (rows,)
+    peak: Peak  # where two groups' distributions are farthest apart, which is the KS distance
+    mse: float  # mean squared error, or change where there are no labels
+    group_mse: Array  # (G,)
+    means: Array  # (G,)
 
 
 @dataclass(frozen=True)
 class Content:
-    """Everything that the page shows, as numbers, all of them about one set of rows.
-
-    Attributes
-    ----------
-    fair : the repair
-    summary : what it comes to; on rows that neither fitted nor chose, what :meth:`ESVDFair.assess` says of them
-    fitting : the rows that layers are explained with
-    rows : the rows of the page
-    rows_are : "test", "validation", "heldout", "train", or "given" when nobody knows whether they fitted the repair
-    rows_given : how many there were; those looked at may be fewer
-    predicted : what is predicted, and in which unit
-    attribute : name of the sensitive column or columns
-    """
+    """Everything that the page shows, as numbers, all of them about one set of rows."""
 
     fair: ESVDFair
-    summary: Mapping[str, Any]
-    fitting: Batch
-    rows: Batch
-    rows_are: str
-    rows_given: int
-    predicted: str
-    attribute: str
+    summary: Mapping[str, Any]  # on rows that neither fitted nor chose, what `ESVDFair.assess` says of them
+    fitting: Batch  # the rows that layers are explained with
+    rows: Batch  # those of the page
+    rows_are: str  # "test", "validation", "heldout", "train", or "given": nobody knows whether they fitted the repair
+    rows_given: int  # how many there were; those looked at may be fewer
+    predicted: str  # what is predicted, and in which unit
+    attribute: str  # name of the sensitive column or columns
 
     @property
     def rows_judged(self) -> bool:
