@@ -1,5 +1,7 @@
 """One pass gathers the moments of all training rows and a bounded set of rows that does not depend on batching."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.neural_network import MLPRegressor
@@ -222,3 +224,25 @@ def test_a_bounded_set_of_rows_comes_close_to_all_rows(network, method):
     assert mse < 1.05 * mse_all
     assert ks < 0.17  # both keep the promise on people whom neither has seen
     assert ks_all < 0.17
+
+
+@pytest.mark.parametrize("kind", ["arrays", "stream"])
+@pytest.mark.parametrize(("rows", "kept"), [(60, 60), (200, 20)])
+def test_a_method_that_reads_moments_alone_keeps_a_few_rows_where_not_all_can_stay(kind, rows, kept):
+    """The moments are those of all rows; the rows that stay are of the smallest keys, however they come."""
+    rng = np.random.default_rng(0)
+    x, a = rng.normal(size=(rows, 3)).astype(np.float32), np.tile([0, 1], rows // 2)
+    source = ArrayBatches(Data(x, None, a), batch_size=16)
+    batches = source if kind == "arrays" else list(source)
+    effort = Effort(training_rows=100, ordering_rows=20)
+    apart = ArrayBatches(Data(x, None, a))
+    alone = replace(setting(batches, effort=effort), validation=apart, moments_alone=True)
+    sample = draw(alone)
+    assert len(sample.training) == kept
+    assert sample.training.weight.sum() == pytest.approx(rows)
+    key = row_key(np.arange(rows), alone.seed + 1)
+    smallest = [x[a == g][np.argsort(key[a == g])][: kept // 2] for g in (0, 1)]
+    np.testing.assert_array_equal(sample.training.features, np.concatenate(smallest))
+    assert sample.moments.rows.tolist() == [rows // 2] * 2
+    judged_by_them = draw(replace(alone, validation=None))
+    assert len(judged_by_them.training) == min(rows, 100)

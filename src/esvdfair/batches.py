@@ -385,17 +385,22 @@ class Rows:
 
 
 class Keeper:
-    """Of every group the rows with the smallest hash keys, at most ``bound / groups`` of each.
+    """Of every group the rows with the smallest hash keys: all, or some if a group has more than ``bound / groups``.
 
     Rows stand in arrays with room to spare: one array for each batch would leave holes between the large ones that come
     and go, and the process would grow with the number of rows though it holds no more of them. Where all rows are known
     beforehand (:meth:`expect`) each is copied once, straight to where it belongs.
+
+    Parameters
+    ----------
+    bound : so many rows may stay, shared equally by the groups
+    few : so many do when not all rows can; None for as many as may
     """
 
-    def __init__(self, bound: int, seed: int) -> None:
+    def __init__(self, bound: int, seed: int, *, few: int | None = None) -> None:
         self.counts: dict[Label, tuple[int, float]] = {}  # rows and Σw of every group
         self.keeps_all: bool | None = None  # of the rows that it is given; None where that is not known beforehand
-        self._bound, self._seed = bound, seed
+        self._bound, self._few, self._seed = bound, bound if few is None else min(few, bound), seed
         self._groups: dict[Label, int] = {}  # their numbers, in the order in which they came
         self._threshold = np.zeros(0)  # of each group: rows with a larger key cannot be among the smallest any more
         self._columns: list[NDArray[Any]] = []  # key, group, prediction, y, weight, features of one layer or two
@@ -406,7 +411,8 @@ class Keeper:
         """Tell all rows that will come, in the order in which they will, and which are chosen."""
         index = np.flatnonzero(chosen if batch.weight is None else chosen & (batch.weight > 0))
         group = self._numbers(batch.labels)[batch.codes[index]]
-        share = self._share(len(np.unique(group)))
+        counts = np.bincount(group)
+        share = self._share(counts[counts > 0].tolist())
         stays = _smallest(group, row_key(batch.row_id[index], self._seed + 1), share)
         self._places, self._size = np.full(len(chosen), -1), len(stays)
         self._places[index[stays]] = np.arange(len(stays))
@@ -434,7 +440,7 @@ class Keeper:
         for start in range(0, len(index), BLOCK_ROWS):
             part = slice(start, start + BLOCK_ROWS)
             self._put(places[part], [take_rows(column, index[part]) for column in columns])
-        if self._places is None and self._size > 1.25 * self._bound:
+        if self._places is None:
             self._prune()
 
     def _numbers(self, labels: tuple[Label, ...]) -> NDArray[np.intp]:
@@ -446,8 +452,11 @@ class Keeper:
         before = self.counts.get(label, (0, 0.0))
         self.counts[label] = before[0] + rows, before[1] + weight
 
-    def _share(self, groups: int) -> int:
-        return max(self._bound // max(groups, 2), 1)
+    def _share(self, counts: Sequence[int]) -> int:
+        """How many rows of each group stay, when they have so many."""
+        groups = max(len(counts), 2)
+        share = max(self._bound // groups, 1)
+        return share if max(counts, default=0) <= share else max(self._few // groups, 1)
 
     def _put(self, places: NDArray[np.intp], columns: list[NDArray[Any]]) -> None:
         """Copy rows in."""
@@ -462,8 +471,10 @@ class Keeper:
             self._columns[i][places] = column
 
     def _prune(self) -> None:
-        """Drop the rows that cannot stay."""
-        share = self._share(len(self.counts))
+        """Drop the rows that cannot stay, when there are many."""
+        share = self._share([rows for rows, _ in self.counts.values()])
+        if self._size <= 1.25 * share * max(len(self.counts), 2):
+            return
         key, group = (column[: self._size] for column in self._columns[:2])
         kept = np.sort(_smallest(group, key, share))
         full = np.flatnonzero(np.bincount(group[kept]) == share)
@@ -496,7 +507,7 @@ class Keeper:
         key, code = self._columns[0], code[self._columns[1].astype(np.intp)]
         known = all_gather((code, key))
         codes, keys = (np.concatenate(part) for part in zip(*known, strict=True))
-        stays = _smallest(codes, keys, self._share(len(self.counts)))
+        stays = _smallest(codes, keys, self._share([rows for rows, _ in self.counts.values()]))
         own = stays - sum(len(part) for part, _ in known[: rank()])
         own = own[(own >= 0) & (own < len(code))]
         # Only rows that stay leave their rank, and none is copied that is where it belongs.

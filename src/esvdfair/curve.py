@@ -216,7 +216,9 @@ def judge(
             excess = [here.null.floor * (fit.target == UNTOUCHED) for fit in fits]
             population = np.sqrt(np.maximum(0.0, distances**2 - np.square(excess)))
         else:
-            order_only = not len(sample.training)
+            few = len(sample.training)
+            # A few of the rows that fit say which candidate is fairer, but less than those that judge how fair it is.
+            order_only = not few or few < min(len(rows), sum(sample.sizes))
             population = population_along_curve(distances, fitted, here.null.floor, order_only=order_only)
         certified = None
         if fitted is not None and confidence is not None:

@@ -295,25 +295,28 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         """What the method has to offer: of the last layer alone, after one pass, or after edits of a hidden one."""
         if self.method in ("paper", "exact"):
             return self._edited(setting)
-        effort, targets = setting.effort, self._targets(setting.has_labels)
+        targets, given = self._targets(setting.has_labels), [self.mean_reduction, self.covariance_reduction]
+        if self.method == "parity" and not self._has_target() and given == [None, None]:
+            given = [np.inf, np.inf]
+        if given != [None, None]:
+            if self.targets == "auto":
+                # Where the reductions say how fair to be, a target that is fair already adds nothing (docs/method.md).
+                targets = tuple(name for name in targets if name != "optimum")
+            setting = replace(setting, moments_alone=setting.head.is_affine and "optimum" not in targets)
         sample = draw(setting)
-        untouched = methods.untouched(sample.layer)
         # Rows that certify may not even choose a regularisation.
         fitting = sample if self.confidence is None else replace(sample, judging=sample.training)
+        options: dict[str, Any] = {"targets": targets, "effort": setting.effort}
         if self.method == "transport":
-            return Candidates.of(sample, [*methods.transport(fitting, targets=targets, effort=effort), untouched])
-        mean, covariance = self.mean_reduction, self.covariance_reduction
-        if not self._has_target() and mean is None and covariance is None:
-            mean = covariance = np.inf
-        if self.targets == "auto" and (mean is not None or covariance is not None):
-            # Where the reductions say how fair to be, a target that is fair already adds nothing (docs/method.md).
-            targets = tuple(name for name in targets if name != "optimum")
-        given = {"mean_reduction": mean, "covariance_reduction": covariance}
-        return Candidates.of(sample, [*methods.parity(fitting, targets=targets, **given, effort=effort), untouched])
+            fits = methods.transport(fitting, **options)
+        else:
+            fits = methods.parity(fitting, mean_reduction=given[0], covariance_reduction=given[1], **options)
+        return Candidates.of(sample, [*fits, methods.untouched(sample.layer)])
 
     def _edited(self, setting: Setting) -> Candidates:
         refit = "parity" if self.method == "exact" else (self.refit or "sgd")
         layer = -2 if self.layer is None else self.layer
+        setting = replace(setting, moments_alone=setting.head.is_affine and refit != "sgd")
         hidden = methods.HiddenEdit(setting, method=self.method, layer=layer, refit=refit)
         given = self.mean_reduction, self.covariance_reduction
         mean, covariance = (d if g is None else g for d, g in zip(PAPER_REDUCTIONS, given, strict=True))

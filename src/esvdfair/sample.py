@@ -74,6 +74,8 @@ class Effort:
     factors : common factors on both reductions, which paper and exact scan for a target
     regularisations : inverse strengths among which the estimate of P(group | features) is chosen
     training_rows, judging_rows : bounds of the rows that are kept, shared equally by the groups
+    ordering_rows : rows that fit, of which a few are kept where a method reads the moments of all of them, but not all
+        can be kept: they put its candidates in order
     transport_rows : rows of each group that transport couples; the quadratic sees all rows
     scanned_bytes : bound on the inputs that paper and exact keep to scan their factors on
     points : fewest points of a curve, if there are as many candidates
@@ -89,6 +91,7 @@ class Effort:
     regularisations: tuple[float, ...] = (1e-2, 1e-1)
     training_rows: int = 60_000
     judging_rows: int = 100_000
+    ordering_rows: int = 10_000
     transport_rows: int = 5_000
     scanned_bytes: int = 2**30
     points: int = 20
@@ -125,6 +128,7 @@ class Setting:
     effort : how hard to try
     probe : some inputs
     partial : whether the rows are a part of those that were given, held in memory (:func:`hold`)
+    moments_alone : whether the method reads no more of the rows that fit than their moments
     """
 
     adapter: ModelAdapter
@@ -138,6 +142,7 @@ class Setting:
     effort: Effort
     probe: Any = field(repr=False)
     partial: bool = False
+    moments_alone: bool = False
 
     @property
     def last(self) -> LinearLayer:
@@ -353,11 +358,11 @@ def draw(setting: Setting, weights: Weights | None = None, *, inner: Sequence[st
     """
     run = _Pass(setting, weights, inner)
     if setting.validation is not None:
-        seen = run.over(setting.batches, None)
+        seen = run.over(setting.batches, None, judged_elsewhere=True)
         apart = run.over(setting.validation, _everything)
         judging = _relabelled(apart.rows(1), apart.labels, seen.labels)
         return run.sample(seen, judging, "validation", apart.sizes(1, seen.labels))
-    seen = run.over(setting.batches, setting.split)
+    seen = run.over(setting.batches, setting.split, judged_elsewhere=setting.split is not None)
     if setting.split is None:
         return run.sample(seen, None, "train")
     if min(*seen.sizes(0), *seen.sizes(1)) >= MIN_GROUP_ROWS:
@@ -488,12 +493,13 @@ class _Pass:
         self.setting, self.inner, self.edited = setting, tuple(inner), bool(weights)
         self.adapter = setting.adapter.replace(weights) if weights else setting.adapter
 
-    def over(self, batches: Batches, split: Splitter | None) -> _Seen:
-        """Run over all batches; ``split`` tells the rows that do not fit."""
+    def over(self, batches: Batches, split: Splitter | None, *, judged_elsewhere: bool = False) -> _Seen:
+        """Run over all batches; ``split`` tells the rows that do not fit, ``judged_elsewhere`` that no other judges."""
         setting, last = self.setting, self.setting.last
         moments, inner = GroupMoments(), {name: GroupMoments() for name in self.inner}
         effort = setting.effort
-        kept = Keeper(effort.training_rows, setting.seed), Keeper(effort.judging_rows, setting.seed)
+        few = effort.ordering_rows if setting.moments_alone and judged_elsewhere else None
+        kept = Keeper(effort.training_rows, setting.seed, few=few), Keeper(effort.judging_rows, setting.seed)
         labelled: bool | None = None
         group_parts = 0
         digest = Digest()
