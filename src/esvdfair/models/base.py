@@ -15,8 +15,7 @@ Rules that every adapter keeps (for whoever writes the next one):
 - A layer that runs but cannot be edited by itself (tied weights, called twice, lazy, quantised) is a `ValueError` that
   names it, raised by `layers`: an index must not silently skip a layer. A hidden layer whose weight is computed from
   others (spectral norm, pruning) is listed; `replace` refuses it.
-- `weight` is (outputs, inputs), as in `Z = X Wᵀ + b`, however the framework stores it; `replace` takes the same
-  orientation back.
+- `weight` is (outputs, inputs), however the framework stores it, in what it lists and in what `replace` takes back.
 - `capture` runs its whole argument in one pass and returns the framework's own arrays on the model's own device;
   the caller makes the batches. `predict` takes any number of rows, batches by itself and returns NumPy.
 - `layers` and `head` look at the first `PROBE_ROWS` rows of the batch they are given, and remember the answer.
@@ -145,10 +144,6 @@ class ModelAdapter(ABC):
         """Number of input columns, where the model tells."""
 
     @abstractmethod
-    def layers(self, x: Any) -> tuple[LinearLayer, ...]:
-        """Linear layers that feed the prediction, in order of execution, found by running some rows of `x`."""
-
-    @abstractmethod
     def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, Any], Any]:
         """Run one forward pass over all rows of `x`.
 
@@ -161,8 +156,8 @@ class ModelAdapter(ABC):
         """
 
     @abstractmethod
-    def _layer(self, name: str) -> LinearLayer:
-        """A layer that can be given new weights, all of its outputs; `ValueError` if there is none of that name."""
+    def _all_layers(self, x: Any) -> tuple[LinearLayer, ...]:
+        """What `layers` lists, each with all of its outputs; only torch needs rows to tell."""
 
     @abstractmethod
     def _twin(self) -> Self:
@@ -179,6 +174,17 @@ class ModelAdapter(ABC):
     @abstractmethod
     def _tail(self, rows: Any) -> Tail:
         """What follows the last linear layer, seen on some rows."""
+
+    def layers(self, x: Any = None) -> tuple[LinearLayer, ...]:
+        """Linear layers that feed the prediction, in order of execution, found by running some rows of `x`.
+
+        If the last one is wide, it is listed as what of it the prediction depends on; without rows, as it is.
+        """
+        layers = self._all_layers(x)
+        if x is None or len(layers[-1].weight) == 1:
+            return layers
+        self.column = self.column or _find_column(self._tail(first_rows(x)))
+        return layers if self.column is None else (*layers[:-1], self.column.of(layers[-1]))
 
     def predict(self, x: Any) -> NDArray[Any]:
         """Predictions for `x`, (rows,), as NumPy in the dtype of the model (float32 for bfloat16), in batches."""
@@ -245,12 +251,9 @@ class ModelAdapter(ABC):
         self._check_rows(rows, eps)
         return head
 
-    def _narrowed(self, layers: tuple[LinearLayer, ...], rows: Any) -> tuple[LinearLayer, ...]:
-        """The layers, the last of them, if it is wide, as what of it the prediction depends on."""
-        if len(layers[-1].weight) == 1:
-            return layers
-        self.column = self.column or _find_column(self._tail(rows))
-        return layers if self.column is None else (*layers[:-1], self.column.of(layers[-1]))
+    def _layer(self, name: str) -> LinearLayer:
+        """A layer that can be given new weights, all of its outputs; `ValueError` if there is none of that name."""
+        return find_layer(self._all_layers(None), name)
 
     def _check_repeats(self, rows: Any, eps: float) -> NDArray[Any]:
         """Raise unless the model predicts the same for the same rows; the prediction."""
@@ -512,12 +515,8 @@ def find_head(
     """Find the head, of some kinds, that maps outputs of the last layer `z` (n,) to `prediction` (n,).
 
     `operation`, what the adapter knows to stand between the two, is named in the error. `eps` is the relative spacing
-    of the arithmetic that made `prediction` (0.0078 for bfloat16; by default the coarser of the two dtypes).
-
-    Raises
-    ------
-    ValueError
-        No kind fits; or too few different `z`, or too narrow a range of them, to tell; or `prediction` does not vary.
+    of the arithmetic that made `prediction` (0.0078 for bfloat16; by default the coarser of the two dtypes). That no
+    kind fits, that `z` varies too little to tell, or `prediction` not at all, is a `ValueError`.
     """
     eps = eps or _spacing(z, prediction)
     # Some dozens of roundings, but few of bfloat16's, which are 0.8 % each; and torch's softplus is the identity above
@@ -594,10 +593,8 @@ def _with_outer(
 ) -> Head:
     """Least-squares scale and offset for given inner ones: min Σ wᵢ² (pᵢ − offset − scale·gᵢ)²."""
     g = Head(kind, inner_scale=inner_scale, inner_offset=inner_offset).apply(z)
-    if not np.all(np.isfinite(g)) or np.ptp(g) == 0:
-        return Head(kind, np.nan, np.nan, inner_scale, inner_offset)
     # Centring and scaling g keeps the two columns of the system independent when g is huge or nearly constant.
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # scale and offset are NaN where none fits
         mass = weight**2 / np.sum(weight**2)
         centre_g, centre_p = mass @ g, mass @ p
         scale = float(mass @ ((g - centre_g) * (p - centre_p)) / (mass @ (g - centre_g) ** 2))

@@ -87,23 +87,11 @@ class OnnxAdapter(ModelAdapter):
         widths = [item.width for item in self._inputs]
         return None if None in widths else sum(width or 0 for width in widths)
 
-    def layers(self, x: Any = None) -> tuple[LinearLayer, ...]:
-        """List the linear layers that feed the output, in order of execution; `x` helps where the last one is wide."""
-        if x is not None:
-            return self._narrowed(self._layers, base.first_rows(x))
-        try:
-            return self._narrowed(self._layers, None)
-        except ValueError:  # a model that does not run on nothing
-            return self._layers
-
     def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
         """Run one forward pass: the inputs of the named layers and the prediction."""
         tensors = {name: self._graph.layers[self._layer(name).index].input for name in names}
         shown, prediction = self._run_open(x, tensors.values())
         return {name: shown[tensor] for name, tensor in tensors.items()}, prediction
-
-    def _layer(self, name: str) -> LinearLayer:
-        return base.find_layer(self._layers, name)
 
     def _twin(self) -> "OnnxAdapter":
         twin = OnnxAdapter.__new__(OnnxAdapter)
@@ -124,6 +112,9 @@ class OnnxAdapter(ModelAdapter):
     @cached_property
     def _graph(self) -> Graph:
         return Graph(self._proto, self._output)
+
+    def _all_layers(self, x: Any) -> tuple[LinearLayer, ...]:
+        return self._layers
 
     @cached_property
     def _layers(self) -> tuple[LinearLayer, ...]:
@@ -175,7 +166,6 @@ class OnnxAdapter(ModelAdapter):
 
     def _tail(self, rows: Any) -> Tail:
         last = self._graph.layers[-1]
-        rows = _blank_rows(self._inputs) if rows is None else rows
         shown, _ = self._run_open(rows, [last.input, last.output])
         output = shown[last.output]
         if last.transform is not None:
@@ -460,16 +450,6 @@ def _columns_of(inputs: Sequence[ModelInput]) -> str:
         return f"{inputs[0].width or 'any number of'} columns (input {inputs[0].name!r})"
     parts = (item.name if item.width == 1 else f"{item.name}: {item.width} columns" for item in inputs)
     return f"{sum(item.width or 0 for item in inputs)} columns ({', '.join(parts)})"
-
-
-def _blank_rows(inputs: Sequence[ModelInput]) -> dict[str, NDArray[Any]]:
-    """Two rows of nothing, on which to look at what follows the last layer."""
-    rows = _batch_size(inputs) or 2
-    sizes = {item.name: tuple(size or 1 for size in (item.shape or (rows,))[1:]) for item in inputs}
-    return {
-        item.name: np.full((rows, *sizes[item.name]), "" if item.dtype.kind == "O" else 0, item.dtype)
-        for item in inputs
-    }
 
 
 def _convert(values: Any, item: ModelInput) -> NDArray[Any]:

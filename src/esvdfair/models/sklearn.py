@@ -24,7 +24,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from esvdfair.core.checks import check_features, several_inputs, to_numpy
 from esvdfair.exceptions import Given, InputError
-from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, find_layer, rounded
+from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, rounded
 
 _NETWORKS = (MLPRegressor, MLPClassifier)
 _LINES: dict[type, str] = {  # estimators with one linear layer, and what follows it
@@ -104,11 +104,7 @@ class SklearnAdapter(ModelAdapter):
         width: int | None = getattr(self._model, "n_features_in_", None)
         return width
 
-    def layers(self, x: Any = None) -> tuple[LinearLayer, ...]:
-        """List the layers; all of them always run, so `x` is not looked at."""
-        return self._narrowed(self._all_layers(), None)
-
-    def _all_layers(self) -> tuple[LinearLayer, ...]:
+    def _all_layers(self, x: Any) -> tuple[LinearLayer, ...]:
         return tuple(
             LinearLayer(name, index, *(None if part is None else np.array(part, dtype=np.float64) for part in arrays))  # type: ignore[arg-type]
             for index, (name, arrays) in enumerate(zip(self._names, self._arrays(), strict=True))
@@ -127,9 +123,6 @@ class SklearnAdapter(ModelAdapter):
         wanted = {name: self._layer(name).index for name in names}
         inputs, last = self._forward(x)
         return {name: inputs[index] for name, index in wanted.items()}, self._finish(last)
-
-    def _layer(self, name: str) -> LinearLayer:
-        return find_layer(self._all_layers(), name)
 
     def _twin(self) -> "SklearnAdapter":
         return SklearnAdapter(copy.deepcopy(self._model), output=self._place)
@@ -152,7 +145,7 @@ class SklearnAdapter(ModelAdapter):
 
     def _tail(self, rows: Any) -> Tail:
         """The output activation and the target transformers."""
-        last = np.zeros((2, len(self._arrays()[-1][0]))) if rows is None else self._forward(rows)[1]
+        last = self._forward(rows)[1]
 
         def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
             values = z.astype(last.dtype)

@@ -84,10 +84,6 @@ class TorchAdapter(ModelAdapter):
             first = next(iter(first), None)
         return first.in_features if isinstance(first, nn.Linear) else None
 
-    def layers(self, x: Any) -> tuple[LinearLayer, ...]:
-        """List the linear layers that feed the prediction, in order of execution."""
-        return self._narrowed(self._probe(x)[0], x)
-
     def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Run one forward pass: the inputs of the named layers and the prediction, on the model's device."""
         inputs: dict[str, torch.Tensor] = {}
@@ -142,6 +138,9 @@ class TorchAdapter(ModelAdapter):
 
     def _predict(self, x: Any) -> torch.Tensor:
         return self._run(_to_inputs(x, self._core), {})
+
+    def _all_layers(self, x: Any) -> tuple[LinearLayer, ...]:
+        return self._probe(x)[0]
 
     def _tail(self, rows: Any) -> Tail:
         return self._probe(rows)[1]
@@ -302,40 +301,32 @@ def _to_tensor(x: Any, model: nn.Module, *, whole: bool = False) -> torch.Tensor
 def _select(result: Any, output: Selector | None) -> torch.Tensor:
     """Take the prediction out of what a model returned."""
     value = output(result) if callable(output) else result
-    for step in () if callable(output) or output is None else output if isinstance(output, tuple) else (output,):
-        value = _item(value, step, output)
+    steps = () if output is None or callable(output) else output if isinstance(output, tuple) else (output,)
+    try:
+        for step in steps:
+            value = _item(value, step, output)
+    except (KeyError, IndexError, AttributeError, TypeError) as error:
+        words = "the model returns {contents}, and nothing in it is {output}."
+        raise InputError(words, contents=_contents(value), output=Given(output)) from error
     if isinstance(value, torch.Tensor):
         return value
-    raise InputError(
-        "the model returns {contents}. Say which is the prediction: {output}, a key or an index."
-        if output is None
-        else "{output} gives a {kind}, not a tensor of predictions.",
-        contents=_contents(result),
-        kind=type(value).__name__,
-        output=Given(output),
-    )
+    if output is None:
+        words = "the model returns {contents}. Say which is the prediction: {output}, a key or an index."
+        raise InputError(words, contents=_contents(result), output=Given())
+    kind = type(value).__name__
+    raise InputError("{output} gives a {kind}, not a tensor of predictions.", kind=kind, output=Given(output))
 
 
 def _item(result: Any, step: str | int, output: Selector | None) -> Any:
-    if isinstance(result, torch.Tensor) and step == base.SIGMOID:
+    if not isinstance(result, torch.Tensor):
+        attribute = isinstance(step, str) and not isinstance(result, Mapping)  # of a named tuple or a dataclass
+        return getattr(result, str(step)) if attribute else result[step]
+    if step == base.SIGMOID:
         return torch.sigmoid(result)
-    if isinstance(result, torch.Tensor) and not (result.ndim == 2 and result.shape[1] > 1 and isinstance(step, int)):
-        raise InputError(
-            "{output} selects from a dict, a tuple or several columns; the model returns one tensor: drop it.",
-            output=Given(output),
-        )
-    try:
-        if isinstance(result, torch.Tensor):
-            return result[:, int(step)]
-        if isinstance(step, str) and not isinstance(result, Mapping):
-            return getattr(result, step)  # a named tuple or a dataclass
-        return result[step]
-    except (KeyError, IndexError, AttributeError, TypeError) as error:
-        raise InputError(
-            "the model returns {contents}, and nothing in it is {output}.",
-            contents=_contents(result),
-            output=Given(output),
-        ) from error
+    if result.ndim == 2 and result.shape[1] > 1 and isinstance(step, int):
+        return result[:, step]
+    words = "{output} selects from a dict, a tuple or several columns; the model returns one tensor: drop it."
+    raise InputError(words, output=Given(output))
 
 
 def _contents(result: Any) -> str:
