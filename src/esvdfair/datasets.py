@@ -26,18 +26,13 @@ class Dataset:
 
     Parameters
     ----------
-    X : DataFrame of shape (rows, features), float64, no missing values
-        The sensitive attribute is never among the columns.
-    y : Series of shape (rows,), float64
-    sensitive_features : Series of shape (rows,), strings
-    name, target_name, sensitive_name, description : str
-        For tables, figures and people.
-    preparation : str
-        ``"clean"`` or ``"paper"``.
-    standardize : tuple of str
-        Columns of X that still have to be brought to mean 0 and variance 1, with the moments of the training rows.
-    rescale : tuple of str
-        Columns of X that still have to be brought to [0, 1], with the range of the training rows.
+    X : DataFrame (rows, features), float64, no missing values; the sensitive attribute is never among the columns
+    y : Series (rows,), float64
+    sensitive_features : Series (rows,), strings
+    name, target_name, sensitive_name, description : for tables, figures and people
+    preparation : ``"clean"`` or ``"paper"``
+    standardize : columns of X that still have to be brought to mean 0 and variance 1, by moments of the training rows
+    rescale : columns of X that still have to be brought to [0, 1], by the range of the training rows
         Both are empty when X is scaled already (``preparation="paper"``).
 
     Raises
@@ -155,19 +150,15 @@ def load_wages(attribute: Literal["sex", "race"] = "sex") -> Dataset:
     """Log hourly wages with the sensitive attribute sex (two groups) or race (three), offline.
 
     The features are 17: high-school rank, test score, college credits and degrees, months of work experience, city size
-    and region. Left out are both attributes, the row number `id`, and `totcoll`, which is the sum of two others. No
-    feature is made from the wage. Experience is actual, not potential, and carries much of the gap between the sexes.
+    and region, all unscaled. Left out are both attributes, the row number `id`, and `totcoll`, which is the sum of two
+    others. No feature is made from the wage. Experience is actual, not potential, and carries much of the gap between
+    the sexes.
 
     Parameters
     ----------
     attribute : {"sex", "race"}
         ``"sex"``: female 3,514, male 3,249. ``"race"``: black 643, hispanic 317, other 5,803 (the table marks the first
         two, which do not overlap; ``other`` is everybody else).
-
-    Returns
-    -------
-    Dataset
-        Unscaled; every feature is listed in ``standardize``.
 
     Raises
     ------
@@ -302,10 +293,8 @@ def fetch_law(
         scaling to the training split: features ``lsat, gender_male, pass_bar``.
         ``"paper"`` does as the authors did: that column stays, gender is one-hot with a column ``gender_nan`` for the
         four rows, and everything is standardised with the moments of all rows.
-    data_home : path, optional
-        Cache folder, instead of the one of the operating system.
-    download_if_missing : bool
-        False never opens a connection.
+    data_home : cache folder, instead of the one of the operating system
+    download_if_missing : False never opens a connection
 
     Raises
     ------
