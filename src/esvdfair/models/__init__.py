@@ -2,8 +2,8 @@
 
 import hashlib
 import os
-import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,15 @@ def fingerprint(model: Any) -> str:
         all tensors inside. Of a torch module it covers the classes of all submodules, their parameters and buffers,
         not the code of ``forward``. Of a scikit-learn estimator it covers parameters and fitted attributes.
     """
-    if isinstance(model, str | bytes | bytearray | os.PathLike):
-        return _of_onnx(bytes(model) if isinstance(model, bytearray) else model)
+    if isinstance(model, bytearray):
+        model = bytes(model)
+    if isinstance(model, str | bytes | os.PathLike):
+        from esvdfair.models.onnx_graph import read_model
+
+        proto, external = read_model(model)
+        if not isinstance(model, bytes):
+            model = proto.SerializeToString() if external else Path(model).read_bytes()
+        return hashlib.sha256(model).hexdigest()
     if hasattr(model, "state_dict"):
         from esvdfair.models.torch import unwrap
 
@@ -37,20 +44,9 @@ def fingerprint(model: Any) -> str:
     return digest.hexdigest()
 
 
-def _of_onnx(model: str | bytes | os.PathLike[str]) -> str:
-    from esvdfair.models.onnx_graph import read_model
-
-    proto, external = read_model(model)
-    if external or isinstance(model, bytes):
-        return hashlib.sha256(model if isinstance(model, bytes) else proto.SerializeToString()).hexdigest()
-    with open(model, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _parts(value: Any, above: tuple[int, ...]) -> Iterator[bytes]:
     """What a nested value consists of, in a fixed order; ``above`` are the objects that it stands in."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    if hasattr(value, "detach"):  # a tensor
         yield str(value.dtype).encode()
         value = to_numpy(value)
     if isinstance(value, np.generic):

@@ -422,27 +422,23 @@ def _make_feeds(x: Any, inputs: Sequence[ModelInput]) -> Feeds:
     return feeds
 
 
-def _assign_columns(x: Any, inputs: Sequence[ModelInput]) -> list[list[int]]:
-    """Positions of the columns of `x` that go to each input."""
+def _assign_columns(x: Any, inputs: Sequence[ModelInput]) -> list[Any]:
+    """Which columns of `x`, by position, go to each input."""
     names = list(x.columns) if base.is_frame(x) else []
+    found = f"X has {x.shape[1]} columns" + (f" ({', '.join(map(str, names))})" if names else "")
     if len(inputs) > 1 and any(isinstance(name, str) for name in names) and all(item.width == 1 for item in inputs):
         if sorted(map(str, names)) != sorted(item.name for item in inputs):
             raise ValueError(
-                f"X has {_columns_in(x)}; the model takes {_columns_of(inputs)}, by name. Pass these columns alone, or "
-                "an array with the columns in that order."
+                f"{found}; the model takes {_columns_of(inputs)}, by name. Pass these columns alone, or an array with "
+                "the columns in that order."
             )
         return [[names.index(item.name)] for item in inputs]
     if len(inputs) == 1 and inputs[0].width is None:
-        return [list(range(x.shape[1]))]
+        return [slice(None)]
     ends = np.cumsum([item.width for item in inputs]).tolist()
     if x.shape[1] != ends[-1]:
-        raise ValueError(f"X has {_columns_in(x)}; the model takes {_columns_of(inputs)}.")
-    return [list(range(start, end)) for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _columns_in(x: Any) -> str:
-    names = f" ({', '.join(map(str, x.columns))})" if base.is_frame(x) else ""
-    return f"{x.shape[1]} columns{names}"
+        raise ValueError(f"{found}; the model takes {_columns_of(inputs)}.")
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _columns_of(inputs: Sequence[ModelInput]) -> str:

@@ -12,7 +12,7 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -34,7 +34,7 @@ Inputs = torch.Tensor | tuple[Any, ...] | dict[str, Any]
 """What a module is called with: one tensor, tensors in order, or tensors by name."""
 
 Hooks = Mapping[str, Callable[..., Any]]
-"""What is called before or after the layers of these names."""
+"""What is called after the layers of these names."""
 
 _HOME = os.getpid()  # the process whose threads torch's pool has
 
@@ -147,18 +147,13 @@ class TorchAdapter(ModelAdapter):
 
     def _probe(self, x: Any) -> tuple[tuple[LinearLayer, ...], Tail]:
         """The layers, and what follows the last one: from one traced forward pass over the first rows of `x`."""
-        if self._probed is None:
-            self._probed = self._trace(_to_inputs(base.first_rows(x), self._core))
-        return self._probed
-
-    def _trace(self, x: Inputs) -> tuple[tuple[LinearLayer, ...], Tail]:
+        if self._probed is not None:
+            return self._probed
+        x = _to_inputs(base.first_rows(x), self._core)
         modules = {name: module for name, module in self._core.named_modules() if _is_linear(module)}
         trace = _Trace({name: module._parameters.get("weight") for name, module in modules.items()})
         outputs: dict[str, torch.Tensor] = {}
         problems: dict[str, str | None] = {}
-
-        def enter(name: str, module: nn.Module, args: Any) -> None:
-            trace.inside = name
 
         def leave(name: str, module: nn.Linear, args: Any, kwargs: Any, output: torch.Tensor) -> None:
             problems[name] = _TWICE.format(name) if name in outputs else _find_problem(name, module, self._core)
@@ -171,8 +166,7 @@ class TorchAdapter(ModelAdapter):
         rows = _cloned(x)
         for tensor in _tensors(x):
             trace.mark(tensor, _INPUT)
-        after, before = ({name: partial(hook, name) for name in modules} for hook in (leave, enter))
-        prediction = self._run(x, after, before=before, mode=trace)
+        prediction = self._run(x, {name: partial(leave, name) for name in modules}, trace)
         reached = trace.labels(prediction)
         # Where the trace is lost, in a detour through NumPy or a foreign kernel, one sees whether the prediction moves.
         moved = {name: 1 + output + output.abs().max() for name, output in outputs.items() if name not in reached}
@@ -194,7 +188,7 @@ class TorchAdapter(ModelAdapter):
             repeated = take(rows, np.arange(len(values)) % row_count(rows))
             return to_numpy(values), to_numpy(self._run_from(last, repeated, values))
 
-        return tuple(_describe(name, index, modules[name]) for index, name in enumerate(names)), Tail(
+        tail = Tail(
             last,
             rows,
             to_numpy(like),
@@ -204,6 +198,8 @@ class TorchAdapter(ModelAdapter):
             joined,
             eps=max(torch.finfo(dtype).eps for dtype in (like.dtype, prediction.dtype)),
         )
+        self._probed = tuple(_describe(name, index, modules[name]) for index, name in enumerate(names)), tail
+        return self._probed
 
     def _run_from(self, name: str, x: Inputs, z: torch.Tensor) -> torch.Tensor:
         """Prediction for rows `x` if the layer had given `z`."""
@@ -213,27 +209,20 @@ class TorchAdapter(ModelAdapter):
 
         return self._run(_cloned(x), {name: put})
 
-    def _run(
-        self,
-        x: Inputs,
-        after: Hooks,
-        *,
-        before: Hooks | None = None,
-        mode: AbstractContextManager[Any] | None = None,
-    ) -> torch.Tensor:
-        """Forward pass with hooks after and before the named layers: the prediction, (rows,)."""
+    def _run(self, x: Inputs, after: Hooks, trace: "_Trace | None" = None) -> torch.Tensor:
+        """Forward pass with hooks after the named layers, which a trace may follow: the prediction, (rows,)."""
         if os.getpid() != _HOME:  # a fork has none of the threads of its parent's pool, and would wait for them
             torch.set_num_threads(1)
         with ExitStack() as stack:
             stack.enter_context(self._lock)
             stack.enter_context(torch.no_grad())
-            for name, hook in (before or {}).items():
-                stack.callback(self._linear(name).register_forward_pre_hook(hook).remove)
             for name, hook in after.items():
+                module = self._linear(name)
+                if trace is not None:
+                    stack.callback(module.register_forward_pre_hook(partial(trace.enter, name)).remove)
                 # First in line: a user's own hook on the layer belongs to what comes after it.
-                handle = self._linear(name).register_forward_hook(hook, prepend=True, with_kwargs=True)
-                stack.callback(handle.remove)
-            stack.enter_context(mode or nullcontext())
+                stack.callback(module.register_forward_hook(hook, prepend=True, with_kwargs=True).remove)
+            stack.enter_context(trace or nullcontext())
             prediction: torch.Tensor = base.as_column(_select(self._call(x), self._output), row_count(x))
             if not prediction.is_floating_point():
                 raise ValueError(f"the model predicts {prediction.dtype}; a regressor predicts real numbers.")
@@ -515,6 +504,10 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
     def _should_skip_dynamo(cls) -> bool:
         """Spare torch the import of its compiler (seconds), which it needs only to keep out of a mode like this."""
         return False
+
+    def enter(self, layer: str, module: nn.Module, args: Any) -> None:
+        """What is called before a layer runs."""
+        self.inside = layer
 
     def mark(self, tensor: torch.Tensor, label: str) -> None:
         """Say that `tensor`, and all that is computed from it from now on, depends on `label`."""
