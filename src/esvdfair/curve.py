@@ -585,26 +585,26 @@ def summarise(
         "confidence": curve.confidence,
         "decided_by": decided_by(curve, point, target_ks=target_ks, max_mse_increase=max_mse_increase),
         "constant": here.constant(after),
-        "mse_before": old["mse"],
+        **before_and_after(labels, old, new),
         "mse_refit": curve.mse_refit,
-        "mse_after": new["mse"],
-        "ks_before": old["ks"],
-        "ks_after": new["ks"],
         "ks_population": point.ks_population,
         "ks_upper": point.ks_upper,
         "ks_interval": (point.ks_low, point.ks_high),
         "ks_floor": curve.ks_floor,
         "group_sizes": by_group(labels, np.bincount(rows.codes, minlength=len(labels)).tolist()),
-        "group_mse_before": by_group(labels, old["group_mse"]),
-        "group_mse_after": by_group(labels, new["group_mse"]),
-        "mean_gap_before": old["mean_gap"],
-        "mean_gap_after": new["mean_gap"],
-        "variance_gap_before": old["variance_gap"],
-        "variance_gap_after": new["variance_gap"],
         "evaluated_on": sample.judged_on,
         "error_against": sample.error_against,
         "rows": len(rows),
         **_unadjusted(rows, after, len(labels)),
+    }
+
+
+def before_and_after(labels: Sequence[Any], old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Figures of the untouched and of the repaired model, such as ``mse_before``; lists are of the groups."""
+    return {
+        f"{name}_{when}": by_group(labels, figures[name]) if isinstance(figures[name], list) else figures[name]
+        for name in old
+        for when, figures in (("before", old), ("after", new))
     }
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from esvdfair.batches import Data, Rows, make_batches
 from esvdfair.core.checks import Label, by_group
 from esvdfair.core.quadratic import Fit, Head
-from esvdfair.curve import FLAT, choose, judge
+from esvdfair.curve import FLAT, before_and_after, choose, judge
 from esvdfair.distributed import few_threads, together
 from esvdfair.estimator import ESVDFair, check_options, take_model, take_point
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
@@ -35,6 +35,8 @@ _UNKNOWN = (
     "ks_interval", "ks_floor",
 )  # fmt: skip
 """What moments alone do not tell, of the keys of a summary."""
+_TOLD = ("mse", "group_mse", "r2", "group_r2", "mean_gap", "variance_gap")
+"""What they tell of a model."""
 
 
 def repair_from_moments(
@@ -198,7 +200,13 @@ def _known(site: SiteMoments, fit: Fit) -> dict[str, Any]:
         before = replace(before, mse=0.0, group_mse=np.zeros(len(labels)))
         after = replace(after, mse=change[0], group_mse=change[1])
     _note_flat(before.variances, after.variances, labels)
-    summary: dict[str, Any] = dict.fromkeys(_UNKNOWN) | {
+    old, new = (
+        {name: value.tolist() if isinstance(value := getattr(figures, name), np.ndarray) else value for name in _TOLD}
+        for figures in (before, after)
+    )
+    return {
+        **dict.fromkeys(_UNKNOWN),
+        **before_and_after(labels, old, new),
         "method": "parity",
         "decided_by": "no target",
         "constant": bool(after.variances.max() <= FLAT**2 * before.variances.max()),
@@ -208,11 +216,6 @@ def _known(site: SiteMoments, fit: Fit) -> dict[str, Any]:
         "error_against": "labels" if site.labelled else "predictions",
         "rows": site.rows,
     }
-    for name in ("mse", "group_mse", "r2", "group_r2", "mean_gap", "variance_gap"):
-        for when, figures in (("before", before), ("after", after)):
-            value = getattr(figures, name)
-            summary[f"{name}_{when}"] = by_group(labels, value.tolist()) if isinstance(value, np.ndarray) else value
-    return summary
 
 
 def _note_flat(before: Any, after: Any, labels: tuple[Label, ...]) -> None:
