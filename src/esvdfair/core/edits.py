@@ -90,10 +90,8 @@ def edit_mean_paper(
     w, b = _checked(weight, bias, moments)
     _refuse_single_output(w)
     svd = gaps.explain_mean(w, moments, epsilon=epsilon, second_moment_factor=factor)
-    allowed = _budget(float(np.sum(svd.sigma**2)), reduction, budget)
-    solution = solve_mean(svd.sigma, svd.cost, allowed)
-    after = w + svd.change(solution.sigma)  # S_e is invertible, so this is (Σσ'uvᵀ)S_e⁻¹
-    return _account(layer, w, after, b, b, svd, solution, allowed, **_mean_gaps(w, after, moments, epsilon))
+    # S_e is invertible, so that W + Σ(σ'−σ)uvᵀS_e⁻¹ is (Σσ'uvᵀ)S_e⁻¹
+    return _edit(w, moments, svd, 2, reduction, budget, layer=layer, bias=b, epsilon=epsilon)
 
 
 def edit_covariance_paper(
@@ -113,15 +111,7 @@ def edit_covariance_paper(
     """
     w, b = _checked(weight, bias, moments)
     svd = gaps.explain_covariance(w, moments, second_moment_factor=factor)
-    allowed = _budget(_fourth_powers(svd.sigma), reduction, budget)
-    solution = solve_covariance(svd.sigma, svd.cost, allowed)
-    untouched = np.array_equal(solution.sigma, svd.sigma)
-    after = w.copy() if untouched else (svd.u * solution.sigma) @ svd.step
-    edit = _account(layer, w, after, b, b, svd, solution, allowed, **_covariance_gaps(w, after, moments, svd))
-    if untouched or svd.factor.shape[0] == svd.factor.shape[1]:
-        return edit
-    lost = (after - w) @ gaps.scatter_about(moments, centred=False)  # W(I − SS⁺), beside what the σ_i move
-    return replace(edit, output_change=float(np.sum(lost * (after - w))))
+    return _edit(w, moments, svd, 4, reduction, budget, layer=layer, bias=b, drops=True)
 
 
 def edit_paper(
@@ -165,11 +155,7 @@ def edit_mean(
     """
     w, b = _checked(weight, bias, moments)
     svd = gaps.explain_mean_optimal(w, moments, whitening=whitening or _whitening(b, moments))
-    allowed = _budget(float(np.sum(svd.sigma**2)), reduction, budget)
-    solution = solve_mean(svd.sigma, svd.cost, allowed)
-    after = w + svd.change(solution.sigma)
-    moved = _moved(b, w, after, moments)
-    return _account(layer, w, after, b, moved, svd, solution, allowed, **_mean_gaps(w, after, moments))
+    return _edit(w, moments, svd, 2, reduction, budget, layer=layer, bias=b, follows=True)
 
 
 def edit_covariance(
@@ -191,11 +177,7 @@ def edit_covariance(
     """
     w, b = _checked(weight, bias, moments)
     svd = gaps.explain_covariance_optimal(w, moments, whitening=whitening or _whitening(b, moments))
-    allowed = _budget(_fourth_powers(svd.sigma), reduction, budget)
-    solution = solve_covariance(svd.sigma, svd.cost, allowed)
-    after = w + svd.change(solution.sigma)
-    moved = _moved(b, w, after, moments)
-    return _account(layer, w, after, b, moved, svd, solution, allowed, **_covariance_gaps(w, after, moments, svd))
+    return _edit(w, moments, svd, 4, reduction, budget, layer=layer, bias=b, follows=True)
 
 
 def edit_exact(
@@ -240,54 +222,58 @@ def _whitening(bias: Array | None, moments: GroupMoments) -> tuple[Array, Array]
     return gaps.whitener(gaps.scatter_about(moments, centred=bias is not None))
 
 
-def _moved(bias: Array | None, weight: Array, after: Array, moments: GroupMoments) -> Array | None:
-    """``b' = b + (W − W')x̄``: the bias follows the mean output."""
-    return None if bias is None else bias + (weight - after) @ moments.pooled_mean()
-
-
-# --- the account ---------------------------------------------------------------------------------------------------
-
-
-def _account(
-    layer: str,
+def _edit(
     before: Array,
-    after: Array,
-    bias_before: Array | None,
-    bias_after: Array | None,
+    moments: GroupMoments,
     svd: gaps.ExplainableSVD,
-    solution: "Shrinkage",
-    allowed: float,
-    **reached: float,
+    power: int,
+    reduction: float | None,
+    budget: float | None,
+    *,
+    layer: str,
+    bias: Array | None,
+    follows: bool = False,
+    epsilon: float = 0.0,
+    drops: bool = False,
 ) -> LayerEdit:
+    """Shrink σ until ``Σσ'^power`` is within its budget, and the account of it.
+
+    ``follows``: the bias moves to ``b' = b + (W − W')x̄``, so that the mean output stays. ``drops``: the weight is made
+    of the singular directions alone, without what W does outside them.
+    """
+    allowed = _budget(_power_sum(svd.sigma, power), reduction, budget)
+    solution = (solve_mean if power == 2 else solve_covariance)(svd.sigma, svd.cost, allowed)
+    after, output_change = before + svd.change(solution.sigma), svd.output_change(solution.sigma)
+    if drops and not np.array_equal(solution.sigma, svd.sigma):
+        after = (svd.u * solution.sigma) @ svd.step
+        if svd.factor.shape[0] != svd.factor.shape[1]:  # W(I − SS⁺) is lost, beside what the σ_i move
+            lost = (after - before) @ gaps.scatter_about(moments, centred=False)
+            output_change = float(np.sum(lost * (after - before)))
+    measure = gaps.squared_mean_gap if power == 2 else gaps.squared_covariance_gap
+    if power == 2:
+        gap_before, gap_after = measure(before, moments), measure(after, moments)
+        achieved = gap_after + epsilon * float(np.sum(after**2))  # Σσ'² = d_e² + ε tr(W'W'ᵀ)   (Theorem 1)
+    else:
+        achieved, gap_after = gaps.fourth_powers(after @ svd.factor, svd.sign)
+        _, gap_before = gaps.fourth_powers((svd.v * svd.sigma).T, svd.sign)
+        if len(moments.labels) > 2:  # there the factor is of |M| and bounds the gap only
+            gap_before, gap_after = measure(before, moments), measure(after, moments)
     return LayerEdit(
         layer=layer,
         weight_before=before,
         weight_after=after,
-        bias_before=bias_before,
-        bias_after=bias_after,
+        bias_before=bias,
+        bias_after=bias + (before - after) @ moments.pooled_mean() if follows and bias is not None else bias,
         sigma_before=svd.sigma,
         sigma_after=solution.sigma,
         multiplier=solution.multiplier,
         budget=allowed,
+        achieved=achieved,
         converged=solution.converged,
-        output_change=svd.output_change(solution.sigma),
-        **reached,
+        output_change=output_change,
+        gap_before=gap_before,
+        gap_after=gap_after,
     )
-
-
-def _mean_gaps(before: Array, after: Array, moments: GroupMoments, epsilon: float = 0.0) -> dict[str, float]:
-    gap_before, gap_after = (gaps.squared_mean_gap(w, moments) for w in (before, after))
-    achieved = gap_after + epsilon * float(np.sum(after**2))  # Σσ'² = d_e² + ε tr(W'W'ᵀ)   (Theorem 1)
-    return {"achieved": achieved, "gap_before": gap_before, "gap_after": gap_after}
-
-
-def _covariance_gaps(before: Array, after: Array, moments: GroupMoments, svd: gaps.ExplainableSVD) -> dict[str, float]:
-    achieved, gap_after = gaps.fourth_powers(after @ svd.factor, svd.sign)
-    if len(moments.labels) == 2:
-        _, gap_before = gaps.fourth_powers((svd.v * svd.sigma).T, svd.sign)
-    else:
-        gap_before, gap_after = (gaps.squared_covariance_gap(w, moments) for w in (before, after))
-    return {"achieved": achieved, "gap_before": gap_before, "gap_after": gap_after}
 
 
 # --- checks --------------------------------------------------------------------------------------------------------
@@ -308,14 +294,14 @@ def _checked(weight: ArrayLike, bias: ArrayLike | None, moments: GroupMoments) -
     return w, b
 
 
-def _fourth_powers(sigma: Array) -> float:
-    """Σσ⁴, which leaves float64 long before the features do."""
+def _power_sum(sigma: Array, power: int) -> float:
+    """``Σσ^power``, which leaves float64 long before the features do."""
     with np.errstate(over="ignore"):
-        total = float(np.sum(sigma**4))
+        total = float(np.sum(sigma**power))
     if not np.isfinite(total):
         raise ValueError(
-            f"the largest singular value of the covariance gap is {sigma.max():.3g}, and its fourth power leaves "
-            "float64; give the features in another unit."
+            f"the largest singular value of the gap is {sigma.max():.3g}, and its power {power} leaves float64; give "
+            "the features in another unit."
         )
     return total
 
@@ -398,7 +384,7 @@ def shrink_covariance(sigma: Array, cost: Array, multiplier: float) -> Array:
 
 def solve_mean(sigma: ArrayLike, cost: ArrayLike, budget: float) -> Shrinkage:
     """Solve ``min Σk(σ'−σ)²`` subject to ``Σσ'² ≤ budget``."""
-    return _solve(sigma, cost, budget, 2, shrink_mean, _mean_bracket)
+    return _solve(sigma, cost, budget, 2, shrink_mean, lambda s, k, ratio: k * (np.sqrt(ratio) - 1))
 
 
 def solve_covariance(sigma: ArrayLike, cost: ArrayLike, budget: float) -> Shrinkage:
@@ -406,18 +392,9 @@ def solve_covariance(sigma: ArrayLike, cost: ArrayLike, budget: float) -> Shrink
 
     Differs from the paper: the equation for γ in its appendix has σ'² where the constraint has σ'⁴.
     """
-    return _solve(sigma, cost, budget, 4, shrink_covariance, _covariance_bracket)
-
-
-def _mean_bracket(sigma: Array, cost: Array, ratio: float) -> tuple[float, float]:
-    """γ at which every σ shrinks by at most, at least, √ratio."""
-    return cost.min() * (np.sqrt(ratio) - 1), cost.max() * (np.sqrt(ratio) - 1)
-
-
-def _covariance_bracket(sigma: Array, cost: Array, ratio: float) -> tuple[float, float]:
-    """γ at which every σ shrinks by at most, at least, ratio^¼."""
-    alone = (ratio**0.75 - ratio**0.5) * cost / (2 * sigma**2)
-    return alone.min(), alone.max()
+    return _solve(
+        sigma, cost, budget, 4, shrink_covariance, lambda s, k, ratio: (ratio**0.75 - ratio**0.5) * k / (2 * s**2)
+    )
 
 
 def _solve(
@@ -426,8 +403,9 @@ def _solve(
     budget: float,
     power: int,
     shrink: Callable[[Array, Array, float], Array],
-    bracket: Callable[[Array, Array, float], tuple[float, float]],
+    alone: Callable[[Array, Array, float], Array],
 ) -> Shrinkage:
+    """``alone`` gives the γ at which each σ by itself would meet the budget, of which the sum is ``ratio`` times."""
     sigma, cost = np.asarray(sigma, dtype=np.float64), np.asarray(cost, dtype=np.float64)
     if not budget >= 0:
         raise ValueError(f"budget={budget!r}; the sum of powers of singular values cannot be below 0.")
@@ -451,8 +429,8 @@ def _solve(
     def excess(gamma: float) -> float:
         return float(np.log(np.sum(shrink(s, k, gamma) ** power) / budget))
 
-    low, high = bracket(s, k, rest / budget)
-    gamma = log_root(excess, low / 2, 2 * high)  # exact in real arithmetic; the factors absorb rounding
+    ends = alone(s, k, rest / budget)
+    gamma = log_root(excess, ends.min() / 2, 2 * ends.max())  # exact in real arithmetic; the factors absorb rounding
     shrunk = np.zeros_like(sigma)
     shrunk[active] = shrink(s, k, gamma)
     achieved = float(np.sum(shrunk**power))
