@@ -94,7 +94,7 @@ def test_a_doctor_to_paste(invoke, monkeypatch, tmp_path):
     found = json.loads(invoke("doctor", "--json").stdout)
     assert found["onnx"]["onnxruntime"] == version("onnxruntime")
     assert found["data sets"]["law"] == "is not here"
-    monkeypatch.setattr("esvdfair.cli.doctor.version_of", lambda name: None)
+    monkeypatch.setattr("esvdfair.cli.demo.version_of", lambda name: None)
     assert "torch is not installed: pip install 'esvdfair[torch]'" in invoke("doctor").stdout
 
 

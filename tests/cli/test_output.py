@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from esvdfair import ESVDFairWarning
 from esvdfair.cli._shared import notes, option_word, said, table
-from esvdfair.cli.curve import scatter
+from esvdfair.cli.repair import scatter
 from esvdfair.exceptions import Given, InputError
 from esvdfair.text import distinct_names, interval, number, printable, quoted, share, to_json
 

@@ -1,4 +1,4 @@
-"""The command line. One file a command: parse, call one library function, print."""
+"""The command line. A command parses, calls one library function, prints."""
 
 import os
 import sys
@@ -16,8 +16,18 @@ import click
 from esvdfair.cli._shared import Unprinted, said
 from esvdfair.distributed import RankError, all_gather, process_group, rank, started_by_torchrun, together
 
-# Each in a module of its name, which is imported when it is needed and holds a click command of the same name.
-_COMMANDS = ("audit", "explain", "curve", "repair", "moments", "compare", "demo", "reproduce", "doctor")
+# Command -> the module that holds it, which is imported when it is needed.
+_COMMANDS = {
+    "audit": "audit",
+    "explain": "audit",
+    "curve": "repair",
+    "repair": "repair",
+    "moments": "moments",
+    "compare": "compare",
+    "demo": "demo",
+    "reproduce": "reproduce",
+    "doctor": "demo",
+}
 # Commands whose work the ranks of torchrun share; any other runs on the first rank alone.
 _SHARED = (("repair",), ("curve",), ("moments", "collect"))
 
@@ -50,7 +60,7 @@ class Commands(SuggestingGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"esvdfair.cli.{cmd_name}"), cmd_name)
+        command: click.Command = getattr(import_module(f"esvdfair.cli.{_COMMANDS[cmd_name]}"), cmd_name)
         return command
 
     def main(

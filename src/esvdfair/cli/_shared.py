@@ -52,18 +52,17 @@ class Reading:
     def table(
         self, path: Path, *models: "OnnxAdapter", min_groups: int = 2, progress: Progress | None = None
     ) -> TableBatches:
-        """The rows of a file of any size.
+        """The rows of a file of any size; an error lists both sides where one of the models takes other columns."""
 
-        Raises
-        ------
-        ValueError
-            The table cannot be used, or one of the models takes other columns: the error lists both sides.
-        """
-
-        def check_width(inputs: Sequence[str]) -> None:
+        def check_width(names: Sequence[str]) -> None:
+            apart = ", ".join(f"{name} ({role})" for name, role in self.roles.named().items() if name not in names)
             for width in (model.n_features for model in models):
-                if width is not None and width != len(inputs):
-                    raise ValueError(self._other_width(path, inputs, width))
+                if width is not None and width != len(names):
+                    raise ValueError(
+                        f"the model takes {width} columns and {str(path)!r} gives it {len(names)}: "
+                        f"{some_names(names, 30)}. Not given to it: {apart or 'none'}. Name the model's inputs, in its "
+                        "order: --features A,B,C"
+                    )
 
         table = TableBatches(
             path, self.roles, **self.options, min_groups=min_groups, check_inputs=check_width, progress=progress
@@ -82,13 +81,6 @@ class Reading:
     def like(self, rows: TableBatches) -> "Reading":
         """For another table whose inputs are the same columns, by name."""
         return replace(self, roles=replace(self.roles, features=tuple(rows.inputs)))
-
-    def _other_width(self, path: Path, names: Sequence[str], width: int) -> str:
-        apart = ", ".join(f"{name} ({role})" for name, role in self.roles.named().items() if name not in names)
-        return (
-            f"the model takes {width} columns and {str(path)!r} gives it {len(names)}: {some_names(names, 30)}. Not "
-            f"given to it: {apart or 'none'}. Name the model's inputs, in its order: --features A,B,C"
-        )
 
 
 def some_rows(table: TableBatches, most: int, *, seed: int) -> TableRows:
@@ -189,7 +181,86 @@ def _columns(path: Path) -> list[str]:
 # --- options -------------------------------------------------------------------------------------------------------
 
 
-_OF_TABLES = ("drop_missing", "missing_group", "min_group_rows", "other", "sep")
+def complete_columns(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Columns that a word may become, or its last part in a list A,B,C; of the first table among the words before."""
+    before, comma, name = incomplete.rpartition(",")
+    for word in ctx.args:  # an option without its value stops the parser, which leaves all words here
+        if columns := _columns(Path(word)):
+            return [before + comma + column for column in columns if column.startswith(name)]
+    return []
+
+
+_KINDS: dict[str, dict[str, Any]] = {
+    "FILE": {"type": FILE},
+    "COL": {"shell_complete": complete_columns},
+    "A,B,C": {"shell_complete": complete_columns},
+    "N": {"type": click.IntRange(min=1)},
+}
+
+
+def option(names: str, value: str | None, text: str, **more: Any) -> Option:
+    """An option: its names, what stands for its value, which may say what that is, and what it is for."""
+    return click.option(*names.split(), metavar=value, help=text, **(_KINDS.get(value or "", {}) | more))
+
+
+def flag(names: str, text: str) -> Option:
+    """An option that has no value."""
+    return click.option(*names.split(), is_flag=True, help=text)
+
+
+def target_ks_option(
+    text: str = "Largest KS distance between groups to aim at.", *, default: float | None = None
+) -> Option:
+    """The option --target-ks; with a default, a target that is always there."""
+    return option("--target-ks", "KS", text, default=default, show_default=True, type=click.FloatRange(0, 1))
+
+
+def layer_option(text: str) -> Option:
+    """The option --layer: an index when it is a whole number, else a name."""
+
+    def layer(word: str) -> int | str:
+        return int(word) if word.removeprefix("-").isdecimal() else word
+
+    return option("--layer", "LAYER", text, type=layer)
+
+
+json_option = flag("--json as_json", "Print JSON, for machines.")
+force_option = flag("--force", "Replace files that are there.")
+seed_option = option("--seed", "N", "Of all that is drawn.", default=0, show_default=True, type=click.IntRange(min=0))
+validation_option = option("--validation", "FILE", "Rows that the model was not trained on, to choose and to judge.")
+test_option = option(
+    "--test", "FILE", "Rows that neither fit nor choose: what is printed and reported is then about them."
+)
+max_mse_option = option(
+    "--max-mse-increase",
+    "PART",
+    "Instead of --target-ks: the fairest candidate whose error grows by at most this part (0.05: five per cent).",
+    type=click.FloatRange(min=0),
+)
+
+
+def output_option(command: Command) -> Command:
+    """What is to be known of a model: which output is the prediction, and how long a batch may take."""
+
+    def set_limit(_: click.Context, __: click.Parameter, seconds: float | None) -> None:
+        if seconds is not None:
+            os.environ[TIME_LIMIT] = str(seconds)
+
+    patience = option(
+        "--model-timeout",
+        "SECONDS",
+        "How long the model may take for a batch of rows before it is given up, 600 unless said otherwise.",
+        type=click.FloatRange(min=0, min_open=True),
+        callback=set_limit,
+        expose_value=False,
+    )
+    return option("--output", "NAME", "Which output of the model is the prediction, if several.")(patience(command))
+
+
+def model_and_data(command: Command) -> Command:
+    """The arguments MODEL and DATA, and what is to be known of the model."""
+    model = click.argument("model", metavar="MODEL.onnx", type=FILE)
+    return model(click.argument("data", metavar="DATA", type=FILE)(output_option(command)))
 
 
 def _one_mark(_: click.Context, __: click.Parameter, mark: str | None) -> str | None:
@@ -200,158 +271,59 @@ def _one_mark(_: click.Context, __: click.Parameter, mark: str | None) -> str | 
     return mark
 
 
-def complete_columns(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Columns that a word may become, or its last part in a list A,B,C; of the first table among the words before."""
-    before, comma, name = incomplete.rpartition(",")
-    for word in ctx.args:  # an option without its value stops the parser, which leaves all words here
-        if columns := _columns(Path(word)):
-            return [before + comma + column for column in columns if column.startswith(name)]
-    return []
-
-
 def table_options(
     *,
     target: str = "Column with the true value; without it, error means distance to the model's own predictions.",
     sensitive_required: bool = True,
-    controlled: bool = True,
 ) -> Option:
     """Options that say what the columns are; the command gets them as one ``reading``."""
     options = [
-        click.option("--sensitive", multiple=True, required=sensitive_required, metavar="COL",
-                     shell_complete=complete_columns, help="Column with the group of each person; repeat it for "
-                     "several, whose combinations become the groups."),
-        click.option("--target", metavar="COL", shell_complete=complete_columns, help=target),
-        click.option("--features", metavar="A,B,C", shell_complete=complete_columns, help="The model's inputs in its "
-                     "order. Default: all other columns in file order; a sensitive column is an input only when named "
-                     "here."),
-        click.option("--weight", metavar="COL", shell_complete=complete_columns, help="Column that says how much each "
-                     "row counts."),
-        *[click.option("--control", multiple=True, metavar="COL", shell_complete=complete_columns, help="Column that "
-                       "people may rightly differ in (job, region): gaps are adjusted for it. Repeat it for several. "
-                       "It stays an input of the model.")] * controlled,
-        click.option("--drop-missing", is_flag=True, help="Leave out rows with a missing value."),
-        click.option("--missing-group", is_flag=True, help="People without a value of a sensitive "
-                     "column become a group of their own."),
-        click.option("--min-group-rows", metavar="N", default=1, type=click.IntRange(min=1), help="Leave out groups "
-                     "with fewer rows; a note names them."),
-        click.option("--other", is_flag=True, help="Join these groups to one, `other`, instead."),
-        click.option("--sep", metavar="MARK", callback=_one_mark, help="What separates the fields of CSV; `tab` for "
-                     "tabs.  [default: the header tells]"),
+        option("--sensitive", "COL", "Column with the group of each person; repeat it for several, whose combinations "
+               "become the groups.", multiple=True, required=sensitive_required),
+        option("--target", "COL", target),
+        option("--features", "A,B,C", "The model's inputs in its order. Default: all other columns in file order; a "
+               "sensitive column is an input only when named here."),
+        option("--weight", "COL", "Column that says how much each row counts."),
+        option("--control", "COL", "Column that people may rightly differ in (job, region): gaps are adjusted for it. "
+               "Repeat it for several. It stays an input of the model.", multiple=True),
+        flag("--drop-missing", "Leave out rows with a missing value."),
+        flag("--missing-group", "People without a value of a sensitive column become a group of their own."),
+        option("--min-group-rows", "N", "Leave out groups with fewer rows; a note names them.", default=1),
+        flag("--other", "Join these groups to one, `other`, instead."),
+        option("--sep", "MARK", "What separates the fields of CSV; `tab` for tabs.  [default: the header tells]",
+               callback=_one_mark),
     ]  # fmt: skip
 
     def decorate(command: Command) -> Command:
         @wraps(command)
-        def collected(
-            *args: Any,
-            sensitive: tuple[str, ...],
-            target: str | None,
-            features: str | None,
-            weight: str | None,
-            **rest: Any,
-        ) -> Any:
+        def collected(*args: Any, sensitive: tuple[str, ...], features: str | None, **rest: Any) -> Any:
             names = None if features is None else tuple(name.strip() for name in features.split(","))
-            roles = Roles(sensitive, target, rest.get("predictions"), names, weight, rest.pop("control", ()))
-            kept = {name: rest.pop(name) for name in _OF_TABLES}
-            return command(*args, reading=Reading(roles, kept), **rest)
+            target, weight, control = (rest.pop(name) for name in ("target", "weight", "control"))
+            roles = Roles(sensitive, target, rest.get("predictions"), names, weight, control)
+            kept = ("drop_missing", "missing_group", "min_group_rows", "other", "sep")
+            return command(*args, reading=Reading(roles, {name: rest.pop(name) for name in kept}), **rest)
 
         return _with(options, collected)
 
     return decorate
 
 
-def _set_time_limit(ctx: click.Context, param: click.Parameter, seconds: float | None) -> None:
-    if seconds is not None:
-        os.environ[TIME_LIMIT] = str(seconds)
-
-
-def output_option(command: Command) -> Command:
-    """What is to be known of a model: which output is the prediction, and how long a batch may take."""
-    which = click.option("--output", metavar="NAME", help="Which output of the model is the prediction, if several.")
-    patience = click.option(
-        "--model-timeout",
-        metavar="SECONDS",
-        type=click.FloatRange(min=0, min_open=True),
-        callback=_set_time_limit,
-        expose_value=False,
-        help="How long the model may take for a batch of rows before it is given up, 600 unless said otherwise.",
-    )
-    return which(patience(command))
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")
-seed_option = click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(min=0), metavar="N", help="Of all that is drawn."
-)
-validation_option = click.option(
-    "--validation", metavar="FILE", type=FILE, help="Rows that the model was not trained on, to choose and to judge."
-)
-test_option = click.option(
-    "--test",
-    metavar="FILE",
-    type=FILE,
-    help="Rows that neither fit nor choose: what is printed and reported is then about them.",
-)
-max_mse_option = click.option(
-    "--max-mse-increase",
-    metavar="PART",
-    type=click.FloatRange(min=0),
-    help="Instead of --target-ks: the fairest candidate whose error grows by at most this part (0.05: five per cent).",
-)
-force_option = click.option("--force", is_flag=True, help="Replace files that are there.")
-quick_option = click.option("--quick", is_flag=True, help="Try few candidates instead of many: for a first look.")
-
-
-def target_ks_option(
-    text: str = "Largest KS distance between groups to aim at.", *, default: float | None = None
-) -> Option:
-    """The option --target-ks; with a default, a target that is always there."""
-    return click.option(
-        "--target-ks", default=default, show_default=True, type=click.FloatRange(0, 1), metavar="KS", help=text
-    )
-
-
-def layer_option(text: str) -> Option:
-    """The option --layer: an index when it is a whole number, else a name."""
-    return click.option("--layer", metavar="LAYER", type=_layer_of, help=text)
-
-
-def _layer_of(text: str) -> int | str:
-    return int(text) if text.removeprefix("-").isdecimal() else text
-
-
-def model_and_data(command: Command) -> Command:
-    """The arguments MODEL and DATA, and which output of the model is meant."""
-    model = click.argument("model", metavar="MODEL.onnx", type=FILE)
-    return _with([model, click.argument("data", metavar="DATA", type=FILE), output_option], command)
-
-
 def repair_options(*, one_method: bool = True, target_ks: float | None = None) -> Option:
     """What a repair aims at and how; the command gets them as ``options`` of ESVDFair, and which rows judge it."""
-    method = click.option(
-        "--method",
-        type=click.Choice(["transport", "parity", "exact", "paper"]),
-        default="transport",
-        show_default=True,
-        help="transport: whole distributions, last layer. parity: means and variances, last layer. exact: a hidden "
-        "layer, then the last. paper: the paper's Algorithm 2.",
-    )
-    layer = layer_option("Layer that exact and paper edit: index or name.  [default: -2]")
-    confidence = click.option(
-        "--confidence",
-        metavar="PART",
-        type=click.FloatRange(0, 1, min_open=True, max_open=True),
-        help="Take only what is certified to keep --target-ks; 0.9: wrongly in at most one of ten samples.",
-    )
-    certificate = click.option(
-        "--certificate",
-        type=click.Choice(["normal", "hoeffding"]),
-        default="normal",
-        show_default=True,
-        help="The bound behind it; hoeffding holds at every sample size and needs about three times as many rows.",
-    )
-
-    aim: list[Option] = [target_ks_option(default=target_ks), confidence, certificate]
-    which: list[Option] = [method, layer] if one_method else []
+    aim = [
+        target_ks_option(default=target_ks),
+        option("--confidence", "PART", "Take only what is certified to keep --target-ks; 0.9: wrongly in at most one "
+               "of ten samples.", type=click.FloatRange(0, 1, min_open=True, max_open=True)),
+        option("--certificate", None, "The bound behind it; hoeffding holds at every sample size and needs about three "
+               "times as many rows.", type=click.Choice(["normal", "hoeffding"]), default="normal", show_default=True),
+    ]  # fmt: skip
+    which = [
+        option("--method", None, "transport: whole distributions, last layer. parity: means and variances, last layer. "
+               "exact: a hidden layer, then the last. paper: the paper's Algorithm 2.",
+               type=click.Choice(["transport", "parity", "exact", "paper"]), default="transport", show_default=True),
+        layer_option("Layer that exact and paper edit: index or name.  [default: -2]"),
+    ]  # fmt: skip
+    quick = flag("--quick", "Try few candidates instead of many: for a first look.")
 
     def decorate(command: Command) -> Command:
         @wraps(command)
@@ -363,14 +335,14 @@ def repair_options(*, one_method: bool = True, target_ks: float | None = None) -
             options |= {"random_state": seed, "effort": Effort.quick() if quick else None}
             return command(*args, options=options, **rest)
 
-        return _with([*aim, *which, validation_option, quick_option, seed_option], collected)
+        return _with([*aim, *which * one_method, validation_option, quick, seed_option], collected)
 
     return decorate
 
 
 def _with(options: Sequence[Option], command: Command) -> Command:
-    for option in reversed(options):
-        command = option(command)
+    for each in reversed(options):
+        command = each(command)
     return command
 
 

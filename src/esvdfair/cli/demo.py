@@ -1,7 +1,11 @@
-"""`esvdfair demo`: train a small network on wages, repair it, print before and after."""
+"""Commands that need no file. `esvdfair demo`: a small network, repaired. `esvdfair doctor`: what is installed here."""
 
+import os
+import platform
+import re
 import warnings
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +13,7 @@ import click
 
 from esvdfair.cli import _shared as cli
 from esvdfair.exceptions import ESVDFairWarning
+from esvdfair.files import version_of
 from esvdfair.text import interval, number, share, verdict
 
 if TYPE_CHECKING:
@@ -36,15 +41,8 @@ class People:
 
 @click.command()
 @cli.target_ks_option(default=0.1)
-@click.option(
-    "--report",
-    default="demo-report.html",
-    show_default=True,
-    metavar="FILE",
-    type=cli.FILE,
-    help="Where the report goes.",
-)
-@click.option("--plot", metavar="FILE", type=cli.FILE, help="Also draw before and after: .png, .svg or .pdf.")
+@cli.option("--report", "FILE", "Where the report goes.", default="demo-report.html", show_default=True)
+@cli.option("--plot", "FILE", "Also draw before and after: .png, .svg or .pdf.")
 @cli.force_option
 @cli.seed_option
 @cli.json_option
@@ -176,3 +174,85 @@ def _draw(path: Path, predictions: list[Any], sex: "pd.DataFrame") -> None:
         ax.set_xlabel("predicted log hourly wage")
         ax.locator_params(nbins=5)
     cli.save_figure(figure, path, replace=True)
+
+
+# --- doctor --------------------------------------------------------------------------------------------------------
+
+FOR_USERS = ("torch", "onnx", "plots", "data", "peers")
+"""Extras that a user may want; the others are for developers."""
+VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@click.command()
+@cli.json_option
+def doctor(as_json: bool) -> None:
+    """Print versions, threads, extras and where data is looked for.
+
+    Nothing is sent anywhere; paste it into an issue. The home folder is written as ~.
+
+    \b
+    Example:
+      esvdfair doctor
+    """
+    found: dict[str, Any] = {
+        "esvdfair": version_of("esvdfair") or "not installed, run from its source",
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        **_packages(),
+        "threads": _threads(),
+        "data sets": _data(),
+    }
+    if as_json:
+        cli.print_json(found)
+        return
+    for name, value in found.items():
+        lines = [f"{key} {item}" for key, item in value.items()] if isinstance(value, dict) else [value]
+        click.echo(f"{name:10}" + f"\n{'':10}".join(lines))
+
+
+def _packages() -> dict[str, dict[str, str]]:
+    """Versions of what is needed always, then of what each extra needs."""
+    try:
+        needed = requires("esvdfair") or []
+    except PackageNotFoundError:
+        needed = []
+    found: dict[str, dict[str, str]] = {name: {} for name in ("needs", *FOR_USERS)}
+    for line in needed:
+        package = re.match(r"[\w.-]+", line)
+        extra = re.search(r"extra == ['\"]([\w-]+)", line)
+        name = extra[1] if extra else "needs"
+        if package and name in found:
+            missing = "is not installed" + (f": pip install 'esvdfair[{name}]'" if extra else "")
+            found[name][package[0]] = version_of(package[0]) or missing
+    return found
+
+
+def _threads() -> dict[str, Any]:
+    from threadpoolctl import threadpool_info
+
+    pools = {f"{pool['internal_api']} {pool['version']}": f"uses {pool['num_threads']}" for pool in threadpool_info()}
+    given = {name: f"is {os.environ[name]}" for name in VARIABLES if name in os.environ}
+    return (
+        {"cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()} | pools | given
+    )
+
+
+def _data() -> dict[str, str]:
+    """Which of the public data sets are here, and where they are looked for; no connection is opened."""
+    from esvdfair.datasets import COMPAS, LAW, VARIABLE, cache_folder, locate
+
+    folder = os.environ.get(VARIABLE)
+    found = {VARIABLE: _short(folder) if folder else "is not set"}
+    try:
+        found["cache"] = _short(cache_folder())
+    except ImportError as error:
+        found["cache"] = str(error)
+    for name, file in (("law", LAW), ("compas", COMPAS)):
+        try:
+            found[name] = _short(locate(file, download_if_missing=False))
+        except (OSError, ValueError, ImportError) as error:
+            found[name] = "is not here" if isinstance(error, FileNotFoundError | ImportError) else _short(str(error))
+    return found
+
+
+def _short(path: str | Path) -> str:
+    return str(path).replace(str(Path.home()), "~")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MIN_ROWS = 10  # esvdfair.federated.MIN_ROWS, without importing it for --help
 
-out_option = click.option("-o", "--out", metavar="FILE", required=True, type=cli.FILE, help="Where the moments go.")
+out_option = cli.option("-o --out", "FILE", "Where the moments go.", required=True)
 
 
 @click.group(cls=SuggestingGroup, invoke_without_command=True)
@@ -42,42 +42,29 @@ def moments(ctx: click.Context) -> None:
 @moments.command()
 @cli.model_and_data
 @cli.table_options(target="Column with the true value; all sites name it, or none does.")
-@click.option(
+@cli.option(
     "--min-rows",
+    "N",
+    "Fewest rows of a group, of a unit of the last layer in which it is active, and for each unit.",
     default=MIN_ROWS,
     show_default=True,
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Fewest rows of a group, of a unit of the last layer in which it is active, and for each unit.",
 )
-@click.option(
-    "--unsafe",
-    is_flag=True,
-    help="Tell of all units and all rows. Who holds the file can then read single people's rows from it.",
-)
-@click.option("--epsilon", type=float, metavar="E", help="Noise: differentially private for one person more or less.")
-@click.option("--delta", type=float, default=1e-6, show_default=True, metavar="D", help="With --epsilon.")
-@click.option(
-    "--public",
-    metavar="FILE",
-    type=cli.FILE,
-    help="With --epsilon: a table of rows that need no protection.",
-)
-@click.option(
+@cli.flag("--unsafe", "Tell of all units and all rows. Who holds the file can then read single people's rows from it.")
+@cli.option("--epsilon", "E", "Noise: differentially private for one person more or less.", type=float)
+@cli.option("--delta", "D", "With --epsilon.", type=float, default=1e-6, show_default=True)
+@cli.option("--public", "FILE", "With --epsilon: a table of rows that need no protection.")
+@cli.option(
     "--mask-with",
-    metavar="KEY",
+    "KEY",
+    "Secure aggregation: a private key of `esvdfair moments keygen`, which serves once and is deleted.",
     type=cli.FILE,
-    help="Secure aggregation: a private key of `esvdfair moments keygen`, which serves once and is deleted.",
 )
-@click.option(
-    "--peer", "peers", metavar="FILE", multiple=True, type=cli.FILE, help="Public key of another site; one each."
-)
-@click.option(
-    "--group",
-    "groups",
-    metavar="VALUE",
+@cli.option("--peer peers", "FILE", "Public key of another site; one each.", multiple=True)
+@cli.option(
+    "--group groups",
+    "VALUE",
+    "With --mask-with: each group that any site has, the same at all sites. By default those of DATA.",
     multiple=True,
-    help="With --mask-with: each group that any site has, the same at all sites. By default those of DATA.",
 )
 @out_option
 @cli.force_option
@@ -152,9 +139,7 @@ def _group(text: str, site: "SiteMoments") -> "Label":
 
 
 @moments.command()
-@click.option(
-    "-o", "--out", metavar="KEY", required=True, type=cli.FILE, help="Private key; the public one is KEY.pub."
-)
+@cli.option("-o --out", "KEY", "Private key; the public one is KEY.pub.", required=True, type=cli.FILE)
 @cli.json_option
 def keygen(out: Path, as_json: bool) -> None:
     """Make a key for one collection under masks; its public half goes to all other sites.

@@ -10,49 +10,35 @@ from pathlib import Path
 import click
 from tqdm import tqdm
 
+from esvdfair.cli import _shared as cli
 from esvdfair.experiments.config import EXPERIMENTS, OF_THE_PAPER, PARTS, Experiment, Part, Preparation
 from esvdfair.experiments.report import join, write_report
 from esvdfair.experiments.runs import Folder, parse_seeds, plan, run
 from esvdfair.experiments.tables import Table, draw
 
+FOLDER = click.Path(file_okay=False, path_type=Path)
 WHAT = [*EXPERIMENTS, "figures", "all", "report"]
 Runs = list[tuple[Experiment, Preparation]]
 
 
 @click.command()
 @click.argument("what", type=click.Choice(WHAT))
-@click.option("--seeds", default="33-82", show_default=True, metavar="SEEDS", help="Splits to run: a range or a list.")
-@click.option(
-    "--jobs",
-    default=1,
-    show_default=True,
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Processes of one thread each.",
+@cli.option("--seeds", "SEEDS", "Splits to run: a range or a list.", default="33-82", show_default=True)
+@cli.option("--jobs", "N", "Processes of one thread each.", default=1, show_default=True)
+@cli.option(
+    "--out", "DIR", "Where rows, tables and figures go.", default="reproduction", show_default=True, type=FOLDER
 )
-@click.option(
-    "--out",
-    default="reproduction",
-    show_default=True,
-    metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Where rows, tables and figures go.",
-)
-@click.option("--preparation", type=click.Choice(["paper", "clean"]), help="How the data is prepared; see below.")
-@click.option(
-    "--epochs", type=click.IntRange(min=1), metavar="N", help="Fewer epochs of training, for a quick look only."
-)
-@click.option("--peers", is_flag=True, help="Run other libraries too; needs the extra `peers`.")
-@click.option(
-    "--part", "parts", type=click.Choice(PARTS), multiple=True, help="Make only these rows now; again for more."
-)
-@click.option(
+@cli.option("--preparation", None, "How the data is prepared; see below.", type=click.Choice(["paper", "clean"]))
+@cli.option("--epochs", "N", "Fewer epochs of training, for a quick look only.")
+@cli.flag("--peers", "Run other libraries too; needs the extra `peers`.")
+@cli.option("--part parts", None, "Make only these rows now; again for more.", type=click.Choice(PARTS), multiple=True)
+@cli.option(
     "--onto",
-    metavar="DIR",
+    "DIR",
+    "For `report`: put the rows into the tables of this folder first, and report on them.",
     type=click.Path(file_okay=False, exists=True, path_type=Path),
-    help="For `report`: put the rows into the tables of this folder first, and report on them.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the tables as JSON.")
+@cli.flag("--json as_json", "Print the tables as JSON.")
 def reproduce(
     what: str,
     seeds: str,
