@@ -21,6 +21,8 @@ from esvdfair.exceptions import Given, InputError, refused
 
 Scalar: TypeAlias = str | int | bool
 Label: TypeAlias = Scalar | tuple[Scalar, ...]
+Encoded: TypeAlias = tuple[tuple[Label, ...], NDArray[np.intp]]
+"""Sorted distinct labels of groups and, for every row, the position of its label."""
 
 MISSING = "missing"
 """Label of the group of people whose attribute is missing, with ``missing="group"``."""
@@ -303,9 +305,7 @@ def unscaled(value: float, exponent: int, name: str) -> float:
 # --- groups --------------------------------------------------------------------------------------------------------
 
 
-def check_groups(
-    sensitive_features: Any, rows: int | None, missing: str = "error", *, of: str = "X"
-) -> tuple[tuple[Label, ...], NDArray[np.intp]]:
+def check_groups(sensitive_features: Any, rows: int | None, missing: str = "error", *, of: str = "X") -> Encoded:
     """Labels and codes of the groups; missing values are an error or, with ``missing="group"``, a group.
 
     Many distinct whole numbers are refused: they look like a measurement.
@@ -324,9 +324,7 @@ def check_groups(
     return labels, codes
 
 
-def check_strata(
-    control_features: Any, rows: int | None, missing: str = "error", *, of: str = "X"
-) -> tuple[tuple[Label, ...], NDArray[np.intp]]:
+def check_strata(control_features: Any, rows: int | None, missing: str = "error", *, of: str = "X") -> Encoded:
     """As `check_groups`, of what gaps are adjusted for."""
     try:
         return check_groups(control_features, rows, missing, of=of)
@@ -334,7 +332,7 @@ def check_strata(
         raise error.about("control_features", instead_of="sensitive_features") from None
 
 
-def encode_groups(groups: Any, *, missing: str = "error") -> tuple[tuple[Label, ...], NDArray[np.intp]]:
+def encode_groups(groups: Any, *, missing: str = "error") -> Encoded:
     """Sorted distinct labels and, for every row, the position of its label.
 
     Groups are strings, integers or booleans, of shape (rows,) or (rows, attributes), or columns by name; a float column
@@ -419,7 +417,7 @@ def _object_column(values: Sequence[Any]) -> NDArray[Any]:
     return np.fromiter(values, dtype=object, count=len(values))
 
 
-def _encode_column(column: Any, missing: str) -> tuple[tuple[Label, ...], NDArray[np.intp]]:
+def _encode_column(column: Any, missing: str) -> Encoded:
     column = _readable(column)
     try:
         codes, uniques = pd.factorize(column, use_na_sentinel=True)
@@ -563,9 +561,7 @@ def sort_key(label: Label) -> tuple[str, Any]:
     return (type(label).__name__, label)
 
 
-def _intersect(
-    encoded: list[tuple[tuple[Label, ...], NDArray[np.intp]]],
-) -> tuple[tuple[Label, ...], NDArray[np.intp]]:
+def _intersect(encoded: list[Encoded]) -> Encoded:
     """Only the combinations that occur become groups."""
     shape = tuple(len(labels) for labels, _ in encoded)
     flat = np.ravel_multi_index([codes for _, codes in encoded], shape)
