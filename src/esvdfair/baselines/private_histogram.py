@@ -181,15 +181,11 @@ def monotone_plan(p: Floats, q: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class CheapestPlans:
-    """Result of the linear program for G groups and k bins.
+    """Result of the linear program for G groups and k bins."""
 
-    ``plans`` (G, k, k): joint mass of (bin before, bin after); ``targets`` (G, k): distribution after; ``cost``:
-    mean squared change, averaged over groups with their shares.
-    """
-
-    plans: Floats
-    targets: Floats
-    cost: float
+    plans: Floats  # (G, k, k) joint mass of (bin before, bin after)
+    targets: Floats  # (G, k) distribution after
+    cost: float  # mean squared change, averaged over groups with their shares
 
 
 def cheapest_plans(histogram: Floats, *, proportions: Floats, points: Floats, alpha: float) -> CheapestPlans:

@@ -43,42 +43,26 @@ class Training:
 
 @dataclass(frozen=True)
 class Retraining:
-    """How all layers are trained on the error plus λ·W₂² between the groups, instead of a repair.
+    """How all layers are trained on the error plus λ·W₂² between the groups, instead of a repair."""
 
-    Attributes
-    ----------
-    penalty : the first λ
-    stages : how many λ are tried, each but the first for ``more_epochs``
-    ramp : epochs over which λ rises from 0 when the network starts from scratch
-    """
-
-    penalty: float = 4.0
-    stages: int = 3
-    more_epochs: int = 4
-    ramp: int = 8
+    penalty: float = 4.0  # the first λ
+    stages: int = 3  # how many λ are tried
+    more_epochs: int = 4  # of each but the first
+    ramp: int = 8  # epochs over which λ rises from 0 when the network starts from scratch
     batch_size: int = 256
     learning_rate: float = 1e-3
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What tells one row of a table from another.
+    """What tells one row of a table from another."""
 
-    Attributes
-    ----------
-    method : "untouched", "barycenter", "private_histogram", "paper", "transport", …
-    fitted_on : "scores" or "targets" for baselines, whose distributions they estimate; "" for the others
-    group : what the method sees of the group at prediction: "none", "predicted" or "true"
-    level : the KS distance that was asked for (`parity`, `transport`, retrained networks, the optimum), else None
-    mean_reduction, covariance_reduction : c̃_e and c̃_v that were asked for (`paper`), else None
-    """
-
-    method: str
-    fitted_on: str = ""
-    group: str = "none"
-    level: float | None = None
-    mean_reduction: float | None = None
-    covariance_reduction: float | None = None
+    method: str  # "untouched", "barycenter", "private_histogram", "paper", "transport", …
+    fitted_on: str = ""  # "scores" or "targets", whose distributions baselines estimate
+    group: str = "none"  # what the method sees of the group at prediction: or "predicted", "true"
+    level: float | None = None  # the KS distance asked for (`parity`, `transport`, retrained networks, the optimum)
+    mean_reduction: float | None = None  # c̃_e asked for (`paper`)
+    covariance_reduction: float | None = None  # c̃_v
 
     @classmethod
     def reduced(cls, method: str, mean: float, covariance: float) -> "Variant":
@@ -88,55 +72,38 @@ class Variant:
 
 @dataclass(frozen=True)
 class Printed:
-    """A printed result: mean and standard deviation over 50 splits.
-
-    ``mse_within`` and ``ks_within`` say how far a mean of ours may be: the printed standard deviation, or, where none
-    is printed, what the reading of a plot allows.
-    """
+    """A printed result: mean and standard deviation over 50 splits."""
 
     variant: Variant
     mse: float
     ks: float
-    mse_within: float
+    mse_within: float  # how far a mean of ours may be: the printed deviation, or what the reading of a plot allows
     ks_within: float
     source: str
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table of the paper.
+    """A table of the paper."""
 
-    Attributes
-    ----------
-    name : what the command line calls it
-    dataset : "law", "compas" or "wages"
-    evaluated_on : "test" (15 %), or "heldout" (validation and test rows, 30 %)
-    parts : the rows it has, in their order; an ablation has only those of the paper, along ``reductions``
-    reductions : pairs (c̃_e, c̃_v)
-    group_classifier : what predicts the group for baselines that need it: logistic regression, or the network
-        itself with a head for each group
-    target_ks : of `parity`, `transport` and the retrained networks
-    transport_levels : KS distances at which `transport` is compared with methods that reach another one; 1 is no bound
-    optimum_levels : the points of the plug-in optimum's curve, from which the excess over it is interpolated
-    effort : how hard `parity`, `transport` and the estimates behind the optimum try
-    shown_range : range of predictions in the figures of densities
-    printed : the paper's numbers, for ``preparation="paper"``
-    """
-
-    name: str
+    name: str  # what the command line calls it
     dataset: Literal["law", "compas", "wages"]
-    evaluated_on: Literal["test", "heldout"] = "test"
+    evaluated_on: Literal["test", "heldout"] = "test"  # 15 %, or validation and test rows, 30 %
+    # The rows it has, in their order; an ablation has only those of the paper, along its reductions (c̃_e, c̃_v).
     parts: tuple[Part, ...] = ("references", "paper", "repaired", "retrained")
     reductions: tuple[tuple[float, float], ...] = (PAPER_REDUCTIONS,)
+    # What predicts the group for baselines that need it; "network" is the network with a head for each group.
     group_classifier: Literal["logistic", "network"] = "logistic"
-    target_ks: float = 0.10
+    target_ks: float = 0.10  # of `parity`, `transport` and the retrained networks
+    # Where `transport` is compared with methods that reach another KS (1 is no bound), and where the optimum's curve is
+    # known, from which the excess over it is interpolated.
     transport_levels: tuple[float, ...] = (0.10, 0.12, 0.15, 0.20, 0.25, 0.30, 1.0)
     optimum_levels: tuple[float, ...] = (0.0, 0.025, 0.05, 0.075, 0.10, 0.15, 0.20, 0.30)
     effort: Effort = field(default_factory=Effort)
     training: Training = field(default_factory=Training)
     retraining: Retraining = field(default_factory=Retraining)
-    shown_range: tuple[float, float] = (0.0, 1.0)
-    printed: tuple[Printed, ...] = ()
+    shown_range: tuple[float, float] = (0.0, 1.0)  # of predictions, in the figures of densities
+    printed: tuple[Printed, ...] = ()  # the paper's numbers, for preparation "paper"
 
     @property
     def is_comparison(self) -> bool:

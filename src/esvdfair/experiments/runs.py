@@ -51,26 +51,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """What one method reached on one seed. No timings: equal runs give equal rows.
-
-    Attributes
-    ----------
-    experiment, preparation, seed, evaluated_on : where
-    method, fitted_on, group, level, mean_reduction, covariance_reduction : what, as in :class:`Variant`
-    mse, ks : on the rows of ``evaluated_on``
-    ks_floor : what two samples of one distribution would show at these group sizes
-    mean_gap, variance_gap : largest differences of the groups' means and variances
-    met : whether ``level`` was met on the validation rows
-    mean_reached, covariance_reached : by how much Σσ² and Σσ⁴ really fell
-    regret : (mse − the plug-in optimum's at the same KS) / (mse of the best constant − mse of the untouched network)
-    densities : by group, how many predictions fall in each bin of ``Experiment.shown_range``; outer bins hold the rest
-    """
+    """What one method reached on one seed. No timings: equal runs give equal rows."""
 
     experiment: str
     preparation: str
     seed: int
     evaluated_on: str
-    method: str
+    method: str  # what was run, as in Variant
     fitted_on: str
     group: str
     level: float | None
@@ -78,13 +65,14 @@ class Row:
     covariance_reduction: float | None
     mse: float
     ks: float
-    ks_floor: float
-    mean_gap: float
+    ks_floor: float  # what two samples of one distribution would show at these group sizes
+    mean_gap: float  # largest differences of the groups' means and variances
     variance_gap: float
-    met: bool | None = None
-    mean_reached: float | None = None
-    covariance_reached: float | None = None
-    regret: float | None = None
+    met: bool | None = None  # whether `level` was met on the validation rows
+    mean_reached: float | None = None  # by how much Σσ² really fell
+    covariance_reached: float | None = None  # and Σσ⁴
+    regret: float | None = None  # excess over the plug-in optimum (interpolated_regret)
+    # By group, how many predictions fall in each bin of Experiment.shown_range; outer bins hold the rest.
     densities: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property

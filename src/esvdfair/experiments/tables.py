@@ -65,20 +65,16 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Line:
-    """One method over all seeds.
-
-    ``regret`` and ``met`` (share of seeds whose target was met on validation rows) are None where a method has none.
-    ``agrees`` says whether both means are as close to the printed ones as ``Printed`` allows.
-    """
+    """One method over all seeds."""
 
     variant: Variant
     seeds: int
     mse: Statistic
     ks: Statistic
-    regret: Statistic | None
-    met: float | None
+    regret: Statistic | None  # None where a method has none
+    met: float | None  # share of seeds whose target was met on validation rows
     printed: Printed | None
-    agrees: bool | None
+    agrees: bool | None  # whether both means are as close to the printed ones as Printed allows
 
     @classmethod
     def of(cls, variant: Variant, rows: Sequence[Row], printed: Printed | None) -> "Line":

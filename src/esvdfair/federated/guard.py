@@ -342,19 +342,12 @@ class Frame:
     their range of labels. With z the coordinates along the axes, divided by the spread, rows are seen as
     ``x = (1, z/R, y')/√3``, clipped to ``‖z‖ ≤ R`` and ``|y'| ≤ 1`` (without labels (1, z/R)/√2): nobody's x is longer
     than 1.
-
-    Attributes
-    ----------
-    centre : (p,) c
-    axes : (K, p) orthonormal, the first along the weights of the layer
-    reach : (K,) R times the spread along each axis: z/R are the coordinates of h − c divided by it
-    middle, half : of the range of labels; None without labels
     """
 
-    centre: Array
-    axes: Array
-    reach: Array
-    middle: float | None
+    centre: Array  # (p,) c
+    axes: Array  # (K, p) orthonormal, the first along the weights of the layer
+    reach: Array  # (K,) R times the spread along each axis: z/R are the coordinates of h − c divided by it
+    middle: float | None  # of the range of labels; None without labels
     half: float
 
     @classmethod
