@@ -129,7 +129,16 @@ class OnnxAdapter(ModelAdapter):
 
     @cached_property
     def _batch(self) -> int | None:
-        return _batch_size(self._inputs)
+        """Number of rows that the model takes at once, if it was exported for one number alone."""
+        sizes = {item.shape[0] for item in self._inputs if item.shape} - {None}
+        if len(sizes) > 1:
+            raise ValueError(f"the inputs of the model take different numbers of rows: {', '.join(map(str, sizes))}.")
+        rows = sizes.pop() if sizes else None
+        if rows is not None and rows > _MOST_ROWS:
+            raise ValueError(
+                f"the model was exported for {rows:,} rows at a time; export it for fewer, or for any number."
+            )
+        return rows
 
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession:
@@ -150,13 +159,30 @@ class OnnxAdapter(ModelAdapter):
         """Tensors inside the model, and the prediction, for all rows of `x`."""
         feeds = _make_feeds(x, self._inputs)
         inside = [self._output, *(set(tensors) - feeds.keys() - {self._output})]
-        values = dict(zip(inside, _run(self._open_session, feeds, inside, self._batch), strict=True))
+        values = dict(zip(inside, self._run(self._open_session, feeds, inside), strict=True))
         return feeds | values, self._prediction(values[self._output], row_count(x))
 
     def _predict(self, x: Any) -> NDArray[Any]:
         feeds = _make_feeds(x, self._inputs)
-        (value,) = _run(self._session, feeds, [self._output], self._batch)
+        (value,) = self._run(self._session, feeds, [self._output])
         return self._prediction(value, len(next(iter(feeds.values()))))
+
+    def _run(self, session: onnxruntime.InferenceSession, feeds: Feeds, outputs: Sequence[str]) -> list[NDArray[Any]]:
+        """Outputs for all rows, in one call, or in several where the model takes one number of rows alone.
+
+        The last call is then filled up with copies of the last row, whose results are dropped.
+        """
+        batch, rows = self._batch, len(next(iter(feeds.values())))
+        if batch is None or batch == rows:
+            return _call(session, feeds, outputs)
+        if rows == 0:
+            raise ValueError(f"got a batch of no rows; the model was exported for {batch} at a time.")
+        parts = []
+        for start in range(0, rows, batch):
+            index = np.minimum(np.arange(start, start + batch), rows - 1)
+            values = _call(session, {name: value[index] for name, value in feeds.items()}, outputs)
+            parts.append([_cut(value, min(batch, rows - start), batch) for value in values])
+        return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
     def _prediction(self, value: NDArray[Any], rows: int) -> NDArray[Any]:
         """(rows,) of what the model gives."""
@@ -180,7 +206,7 @@ class OnnxAdapter(ModelAdapter):
                 index = np.arange(len(values)) % row_count(rows)
                 feeds = {name: value[index] for name, value in _make_feeds(rows, self._inputs).items()}
                 feeds[last.output] = np.ascontiguousarray(finished)
-                (finished,) = _run(self._tail_session, feeds, [self._output], self._batch)
+                (finished,) = self._run(self._tail_session, feeds, [self._output])
             return values, self._prediction(finished, len(values))
 
         operations, joined = self._graph.path(last.output)
@@ -278,26 +304,6 @@ def _start_session(
         raise ValueError(f"onnxruntime cannot load the model: {onnx_graph.first_line(error)}") from error
 
 
-def _run(
-    session: onnxruntime.InferenceSession, feeds: Feeds, outputs: Sequence[str], batch: int | None
-) -> list[NDArray[Any]]:
-    """Outputs for all rows, in one call, or in calls of `batch` rows where the model takes no other number.
-
-    The last call is filled up with copies of the last row, whose results are dropped.
-    """
-    rows = len(next(iter(feeds.values())))
-    if batch is None or batch == rows:
-        return _call(session, feeds, outputs)
-    if rows == 0:
-        raise ValueError(f"got a batch of no rows; the model was exported for {batch} at a time.")
-    parts = []
-    for start in range(0, rows, batch):
-        index = np.minimum(np.arange(start, start + batch), rows - 1)
-        values = _call(session, {name: value[index] for name, value in feeds.items()}, outputs)
-        parts.append([_cut(value, min(batch, rows - start), batch) for value in values])
-    return [np.concatenate(part) for part in zip(*parts, strict=True)]
-
-
 def _call(session: onnxruntime.InferenceSession, feeds: Feeds, outputs: Sequence[str]) -> list[NDArray[Any]]:
     limit = float(os.environ.get(base.TIME_LIMIT) or 600)
     options = onnxruntime.RunOptions()
@@ -381,17 +387,6 @@ def _model_inputs(model: onnx.ModelProto) -> tuple[ModelInput, ...]:
                 f"shape is {item.shape}). Export the model with one input, or with inputs of fixed widths."
             )
     return tuple(inputs)
-
-
-def _batch_size(inputs: Sequence[ModelInput]) -> int | None:
-    """Number of rows that the model takes at once, if it was exported for one number alone."""
-    sizes = {item.shape[0] for item in inputs if item.shape} - {None}
-    if len(sizes) > 1:
-        raise ValueError(f"the inputs of the model take different numbers of rows: {', '.join(map(str, sizes))}.")
-    rows = sizes.pop() if sizes else None
-    if rows is not None and rows > _MOST_ROWS:
-        raise ValueError(f"the model was exported for {rows:,} rows at a time; export it for fewer, or for any number.")
-    return rows
 
 
 def _make_feeds(x: Any, inputs: Sequence[ModelInput]) -> Feeds:
