@@ -200,22 +200,28 @@ def run_target(dataset: str, repeats: int, threads: int, training: Training = PA
 
     runs = {"bound": bound} | {method: fit(method) for method in TARGETED}
     times = interleaved(runs, repeats)
+    one = interleaved(runs, repeats, time.perf_counter)
     with all_threads():
-        free = interleaved(runs, repeats, time.process_time)
-    table: list[Sequence[object]] = [("", "s", "over the bound", "s with default threads")]
-    table += [(name, f"{t:.2f}", f"{t / times['bound']:.1f}", f"{free[name]:.2f}") for name, t in times.items()]
+        free = interleaved(runs, repeats, time.perf_counter)
+        spun = interleaved(runs, repeats, time.process_time)
+    clocks = ("by the clock, s", "with default threads, s", "processor seconds of these")
+    table: list[Sequence[object]] = [("", "s", "over the bound", *clocks)]
+    table += [
+        (name, f"{t:.2f}", f"{t / times['bound']:.1f}", *(f"{clock[name]:.2f}" for clock in (one, free, spun)))
+        for name, t in times.items()
+    ]
     return Section(
         "A target on real rows",
         "`ESVDFair(network, method=…, target_ks=0.1).fit(…, validation=…)` with the paper's network on "
         f"{dataset}, seed 1, {len(x):,} rows that fit. The bound is one forward pass over all rows, a float64 XᵀX of "
-        f"the rows that fit and two symmetric eigenproblems. Fewest seconds of {repeats} rounds. With "
-        "default threads, as many as there are cores, they are those of all threads, so that a pool which spins shows.",
+        f"the rows that fit and two symmetric eigenproblems. Fewest seconds of {repeats} rounds. Default "
+        "threads are as many as there are cores; their processor seconds show whether a pool spins.",
         [table],
         [
             Goal(f"{name} over the bound, {dataset}", times[name] / times["bound"], goal)
             for name, goal in TARGETED.items()
         ]
-        + [Goal(f"{name}, default threads over one", free[name] / times[name], 1.1) for name in TARGETED],
+        + [Goal(f"{name}, default threads over one, by the clock", free[name] / one[name], 1.1) for name in TARGETED],
     )
 
 
