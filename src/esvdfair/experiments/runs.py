@@ -213,13 +213,23 @@ def _parse(path: Path, protocol: dict[str, Any]) -> list[Row]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not a saved seed ({error!r}); delete it to have it made again.") from error
     if saved != protocol:
-        names = [name for name in {**saved, **protocol} if saved.get(name) != protocol.get(name)]
-        changed = ", ".join(f"{name}: {saved.get(name)} there, {protocol.get(name)} here" for name in names)
+        there, here = _settings(saved), _settings(protocol)
+        names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+        changed = ", ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in names)
         raise ValueError(
             f"{path} was made by another protocol ({changed}); rows of two protocols must not be averaged. "
             "Choose another --out, or delete the folder."
         )
     return rows
+
+
+def _settings(protocol: dict[str, Any]) -> dict[str, Any]:
+    """Settings by name; those of a record, such as ``training``, are ``training.epochs``, …"""
+    found: dict[str, Any] = {}
+    for name, value in protocol.items():
+        inner = value if isinstance(value, dict) else {}
+        found |= {f"{name}.{key}": item for key, item in inner.items()} if inner else {name: value}
+    return found
 
 
 def to_csv(rows: Iterable[Row]) -> str:
