@@ -440,6 +440,8 @@ _PARTS = frozenset({  # a curve can be put together of them
     "softmax",
 })  # fmt: skip
 
+_MIN_POINTS = 8  # different outputs of the last layer, to tell which head follows it
+
 
 def name_operations(operations: Iterable[str]) -> tuple[str, Sequence[str]]:
     """Operations as an error names them, and the kinds of head that they can make.
@@ -553,9 +555,6 @@ def find_head(
                 )
             return close[0]
     raise ValueError(_unsupported(operation))
-
-
-_MIN_POINTS = 8
 
 
 def _unsupported(operation: str) -> str:
