@@ -119,7 +119,7 @@ def test_baselines_adjust_for_controls(files, invoke, tmp_path, monkeypatch):
     before, barycenter = found["scores"]
     assert before["ks"] > 2.5 * found["ks_floor"]
     assert barycenter["ks"] < 2 * found["ks_floor"]  # both the rows that fit it and those that judge it are samples
-    monkeypatch.setattr(compare, "_learned", compare._beside)
+    monkeypatch.setattr(compare, "_learned", lambda rows: rows.beside)
     _, raw = json.loads(invoke(*words, "--control", "job", "--test", tmp_path / "test.csv").stdout)["scores"]
     assert barycenter["ks"] < 0.7 * raw["ks"]
 

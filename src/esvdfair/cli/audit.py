@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -173,16 +173,16 @@ def explain(
         rows = cli.some_rows(whole, cli.EXPLAINED_ROWS, seed=seed)
         judges = None if judging is None else cli.some_rows(judging, cli.EXPLAINED_ROWS, seed=seed)
         work.step("scanning layers")
-        beside: dict[str, Any] = {"sensitive_features": rows.groups, "sample_weight": rows.weight}
         apart = None if judges is None else judges.parts
-        compared = beside | {"control_features": rows.control, "output": output}
-        scan = scan_layers(str(model), rows.X, rows.y, validation=apart, random_state=seed, **compared)
+        scan = scan_layers(
+            str(model), rows.X, rows.y, validation=apart, output=output, random_state=seed, **rows.compared
+        )
         work.step("finding directions")
-        directions = explain_directions(str(model), rows.X, layer=which, top=top, **compared)
+        directions = explain_directions(str(model), rows.X, layer=which, top=top, output=output, **rows.compared)
         people = None
         if repaired is not None:
             before, after = (m.predict(rows.X) for m in models)
-            people = explain_people(before, after, top=top, **beside)
+            people = explain_people(before, after, top=top, **rows.beside)
             # rows of the file, of which some may have been left out
             places = rows.X.index
             people = replace(people, movers=tuple(replace(m, row=int(places[m.row])) for m in people.movers))

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -121,7 +122,7 @@ def compare(
         for method in chosen:
             work.step(method.name)
             scores.append(run_method(case, method))
-    floor = ks_floor(random_state=seed, **_compared(case.judge))
+    floor = ks_floor(random_state=seed, **case.judge.compared)
     if as_json:
         cli.print_json({
             "model": model, "data": data, "validation": validation, "test": test, "target_ks": target_ks,
@@ -158,42 +159,29 @@ def _table(scores: list[Score]) -> str:
 def methods() -> list[Method]:
     """Everything that is compared, in the order of the table."""
     from esvdfair.baselines import PrivateHistogram, UnawareOptimum, WassersteinBarycenter, WithPredictedGroups
-    from esvdfair.estimator import METHODS, ESVDFair
+    from esvdfair.estimator import METHODS
 
-    def repaired(method: str) -> Callable[[Case], Array]:
-        def run(case: Case) -> Array:
-            validation = None if case.validation is None else (case.validation, None, None)
-            fair = ESVDFair(case.model, method=method, **case.options).fit(case.data, validation=validation)
-            return fair.predict(case.judge.X)
+    def barycenter(case: Case) -> Any:
+        return WassersteinBarycenter(random_state=case.options["random_state"])
 
-        return run
+    def histogram(case: Case) -> Any:
+        return PrivateHistogram(alpha=case.options["target_ks"], random_state=case.options["random_state"])
 
-    def aware(make: Callable[[Case], Any]) -> Callable[[Case], Array]:
-        def run(case: Case) -> Array:
-            fitted = make(case).fit(case.adapter.predict(case.fit.X), case.fit.y, **_learned(case.fit))
-            return np.asarray(fitted.predict(case.adapter.predict(case.judge.X), sensitive_features=case.judge.groups))
-
-        return run
-
-    def unaware(make: Callable[[Case], Any]) -> Callable[[Case], Array]:
+    def predicted(make: Callable[[Case], Any]) -> Callable[[Case], Array]:
         return lambda case: _from_features(case, WithPredictedGroups(baseline=make(case)))
-
-    lines = [Method("the model as it is", "nothing", True, lambda case: case.adapter.predict(case.judge.X))]
-    lines += [Method(name, "nothing", True, repaired(name)) for name in reversed(METHODS)]
-    for name, make in (
-        ("barycenter", lambda case: WassersteinBarycenter(random_state=case.options["random_state"])),
-        (
-            "private histogram",
-            lambda case: PrivateHistogram(alpha=case.options["target_ks"], random_state=case.options["random_state"]),
-        ),
-    ):
-        lines.append(Method(name, "the group", False, aware(make)))
-        lines.append(Method(f"{name}, group predicted", "nothing", False, unaware(make)))
 
     def optimum(case: Case) -> Array:
         return _from_features(case, UnawareOptimum(alpha=case.options["target_ks"]))
 
-    return [*lines, Method("unaware optimum", "nothing", False, optimum)]
+    return [
+        Method("the model as it is", "nothing", True, lambda case: case.adapter.predict(case.judge.X)),
+        *[Method(name, "nothing", True, partial(_repaired, name)) for name in reversed(METHODS)],
+        Method("barycenter", "the group", False, lambda case: _from_groups(case, barycenter(case))),
+        Method("barycenter, group predicted", "nothing", False, predicted(barycenter)),
+        Method("private histogram", "the group", False, lambda case: _from_groups(case, histogram(case))),
+        Method("private histogram, group predicted", "nothing", False, predicted(histogram)),
+        Method("unaware optimum", "nothing", False, optimum),
+    ]
 
 
 def run_method(case: Case, method: Method) -> Score:
@@ -213,44 +201,48 @@ def run_method(case: Case, method: Method) -> Score:
     return replace(
         score,
         mse=float(np.average((prediction - truth) ** 2, weights=judge.weight)),
-        ks=ks_distance(prediction, **_compared(judge)),
-        ks_interval=ks_distance_ci(prediction, random_state=case.options["random_state"], **_compared(judge)),
-        group_mse=group_mse(truth, prediction, **_beside(judge)),
+        ks=ks_distance(prediction, **judge.compared),
+        ks_interval=ks_distance_ci(prediction, random_state=case.options["random_state"], **judge.compared),
+        group_mse=group_mse(truth, prediction, **judge.beside),
         seconds=seconds,
     )
-
-
-def _beside(rows: "TableRows") -> dict[str, Any]:
-    """What goes with rows."""
-    return {"sensitive_features": rows.groups, "sample_weight": rows.weight}
-
-
-def _compared(rows: "TableRows") -> dict[str, Any]:
-    """What goes with rows where groups are compared: the controls too."""
-    return {**_beside(rows), "control_features": rows.control}
 
 
 def _learned(rows: "TableRows") -> dict[str, Any]:
     """What baselines are given beside scores: weights that give every group the same mix of the controls."""
     if rows.control is None:
-        return _beside(rows)
+        return rows.beside
     from esvdfair.core.checks import check_groups, check_strata
     from esvdfair.core.ks import adjusted_weights
 
     (labels, codes), (_, strata) = check_groups(rows.groups, len(rows)), check_strata(rows.control, len(rows))
     weight = None if rows.weight is None else np.asarray(rows.weight, dtype=np.float64)
-    return _beside(rows) | {"sample_weight": adjusted_weights(codes, len(labels), strata, weight)}
+    return rows.beside | {"sample_weight": adjusted_weights(codes, len(labels), strata, weight)}
+
+
+def _repaired(method: str, case: Case) -> Array:
+    """What `esvdfair repair` does."""
+    from esvdfair.estimator import ESVDFair
+
+    fair = ESVDFair(case.model, method=method, **case.options)
+    return fair.fit(case.data, validation=case.validation).predict(case.judge.X)
+
+
+def _from_groups(case: Case, baseline: Any) -> Array:
+    """Fit and predict with scores and groups."""
+    baseline.fit(case.adapter.predict(case.fit.X), case.fit.y, **_learned(case.fit))
+    scores = case.adapter.predict(case.judge.X)
+    return np.asarray(baseline.predict(scores, sensitive_features=case.judge.groups))
 
 
 def _from_features(case: Case, baseline: Any) -> Array:
     """Fit and predict with what the last layer sees: numbers of like size, whatever the inputs are."""
-    (train, scores), (test, unseen) = (_last_inputs(case.adapter, rows.X) for rows in (case.fit, case.judge))
+    name = case.adapter.layers(case.fit.X.iloc[:1])[-1].name
+
+    def seen(x: Any) -> tuple[Array, Array]:
+        parts = [case.adapter.capture(x.iloc[i : i + 8192], [name]) for i in range(0, len(x), 8192)]
+        return np.concatenate([np.asarray(p[0][name]) for p in parts]), np.concatenate([p[1] for p in parts])
+
+    (train, scores), (test, unseen) = seen(case.fit.X), seen(case.judge.X)
     baseline.fit(scores, case.fit.y, X=train, **_learned(case.fit))
     return np.asarray(baseline.predict(unseen, X=test))
-
-
-def _last_inputs(adapter: "ModelAdapter", x: Any) -> tuple[Array, Array]:
-    """Inputs of the last linear layer, and the predictions."""
-    name = adapter.layers(x.iloc[:1])[-1].name
-    parts = [adapter.capture(x.iloc[i : i + 8192], [name]) for i in range(0, len(x), 8192)]
-    return np.concatenate([np.asarray(p[0][name]) for p in parts]), np.concatenate([p[1] for p in parts])

@@ -4,7 +4,6 @@ import os
 import platform
 import re
 import warnings
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from esvdfair.audit import Audit
-    from esvdfair.estimator import ESVDFair
 
 NAMES = ("As trained", "Repaired")
 SHARES = (0.4, 0.5)  # of all rows not to train on, and of those not to choose on either
@@ -28,15 +26,6 @@ AIM = 0.75
 """Part of the target that the repair aims at. A model that just meets its target misses it on half of all new samples;
 on some 1,350 people a KS distance of 0.1 has a standard deviation of about a quarter of that.
 """
-
-
-@dataclass(frozen=True)
-class People:
-    """Rows of the wages table."""
-
-    X: "pd.DataFrame"
-    y: "pd.Series[float]"
-    sex: "pd.DataFrame"
 
 
 @click.command()
@@ -62,7 +51,12 @@ def demo(
       esvdfair demo
       esvdfair demo --target-ks 0.05 --plot demo.svg
     """
+    from sklearn.neural_network import MLPRegressor
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     from esvdfair.audit import audit_predictions
+    from esvdfair.estimator import ESVDFair
     from esvdfair.report import write_report
 
     if plot is not None:
@@ -71,30 +65,34 @@ def demo(
     cli.check_free(written, force=force, inputs=[])
     with cli.at_work(3) as work:
         work.step("training a network")
-        train, validation, test = _people(seed)
-        model = _train(train, seed)
+        (X, y, sex), validation, test = _people(seed)
+        X_test, y_test, sex_test = test
+        network = MLPRegressor(hidden_layer_sizes=(64, 64), early_stopping=True, random_state=seed)
+        model = make_pipeline(StandardScaler(), network).fit(X, y)
         work.step("repairing it")
-        fair = _repair(model, train, validation, target_ks, seed)
+        fair = ESVDFair(model, target_ks=AIM * target_ks, random_state=seed)
+        fair.fit(X, y, sensitive_features=sex, validation=validation)
+        fair.set_params(target_ks=target_ks)  # which is what new people are judged by
         work.step("judging both")
-        unseen = fair.assess(test.X, test.y, sensitive_features=test.sex)
-        predictions = [m.predict(test.X) for m in (model, fair)]
-        before, after = (audit_predictions(found, test.sex, test.y, seed=seed) for found in predictions)
+        unseen = fair.assess(X_test, y_test, sensitive_features=sex_test)
+        predictions = [m.predict(X_test) for m in (model, fair)]
+        before, after = (audit_predictions(found, sex_test, y_test, seed=seed) for found in predictions)
         if plot is not None:
-            _draw(plot, predictions, test.sex)
+            _draw(plot, predictions, sex_test)
         write_report(
-            report, fair, train.X, train.y, sensitive_features=train.sex, test=(test.X, test.y, test.sex),
+            report, fair, X, y, sensitive_features=sex, test=test,
             model="a network of two hidden layers of 64", data="wages of `twoyear` (Kane and Rouse 1995)",
             summary=unseen, predicts="hourly wage", unit="logarithms of dollars", command=ctx.obj,
         )  # fmt: skip
     with cli.after_writing(written):
         if as_json:
             cli.print_json({
-                "target_ks": target_ks, "met": unseen["met"], "rows": len(test.y), "report": report,
+                "target_ks": target_ks, "met": unseen["met"], "rows": len(y_test), "report": report,
                 "before": before.to_dict(), "after": after.to_dict(), "summary": fair.summary_, "tested": unseen,
             })  # fmt: skip
         else:
             click.echo(
-                f"Log hourly wages of {len(test.y):,} people whom neither training nor repair has seen, predicted"
+                f"Log hourly wages of {len(y_test):,} people whom neither training nor repair has seen, predicted"
             )
             click.echo("by a network that does not know their sex\n")
             click.echo(_table(before, after) + "\n")
@@ -108,8 +106,8 @@ def demo(
     return 1 if unseen["met"] is False else 0
 
 
-def _people(seed: int) -> tuple[People, People, People]:
-    """People to train on, to choose on, and to judge on."""
+def _people(seed: int) -> list[tuple[Any, ...]]:
+    """People to train on, to choose on, and to judge on: inputs, wages and sex of each."""
     from sklearn.model_selection import train_test_split
 
     from esvdfair.datasets import load_wages, make_wages
@@ -122,28 +120,7 @@ def _people(seed: int) -> tuple[People, People, People]:
     sex = wages.sensitive_features
     train, rest = train_test_split(wages.X.index, test_size=SHARES[0], random_state=seed, stratify=sex)
     validation, test = train_test_split(rest, test_size=SHARES[1], random_state=seed, stratify=sex[rest])
-    first, second, third = (
-        People(wages.X.loc[part], wages.y[part], sex[part].to_frame()) for part in (train, validation, test)
-    )
-    return first, second, third
-
-
-def _train(people: People, seed: int) -> Any:
-    from sklearn.neural_network import MLPRegressor
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    network = MLPRegressor(hidden_layer_sizes=(64, 64), early_stopping=True, random_state=seed)
-    return make_pipeline(StandardScaler(), network).fit(people.X, people.y)
-
-
-def _repair(model: Any, people: People, validation: People, target_ks: float, seed: int) -> "ESVDFair":
-    from esvdfair.estimator import ESVDFair
-
-    fair = ESVDFair(model, target_ks=AIM * target_ks, random_state=seed)
-    fair.fit(people.X, people.y, sensitive_features=people.sex, validation=(validation.X, validation.y, validation.sex))
-    fair.set_params(target_ks=target_ks)  # which is what new people are judged by
-    return fair
+    return [(wages.X.loc[part], wages.y[part], sex[part].to_frame()) for part in (train, validation, test)]
 
 
 def _table(before: "Audit", after: "Audit") -> str:

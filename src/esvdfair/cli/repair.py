@@ -10,7 +10,6 @@ import click
 
 from esvdfair.cli import _shared as cli
 from esvdfair.files import sha256_of, versions, whole_files
-from esvdfair.tables import Roles
 from esvdfair.text import before_and_after, interval, number, share, to_json, verdict
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 ONE_FILE = 256 * 2**20
 """Bytes up to which a repaired model is one file, also where the model before kept its weights beside itself."""
 FORMAT = "esvdfair-record-1"
+EDIT = ("layer", "multiplier", "budget", "achieved", "converged", "output_change", "gap_before", "gap_after")
 UNKNOWN_KS = (
     "KS distance: unknown. Moments tell means and variances, not whole distributions; --validation FILE gives rows to "
     "measure it on."
@@ -79,6 +79,9 @@ def repair(
       esvdfair repair model.onnx people.csv --sensitive sex --target income --target-ks 0.1 -o fair.onnx
       esvdfair repair model.onnx --moments all.moments --method parity -o fair.onnx
     """
+    from esvdfair.estimator import ESVDFair
+    from esvdfair.federated import SiteMoments, repair_from_moments
+
     options["max_mse_increase"] = max_mse_increase
     _check_words(data, moments, reading, options, validation, report)
     record_path = out.with_name(out.name + ".json")
@@ -89,17 +92,21 @@ def repair(
     cli.check_free([*written, beside], force=force, inputs=read)
     with cli.at_work(3) as work:
         work.step("reading")
-        site = None if moments is None else _load_moments(moments)
-        if site is None:
-            assert data is not None
-            rows, judging = reading.tables(data, validation, adapter, progress=work.read)
-            alike = reading.like(rows)
-        else:
-            alike = _columns_of(site, reading)
-            rows, judging = None, None if validation is None else alike.table(validation, adapter, progress=work.read)
-        apart = None if test is None else alike.table(test, adapter, progress=work.read)
+        rows, site = None, None
+        if data is not None:
+            rows = reading.table(data, adapter, progress=work.read)
+            reading = reading.like(rows)
+        elif moments is not None:
+            site = SiteMoments.load(moments)
+            reading = _like(site, reading)
+        judging, apart = (
+            None if path is None else reading.table(path, adapter, progress=work.read) for path in (validation, test)
+        )
         work.step("repairing")
-        fair = _repair(str(model), rows if site is None else site, judging, options)
+        if site is None:
+            fair = ESVDFair(str(model), **options).fit(rows, validation=judging)
+        else:
+            fair = repair_from_moments(str(model), site, validation=judging, **options)
         summary = fair.summary_ if apart is None else fair.assess(apart)
         cli.only_first_rank()
         work.step("writing")
@@ -131,7 +138,7 @@ def _check_words(
     validation: Path | None,
     report: Path | None,
 ) -> None:
-    """Refuse what is not enough to work on, and what moments cannot do."""
+    """Refuse what is not enough to work on, and what moments cannot do, which then leaves the options."""
     if moments is None:
         if data is None:
             raise click.UsageError("Missing argument 'DATA': a table of rows, or give --moments FILE.")
@@ -143,12 +150,12 @@ def _check_words(
             f"got both {str(data)!r} and --moments; the rows of a table would be counted beside the moments, perhaps "
             "twice. Give one of them, and rows to choose and judge on as --validation FILE."
         )
-    if options["method"] != "parity":
+    if (method := options.pop("method")) != "parity":
         raise click.UsageError(
-            f"--method {options['method']} needs rows: transport compares whole distributions, exact and paper run the "
+            f"--method {method} needs rows: transport compares whole distributions, exact and paper run the "
             "rows through an edited layer. From moments alone, --method parity equalises means and variances."
         )
-    if options["layer"] is not None:
+    if options.pop("layer") is not None:
         raise click.UsageError("--layer belongs to --method exact and paper, which --moments cannot serve.")
     if options.pop("max_mse_increase") is not None:
         raise click.UsageError("--max-mse-increase needs the rows of a table; with --moments give --target-ks.")
@@ -156,34 +163,12 @@ def _check_words(
         raise click.UsageError("--report needs --validation FILE: it shows predictions for rows.")
 
 
-def _load_moments(path: Path) -> "SiteMoments":
-    from esvdfair.federated import SiteMoments
-
-    return SiteMoments.load(path)
-
-
-def _columns_of(site: "SiteMoments", reading: cli.Reading) -> cli.Reading:
-    """How validation rows are read: columns that were not named are those of the moments."""
+def _like(site: "SiteMoments", reading: cli.Reading) -> cli.Reading:
+    """How tables are read beside moments: columns that were not named are those of the moments."""
     roles = reading.roles
     sensitive, features = roles.sensitive or site.sensitive or (), roles.features or site.features
     control = roles.control or site.control or ()
     return replace(reading, roles=replace(roles, sensitive=sensitive, features=features, control=control))
-
-
-def _repair(
-    model: str, given: "TableBatches | SiteMoments | None", judging: "TableBatches | None", options: Mapping[str, Any]
-) -> "ESVDFair":
-    from esvdfair.estimator import ESVDFair
-    from esvdfair.tables import TableBatches
-
-    validation = None if judging is None else (judging, None, None)
-    if isinstance(given, TableBatches):
-        return ESVDFair(model, **options).fit(given, validation=validation)
-    from esvdfair.federated import repair_from_moments
-
-    assert given is not None
-    options = {name: value for name, value in options.items() if name not in ("method", "layer")}
-    return repair_from_moments(model, given, validation=validation, **options)
 
 
 # --- what is written -----------------------------------------------------------------------------------------------
@@ -206,15 +191,6 @@ class Done:
     @property
     def model(self) -> Path:
         return Path(self.fair.model_)
-
-    @property
-    def roles(self) -> Roles:
-        """Of the columns, all inputs named if they have names."""
-        table = self.rows or self.judging
-        if table is not None:
-            return replace(table.roles, features=tuple(table.inputs))
-        assert self.site is not None
-        return Roles(self.site.sensitive or (), self.site.target, features=self.site.features)
 
 
 def _save_model(done: Done, place: Path) -> tuple[dict[str, str], dict[str, str]]:
@@ -239,13 +215,13 @@ def _record(done: Done, out: Path, before: Mapping[str, str], after: Mapping[str
         "command": None if done.command is None else ["esvdfair", *done.command],
         "versions": versions(),
         "parameters": {name: value for name, value in fair.get_params(deep=False).items() if name != "model"},
-        "data": None if done.rows is None else _described(done.rows),
-        "validation": None if done.judging is None else _described(done.judging),
-        "test": None if done.test is None else _described(done.test),
+        "data": _described(done.rows),
+        "validation": _described(done.judging),
+        "test": _described(done.test),
         "reached": fair.summary_,
         "tested": None if done.test is None else done.summary,
         "point": fair.point_,
-        "edits": [_edit(edit) for edit in fair.edits_],
+        "edits": [{name: getattr(edit, name) for name in EDIT} for edit in fair.edits_],
     }
     if done.site is not None and done.moments is not None:
         from esvdfair.cli.moments import described
@@ -273,7 +249,7 @@ def _write_report(done: Done, place: Path, name: str) -> None:
     tested = None if done.test is None else cli.some_rows(done.test, cli.EXPLAINED_ROWS, seed=fair.random_state).counted
     names += [] if done.test is None else [done.test.path.name]
     write_report(
-        place, fair, *some.counted[:2], sensitive_features=some.groups, sample_weight=some.weight,
+        place, fair, *some.counted[:2], **some.beside,
         judged=None if judged is None else judged.counted, test=tested, summary=done.summary,
         model=f"{done.model.name}, repaired as {name}", data=", judged on ".join(names), unit=done.unit,
         command=done.command,
@@ -283,36 +259,37 @@ def _write_report(done: Done, place: Path, name: str) -> None:
 def _card(done: Done, name: str, hashes: Mapping[str, str]) -> str:
     from esvdfair.report import model_card
 
-    data, roles = {}, done.roles
-    if done.site is not None:
-        data["Fitted on"] = f"moments of {done.site.rows:,} rows at {len(done.site.sites)} site(s)"
+    data, table, site = {}, done.rows or done.judging, done.site
+    roles: Any = site if table is None else replace(table.roles, features=tuple(table.inputs))
+    if site is not None:
+        data["Fitted on"] = f"moments of {site.rows:,} rows at {len(site.sites)} site(s)"
     chose = "Chosen on" if done.test else "Chosen and judged on"
     for what, table in (("Fitted on", done.rows), (chose, done.judging), ("Judged on", done.test)):
         if table is not None:
             data[what] = f"{table.path.name}, {table.scan.rows:,} rows, SHA-256 {table.scan.sha256}"
     return model_card(
         done.fair, name=name, base=done.model.name, data=data, unit=done.unit, hashes=hashes, predicts=roles.target,
-        inputs=roles.features, summary=done.summary, attribute=", ".join(roles.sensitive) or "the sensitive attribute",
+        inputs=roles.features, summary=done.summary,
+        attribute=", ".join(roles.sensitive or ["the sensitive attribute"]),
     )  # fmt: skip
 
 
-def _described(table: "TableBatches") -> dict[str, Any]:
-    return {
-        "path": str(table.path),
-        "sha256": table.scan.sha256,
-        "rows": table.scan.rows,
-        "dropped": table.scan.dropped,
-        "small_groups": table.scan.small,
-        "features": table.inputs,
-        "target": table.roles.target,
-        "sensitive": list(table.roles.sensitive),
-        "weight": table.roles.weight,
-    }
-
-
-def _edit(edit: Any) -> dict[str, Any]:
-    names = ("layer", "multiplier", "budget", "achieved", "converged", "output_change", "gap_before", "gap_after")
-    return {name: getattr(edit, name) for name in names}
+def _described(table: "TableBatches | None") -> dict[str, Any] | None:
+    return (
+        None
+        if table is None
+        else {
+            "path": str(table.path),
+            "sha256": table.scan.sha256,
+            "rows": table.scan.rows,
+            "dropped": table.scan.dropped,
+            "small_groups": table.scan.small,
+            "features": table.inputs,
+            "target": table.roles.target,
+            "sensitive": list(table.roles.sensitive),
+            "weight": table.roles.weight,
+        }
+    )
 
 
 # --- what is printed -----------------------------------------------------------------------------------------------
@@ -376,8 +353,7 @@ def curve(
         work.step("reading")
         rows, judging = reading.tables(data, validation, adapter, progress=work.read)
         work.step("refitting")
-        judges = None if judging is None else (judging, None, None)
-        found = fit_curve(str(model), rows, validation=judges, **options)
+        found = fit_curve(str(model), rows, validation=judging, **options)
         cli.only_first_rank()
         if plot:
             _draw(found, target_ks, plot, replace=force)

@@ -43,7 +43,7 @@ def repair_from_moments(
     model: Any,
     moments: SiteMoments | MomentsFile,
     *,
-    validation: tuple[Any, ...] | None = None,
+    validation: Any = None,
     target_ks: float | None = None,
     confidence: float | None = None,
     certificate: str = "normal",
@@ -59,7 +59,7 @@ def repair_from_moments(
     ----------
     model : the model that the moments were collected with; never changed
     moments : SiteMoments, or the path of a file that holds them
-    validation : (X, y, sensitive_features) or a fourth item with weights, optional
+    validation : (X, y, sensitive_features[, sample_weight[, control_features]]) or what yields such batches, optional
         Local rows on which candidates are judged and one is chosen, as by ``ESVDFair(method="parity")``. Without them
         group means and variances become equal over the rows of the moments, with the ridge ``RIDGE``, and no more can
         be said of the result than moments tell: ``summary_["ks_after"]`` and ``point_`` are None, and there is no
@@ -119,7 +119,7 @@ def repair_from_moments(
 # --- the refit -----------------------------------------------------------------------------------------------------
 
 
-def _repair_judged(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments, validation: tuple[Any, ...]) -> None:
+def _repair_judged(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments, validation: Any) -> None:
     """All parity candidates of the moments, judged on validation rows."""
     reading: dict[str, Any] = {"missing": fair.missing, "batch_size": fair.batch_size, "classes": adapter.classes}
     batches = make_batches(Data.of(validation), name="validation", **reading)

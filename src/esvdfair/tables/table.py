@@ -464,6 +464,16 @@ class TableRows:
         return self.X, self.y, self.groups, self.weight, self.control
 
     @property
+    def beside(self) -> dict[str, Any]:
+        """Groups and weights, as whatever takes predictions takes them."""
+        return {"sensitive_features": self.groups, "sample_weight": self.weight}
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """The same and the strata, where groups are compared."""
+        return {**self.beside, "control_features": self.control}
+
+    @property
     def counted(self) -> tuple[Any, ...]:
         """The same with rows counted from 1, as people count those of a file."""
         return self.X.set_axis(self.X.index + 1), *self.parts[1:]
