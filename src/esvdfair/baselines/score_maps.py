@@ -8,15 +8,8 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from esvdfair.core.checks import (
-    Label,
-    check_column,
-    check_rows,
-    check_weight,
-    encode_groups,
-    make_generator,
-    unit_scale,
-)
+from esvdfair.core import checks
+from esvdfair.core.checks import Label, check_column, check_rows, encode_groups
 from esvdfair.exceptions import Given, InputError
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -118,7 +111,7 @@ def known_groups(
         raise ValueError(f"{found} among {len(codes)} rows; at least two are needed.")
     if sample_weight is None:
         return labels, codes, np.ones(rows)
-    weight = check_weight(sample_weight, rows, of=of)
+    weight = checks.check_weight(sample_weight, rows, of=of)
     weight = weight / weight.max()  # shares are all that counts, and sums of them cannot overflow
     mass = np.bincount(codes, weights=weight, minlength=len(labels))
     if mass.min() <= 0:
@@ -248,8 +241,8 @@ class WassersteinBarycenter(ScoreMap):
             raise ValueError(f"jitter is {self.jitter!r}; expected 0 or a small positive number such as 1e-9.")
 
     def _learn(self, rows: FitRows) -> None:
-        rng = make_generator(self.random_state, FIT)
-        unit = unit_scale(rows.values)
+        rng = checks.make_generator(self.random_state, FIT)
+        unit = checks.unit_scale(rows.values)
         self.noise_scale_ = self.jitter * float(np.ldexp(np.ldexp(rows.values, -unit).std(), unit))
         values = rows.values + rng.normal(scale=self.noise_scale_, size=rows.values.size)
         mass = np.bincount(rows.codes, weights=rows.weight)
@@ -270,7 +263,7 @@ class WassersteinBarycenter(ScoreMap):
         )
 
     def _move(self, f: Floats, codes: Codes) -> Floats:
-        rng = make_generator(self.random_state, PREDICT)
+        rng = checks.make_generator(self.random_state, PREDICT)
         f = f + rng.normal(scale=self.noise_scale_, size=f.size)
         level = np.empty(f.size)
         for code in np.unique(codes):

@@ -124,18 +124,8 @@ class WithPredictedGroups(BaseEstimator):  # type: ignore[misc]  # scikit-learn 
     def fit(self, scores: Any, y: Any = None, *, sensitive_features: Any, X: Any, sample_weight: Any = None) -> Self:
         """Fit the baseline on the true groups and the predictor on (X, true groups).
 
-        Parameters
-        ----------
-        scores : (rows,) predictions of the model
-        y : (rows,) training targets or None
-        sensitive_features : (rows,) or (rows, attributes) true group labels
-        X : (rows, features) what the group is predicted from
-        sample_weight : (rows,) or None
-
-        Raises
-        ------
-        ValueError
-            A baseline with ``epsilon``, unless ``not_private`` says that the whole need not be private.
+        As :meth:`WassersteinBarycenter.fit`, with X (rows, features), what the group is predicted from. A baseline with
+        ``epsilon`` is a ValueError, unless ``not_private`` says that the whole need not be private.
         """
         if getattr(self.baseline, "epsilon", None) is not None and not self.not_private:
             raise ValueError(

@@ -110,25 +110,15 @@ def train_network(
     loss: Literal["squared", "cross_entropy"] = "squared",
     training: Training | None = None,
 ) -> nn.Sequential:
-    """Train the predictor of the paper.
+    """The predictor of the paper, ``Linear, ReLU, …, Linear`` in float32, trained on X (rows, features) and y (rows,).
+
+    With ``loss="cross_entropy"`` y are class codes 0, 1, … and there is an output (logit) for each class; it predicts
+    the sensitive group for baselines that need it. The last mini-batch of an epoch is dropped when it is not full,
+    unless it is the only one.
 
     Equal arguments give equal weights, bit for bit on the same machine, whatever the thread settings and the state of
     torch's generator, which is left as it was: start and shuffle come from ``seed``, and training runs on one thread
     (the matrices are too small for more to pay, and sums would come out in another order).
-
-    Parameters
-    ----------
-    X : (rows, features)
-    y : (rows,) numbers for ``loss="squared"``; class codes 0, 1, … for ``loss="cross_entropy"``
-    loss : mean squared error with one output, or cross-entropy with one output (logit) for each class, which predicts
-        the sensitive group for baselines that need it
-    training : shape and schedule; by default the paper's. The last mini-batch of an epoch is dropped when it is not
-        full, unless it is the only one
-
-    Returns
-    -------
-    torch.nn.Sequential
-        float32, in evaluation mode; ``Linear, ReLU, …, Linear``.
     """
     classes, how = loss == "cross_entropy", training or Training()
     inputs = torch.as_tensor(np.asarray(X), dtype=torch.float32)

@@ -143,23 +143,12 @@ def _repair_judged(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments, val
     )
     reduction = None if fair.target_ks is not None else np.inf
     fits = parity(
-        sample,
-        targets=_targets(site),
-        mean_reduction=reduction,
-        covariance_reduction=reduction,
-        effort=effort,
+        sample, targets=_targets(site), mean_reduction=reduction, covariance_reduction=reduction, effort=effort
     )
     candidates = Candidates.of(sample, [*fits, untouched(sample.layer)])
-    curve = judge(
-        candidates,
-        adapter,
-        effort=effort,
-        seed=setting.seed,
-        confidence=fair.confidence,
-        certificate=fair.certificate,
-    )
-    point = choose(curve, target_ks=fair.target_ks)
-    take_point(fair, candidates, curve, point)
+    judged: dict[str, Any] = {"effort": effort, "confidence": fair.confidence, "certificate": fair.certificate}
+    curve = judge(candidates, adapter, seed=setting.seed, **judged)
+    take_point(fair, candidates, curve, choose(curve, target_ks=fair.target_ks))
 
 
 def _repair_blindly(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments) -> None:
