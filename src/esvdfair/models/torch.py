@@ -163,7 +163,7 @@ class TorchAdapter(ModelAdapter):
             trace.mark(output, name)
             trace.inside = None
 
-        rows = _cloned(x)
+        rows = _to_inputs(x, self._core)  # a copy, in case the model writes into what it is given
         for tensor in _tensors(x):
             trace.mark(tensor, _INPUT)
         prediction = self._run(x, {name: partial(leave, name) for name in modules}, trace)
@@ -207,7 +207,7 @@ class TorchAdapter(ModelAdapter):
         def put(module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> torch.Tensor:
             return z.to(output, copy=True).reshape(output.shape)
 
-        return self._run(_cloned(x), {name: put})
+        return self._run(_to_inputs(x, self._core), {name: put})
 
     def _run(self, x: Inputs, after: Hooks, trace: "_Trace | None" = None) -> torch.Tensor:
         """Forward pass with hooks after the named layers, which a trace may follow: the prediction, (rows,)."""
@@ -257,10 +257,6 @@ def _to_inputs(x: Any, model: nn.Module) -> Inputs:
     """Copies of one or several inputs, as `_to_tensor` makes them; of several, whole numbers and masks stay."""
     several: Inputs | None = each_input(x, lambda value: _to_tensor(value, model, whole=True))
     return _to_tensor(x, model) if several is None else several
-
-
-def _cloned(x: Inputs) -> Inputs:
-    return x.clone() if isinstance(x, torch.Tensor) else each_input(x, torch.clone)
 
 
 def _to_tensor(x: Any, model: nn.Module, *, whole: bool = False) -> torch.Tensor:
