@@ -408,10 +408,9 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         return broadcast(lambda: int(check_random_state(state).randint(2**31 - 1)))
 
 
-def take_model(fair: ESVDFair, model: Any) -> None:
+def take_model(fair: ESVDFair, repaired: ModelAdapter) -> None:
     """Let a repaired model be what ``fair`` predicts with."""
-    fair.estimator_ = model
-    fair._predictor = adapt(model, output=fair.output)
+    fair.estimator_, fair._predictor = repaired.model, repaired
 
 
 def take_point(fair: ESVDFair, candidates: Candidates, curve: Curve, point: CurvePoint) -> None:
@@ -420,7 +419,7 @@ def take_point(fair: ESVDFair, candidates: Candidates, curve: Curve, point: Curv
     fit = candidates.fits[chosen]
     fair.curve_, fair.point_ = curve, point
     fair._judged_of = sample.judging.kept_of, sample.seed
-    take_model(fair, curve.model(point.index))
+    take_model(fair, curve.adapter.replace(curve.weights[point.index]))
     fair.edits_ = [] if fit.target == methods.UNTOUCHED else broadcast(lambda: methods.account_for(sample, fit))
     asked: dict[str, Any] = {
         "method": fair.method,

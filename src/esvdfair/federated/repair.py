@@ -159,7 +159,7 @@ def _repair_blindly(fair: ESVDFair, adapter: ModelAdapter, site: SiteMoments) ->
         sample, targets=_targets(site)[:1], mean_reduction=np.inf, covariance_reduction=np.inf, effort=effort
     )
     fair.point_ = None
-    take_model(fair, adapter.replace(weights_of(site.layer, fit)).model)
+    take_model(fair, adapter.replace(weights_of(site.layer, fit)))
     fair.edits_ = account_for(sample, fit)
     fair.summary_ = _known(site, fit)
 
