@@ -262,7 +262,7 @@ def test_points_that_share_their_draws_have_the_intervals_of_the_public_metric()
     here = Judging.of(rows, 2, seed=3)
     for column in predictions(rows, [0.2, 0.9]).T:
         alone = ks_distance_ci(column, sensitive_features=rows.codes, floor=here.null, n_resamples=50, random_state=3)
-        assert here.interval(here.ranked(column), 50) == alone
+        assert here.interval(ks.Ranked(column, here.groups), 50) == alone
 
 
 def test_a_certified_point_is_within_its_bound_and_so_is_all_before_it():

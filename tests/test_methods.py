@@ -9,7 +9,7 @@ import scipy.linalg
 from esvdfair.batches import Rows
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.quadratic import Fit, Head
-from esvdfair.methods import Refits, account_for, parity, refit_edited, transport
+from esvdfair.methods import Refits, account_for, outputs, parity, refit_edited, transport, untouched
 from esvdfair.models.base import LinearLayer
 from esvdfair.sample import Effort, Sample
 
@@ -156,3 +156,18 @@ def test_the_account_of_a_refit_is_that_of_its_rows(bias):
     assert edit.gap_after == edit.achieved == edit.budget == pytest.approx(gap, rel=1e-9)
     assert edit.gap_before == pytest.approx(np.sum(edit.sigma_before**2)) != edit.gap_after
     assert (edit.layer, edit.multiplier, edit.converged) == ("last", 2.0, False)
+
+
+def test_what_the_untouched_model_predicts_is_known_and_dead_features_are_passed_over():
+    sample = make_sample()
+    rows = replace(
+        sample.judging,
+        features=np.column_stack([sample.judging.features, np.zeros(len(sample.judging))]).astype(np.float32),
+        prediction=np.arange(len(sample.judging), dtype=np.float64),  # not what the layer would give
+    )
+    fit = Fit(np.append(2 * sample.layer.weight[0], 5.0), 1.0)
+    as_given = untouched(replace(sample.layer, weight=np.append(sample.layer.weight, 5.0)[None, :]))
+    both = outputs(sample.head, rows, [fit, as_given])
+    np.testing.assert_allclose(both[:, 0], rows.features.astype(np.float64) @ fit.weight + fit.bias)
+    np.testing.assert_array_equal(both[:, 1], rows.prediction)
+    np.testing.assert_array_equal(outputs(sample.head, rows, [as_given])[:, 0], rows.prediction)

@@ -226,7 +226,7 @@ def judge(
         kept = _kept(fits, errors, population, certified, effort.points)
         points = []
         for place, i in enumerate(kept):
-            ranked = here.ranked(judging[:, i])
+            ranked = Ranked(judging[:, i], here.groups)
             low, high = here.interval(ranked, effort.resamples)
             points.append(
                 CurvePoint(
@@ -324,7 +324,7 @@ def _certified(here: "Judging", judging: Array, fitted: Array, confidence: float
     running maximum; stopping at the first failure needs no correction for their number.
     """
     order = np.argsort(fitted, kind="stable")
-    bounds = [upper_bound(here.ranked(judging[:, i]), confidence, method) for i in order]
+    bounds = [upper_bound(Ranked(judging[:, i], here.groups), confidence, method) for i in order]
     found = np.empty(len(order))
     found[order] = np.maximum.accumulate(bounds)
     return found
@@ -405,9 +405,6 @@ class Judging:
 
     def variance_gap(self, prediction: Array) -> float:
         return float(np.ptp(self.groups.variances(prediction)))
-
-    def ranked(self, prediction: Array) -> Ranked:
-        return Ranked(prediction, self.groups)
 
     def interval(self, ranked: Ranked, draws: int) -> tuple[float, float]:
         return ks_interval(ranked, floor=self.null, draws=draws, random_state=self.seed, normals=self._normals)

@@ -57,9 +57,12 @@ let the error explode."""
 
 def outputs(head: Head, rows: Rows, fits: Sequence[Fit]) -> Array:
     """(n, k) what the fits predict, column by column in memory; what the untouched model does is known."""
+    known = [fit.target == UNTOUCHED for fit in fits]
+    if all(known):
+        return np.repeat(rows.prediction[:, None], len(fits), axis=1)
     weight, bias = np.array([fit.weight for fit in fits]), np.array([fit.bias for fit in fits])
     output = _outputs(rows.features, weight, bias, head.apply)
-    output[:, [fit.target == UNTOUCHED for fit in fits]] = rows.prediction[:, None]
+    output[:, known] = rows.prediction[:, None]
     return output
 
 
@@ -401,10 +404,8 @@ class Refits:
                     yield f"optimum {level:.3g}", replace(quadratic, ridge=ridge)
         else:
             for ridge in ridges:
-                yield target, self.labels(ridge) if target == "labels" else self._predictions(ridge)
-
-    def _predictions(self, ridge: float) -> Quadratic:
-        return Quadratic.from_layer(self.space, *self._original, ridge=ridge)
+                own = target == "predictions"
+                yield target, Quadratic.from_layer(self.space, *self._original, ridge) if own else self.labels(ridge)
 
     def labels(self, ridge: float) -> Quadratic:
         """Towards the labels, or whatever stands in for them."""

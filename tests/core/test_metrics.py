@@ -721,3 +721,11 @@ def test_other_arguments_that_cannot_be_used_are_refused() -> None:
         ks_floor(sensitive_features=NAMES, y_pred=GOOD[:3])
     with pytest.raises(ValueError, match="one group"):
         ks_floor(sensitive_features=["a", "a"])
+
+
+def test_two_bridges_in_one_walk_are_those_of_two_walks() -> None:
+    rng = np.random.default_rng(0)
+    variances, cdfs = rng.uniform(size=(2, 7)), np.sort(rng.uniform(size=(2, 7)), axis=1)
+    normals = rng.standard_normal((2, 450, 7))
+    first, second = ks._bridges(variances, cdfs, normals)
+    np.testing.assert_allclose(ks._bridges_apart(variances, cdfs, normals), first - second, atol=1e-12)

@@ -231,15 +231,9 @@ class Ranked:
         self.distinct = scores[order][self.ends]
 
     @cached_property
-    def envelopes(self) -> tuple[Floats, Floats]:
-        """max_g F_g and min_g F_g at every distinct score; shapes (distinct,)."""
-        return _extremes(self.ordered, self.ends)
-
-    @cached_property
     def gaps(self) -> Floats:
         """(distinct,) the largest distance between two groups at every distinct score."""
-        upper, lower = self.envelopes
-        return upper - lower
+        return _gaps(self.ordered, self.ends)
 
     @cached_property
     def table(self) -> "_Table":
@@ -253,16 +247,16 @@ def _ends(ranked: NDArray[Any]) -> Codes:
     return np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
 
 
-def _extremes(groups: Groups, ends: Codes) -> tuple[Floats, Floats]:
-    """max_g F_g and min_g F_g after the rows at ``ends``, for rows in the order of their scores.
+def _gaps(groups: Groups, ends: Codes) -> Floats:
+    """max_g F_g − min_g F_g after the rows at ``ends``, for rows in the order of their scores.
 
     No F_g falls, so the largest at a threshold is the largest value that any row up to it stepped *to*, and the
     smallest is the smallest value that any row beyond it will step *from*: two running extrema, without G.
     """
     _, before, after = _steps(groups)
-    upper = np.maximum.accumulate(after)[ends]
-    lower = np.append(np.minimum.accumulate(before[::-1])[::-1], 1.0)[ends + 1]
-    return upper, lower
+    gaps: Floats = np.maximum.accumulate(after)[ends]
+    gaps -= np.append(np.minimum.accumulate(before[::-1])[::-1], 1.0)[ends + 1]
+    return gaps
 
 
 def _steps(groups: Groups) -> tuple[Codes, Floats, Floats]:
@@ -420,8 +414,7 @@ def _permuted(groups: Groups, scores: Floats | None, draws: int, rng: np.random.
     found = np.empty(int(np.clip(4_000_000 // len(rows), 30, draws)))
     for i in range(len(found)):
         rows = rng.permutation(rows)
-        upper, lower = _extremes(groups.take(rows), ends)
-        found[i] = (upper - lower).max()
+        found[i] = _gaps(groups.take(rows), ends).max()
     return found
 
 

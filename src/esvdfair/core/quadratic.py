@@ -175,7 +175,7 @@ class Quadratic:
         return [cls(space, one, float(mean), original, ridge) for one, mean in zip(along, means, strict=True)]
 
     @classmethod
-    def from_layer(cls, space: FeatureSpace, weight: Array, bias: float, *, ridge: float) -> "Quadratic":
+    def from_layer(cls, space: FeatureSpace, weight: Array, bias: float, ridge: float) -> "Quadratic":
         """With the outputs of the original layer themselves as the target: needs no rows."""
         mean = float(space.mean @ weight + bias) if space.intercept else 0.0
         return cls(space, space.variances * (weight @ space.axes), mean, weight, ridge)
