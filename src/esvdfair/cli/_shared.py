@@ -465,8 +465,10 @@ class Work:
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
-def check_plot(path: Path) -> None:
+def check_plot(path: Path | None) -> None:
     """Fail, before any work, where a picture cannot be drawn."""
+    if path is None:
+        return
     if path.suffix.lower() not in _PICTURES:
         raise ValueError(f"--plot {str(path)!r}: the name must end in one of {', '.join(_PICTURES)}.")
     if find_spec("matplotlib") is None:

@@ -59,8 +59,7 @@ def demo(
     from esvdfair.estimator import ESVDFair
     from esvdfair.report import write_report
 
-    if plot is not None:
-        cli.check_plot(plot)
+    cli.check_plot(plot)
     written = [report, *([plot] if plot is not None else [])]
     cli.check_free(written, force=force, inputs=[])
     with cli.at_work(3) as work:

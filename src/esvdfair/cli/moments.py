@@ -13,7 +13,7 @@ from esvdfair.text import distinct_names, label_text, number, printable, some_na
 
 if TYPE_CHECKING:
     from esvdfair.core.checks import Label
-    from esvdfair.federated import MaskedMoments, Site, SiteMoments
+    from esvdfair.federated import MaskedMoments, SiteMoments
 
 MIN_ROWS = 10  # esvdfair.federated.MIN_ROWS, without importing it for --help
 
@@ -74,10 +74,6 @@ def collect(
     data: Path,
     output: str | None,
     reading: cli.Reading,
-    min_rows: int,
-    unsafe: bool,
-    epsilon: float | None,
-    delta: float,
     public: Path | None,
     mask_with: Path | None,
     peers: tuple[Path, ...],
@@ -85,6 +81,7 @@ def collect(
     out: Path,
     force: bool,
     as_json: bool,
+    **protection: Any,
 ) -> None:
     """Write the moments of the rows of DATA, and what they say about the model.
 
@@ -105,27 +102,18 @@ def collect(
         work.step("reading")
         rows = reading.table(data, adapter, min_groups=1, progress=work.read)
         work.step("collecting")
-        site = collect_moments(
-            str(model),
-            rows,
-            output=output,
-            min_rows=min_rows,
-            unsafe=unsafe,
-            epsilon=epsilon,
-            delta=delta,
-            public=None if public is None else (reading.table(public, adapter, min_groups=1), None, None),
-            sharing=1 if epsilon is None else 1 + len(peers),
-        )
+        protection["public"] = None if public is None else reading.table(public, adapter, min_groups=1)
+        protection["sharing"] = 1 if protection["epsilon"] is None else 1 + len(peers)
+        site = collect_moments(str(model), rows, output=output, **protection)
         cli.only_first_rank()
-        roles = rows.roles
-        site = replace(site, sensitive=roles.sensitive, features=tuple(rows.inputs), target=roles.target)
-        site = replace(site, control=roles.control or None)
+        sensitive, target, control = rows.roles.sensitive, rows.roles.target, rows.roles.control or None
+        site = replace(site, sensitive=sensitive, features=tuple(rows.inputs), target=target, control=control)
         masked = None
         if mask_with is not None:
             agreed = [_group(text, site) for text in groups] or None
             masked = mask_moments(site, mask_with, peers, groups=agreed)
     title = f"moments of {site.rows:,} rows of {data} at {model}"
-    _write(site, out, title, replace=force, as_json=as_json, masked=masked)
+    _write(site, masked or site, out, title, replace=force, as_json=as_json)
     if mask_with is not None:
         mask_with.unlink()
         click.echo(f"masked for {len(peers)} other sites; the key {mask_with} has served and is deleted", err=True)
@@ -178,7 +166,7 @@ def merge(files: tuple[Path, ...], out: Path, force: bool, as_json: bool) -> Non
     cli.check_free([out], force=force, inputs=list(files))
     with cli.notes():
         site = merge_moments(files)
-    _write(site, out, f"{len(files)} files merged, {site.rows:,} rows", replace=force, as_json=as_json)
+    _write(site, site, out, f"{len(files)} files merged, {site.rows:,} rows", replace=force, as_json=as_json)
 
 
 @moments.command()
@@ -205,17 +193,11 @@ def show(file: Path, as_json: bool) -> None:
 
 
 def _write(
-    site: "SiteMoments",
-    out: Path,
-    title: str,
-    *,
-    replace: bool,
-    as_json: bool,
-    masked: "MaskedMoments | None" = None,
+    site: "SiteMoments", saved: "SiteMoments | MaskedMoments", out: Path, title: str, *, replace: bool, as_json: bool
 ) -> None:
-    """Write moments to their file, masked or not, and print what they say."""
+    """Write moments to their file, perhaps masked, and print what they say."""
     with whole_files(out, replace=replace) as places:
-        (masked or site).save(places[out])
+        saved.save(places[out])
     with cli.after_writing([out]):
         if as_json:
             cli.print_json(described(site, out) | {"predictions": _figures_of(site)})
@@ -234,8 +216,7 @@ def described(site: "SiteMoments", path: Path) -> dict[str, Any]:
 
 def _figures_of(site: "SiteMoments") -> dict[str, Any]:
     """What the moments tell about the model's predictions, for JSON."""
-    found = site.figures()
-    labels = site.compared.labels
+    found, labels = site.figures(), site.compared.labels
     several = len(labels) > 1
     columns = {"mean": found.means, "std": found.variances**0.5, "mse": found.group_mse, "r2": found.group_r2}
     by_group = {
@@ -277,8 +258,11 @@ def _show_moments(site: "SiteMoments") -> None:
         lines.append(line + [number(mine[key]) for key in ("mse", "r2") if errors])
     attribute = ", ".join(site.sensitive) if site.sensitive else "group"
     click.echo(cli.table([attribute, "rows", what, "std", *errors], lines) + "\n")
+    label = ", no label"
+    if site.labelled:
+        label = " and the label" + (f" {site.target}" if site.target else "")
     facts = [
-        ["moments of", f"{site.layer.weight.shape[1]} inputs of layer {site.layer.name}" + _label(site)],
+        ["moments of", f"{site.layer.weight.shape[1]} inputs of layer {site.layer.name}{label}"],
         ["SHA-256 of the model", site.model],
         ["inputs of the model", "not named" if site.features is None else some_names(site.features, 8)],
     ]
@@ -297,23 +281,11 @@ def _show_moments(site: "SiteMoments") -> None:
     if len(names) > 1:
         facts.append(["gap of means", number(found["mean_gap"])])
         facts.append(["gap of variances", number(found["variance_gap"])])
-    facts += [
-        [f"site {place}", f"{part.name or 'not named'}, {_size(part)}"]
-        for place, part in enumerate(site.sites, start=1)
-        if len(site.sites) > 1
-    ]
+    for place, part in enumerate(site.sites if len(site.sites) > 1 else (), start=1):
+        size = "masked: its rows are not told"
+        if part.rows:
+            size = f"{sum(part.rows):,} rows, SHA-256 {part.fingerprint[:12]}…"
+        facts.append([f"site {place}", f"{part.name or 'not named'}, {size}"])
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         click.echo(f"{name.ljust(width)}  {printable(value, 100)}")
-
-
-def _size(part: "Site") -> str:
-    if not part.rows:
-        return "masked: its rows are not told"
-    return f"{sum(part.rows):,} rows, SHA-256 {part.fingerprint[:12]}…"
-
-
-def _label(site: "SiteMoments") -> str:
-    if not site.labelled:
-        return ", no label"
-    return f" and the label {site.target}" if site.target else " and the label"

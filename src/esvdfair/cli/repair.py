@@ -344,11 +344,10 @@ def curve(
     from esvdfair.estimator import fit_curve
 
     target_ks = options.pop("target_ks")
-    if plot is not None:
-        cli.check_plot(plot)
+    cli.check_plot(plot)
+    written = [] if plot is None else [plot]
     adapter = cli.load_model(model, options["output"])
-    if plot is not None:
-        cli.check_free([plot], force=force, inputs=[*cli.model_files(model), data, validation])
+    cli.check_free(written, force=force, inputs=[*cli.model_files(model), data, validation])
     with cli.at_work(2) as work:
         work.step("reading")
         rows, judging = reading.tables(data, validation, adapter, progress=work.read)
@@ -359,7 +358,7 @@ def curve(
             _draw(found, target_ks, plot, replace=force)
     chosen = None if target_ks is None else found.select(target_ks=target_ks)
     met = None if chosen is None or target_ks is None else found.meets(chosen, target_ks)
-    with cli.after_writing([] if plot is None else [plot]):
+    with cli.after_writing(written):
         if as_json:
             cli.print_json({
                 "model": model, "data": data, "method": options["method"], "evaluated_on": found.evaluated_on,
