@@ -49,12 +49,7 @@ _ITEMSIZE: dict[int, int] = {
 def read_model(source: ModelSource) -> tuple[onnx.ModelProto, frozenset[int]]:
     """Read a model with all tensors inside, and which of `all_tensors` were in external data.
 
-    Raises
-    ------
-    FileNotFoundError, IsADirectoryError
-        The path leads to no file.
-    ValueError
-        The content is no valid ONNX model, or external data is missing, too short or outside the model's folder.
+    What is no valid ONNX model, or keeps data outside its folder, or in a file that is too short, is a `ValueError`.
     """
     if isinstance(source, bytes):
         data, folder, label = source, None, f"the model ({len(source)} bytes)"
