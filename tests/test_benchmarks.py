@@ -170,7 +170,7 @@ def test_predictions_do_not_depend_on_how_the_rows_came(monkeypatch):
     rows = one_answer.compare("wages", 1, Effort.quick(), ranks=False)
     assert {way for _, way, _ in rows} >= {"batches of 317", "stream", "another order", "two threads"}
     assert max(value for *_, value in rows) <= one_answer.GOAL
-    assert one_answer.table(rows).count("\n") == 1 + len(rows)
+    assert one_answer.markdown(rows).count("\n") == 1 + len(rows)
 
 
 def test_promises_are_checked_and_their_tables_written(monkeypatch, tmp_path):
