@@ -75,6 +75,14 @@ BENCHMARKS: dict[str, tuple[Callable[..., Section], dict[str, dict[str, Any]]]] 
             "tiny": {"rows": 2 * 8192, "width": 8, "repeats": 1},
         },
     ),
+    "files": (
+        growth.run_files,
+        {
+            "full": {"megabytes": (100, 1000)},
+            "quick": {"megabytes": (10, 50)},
+            "tiny": {"megabytes": (1, 2)},
+        },
+    ),
     "curve": (
         fits.run_curve,
         {

@@ -80,6 +80,15 @@ def test_what_the_benchmarks_run_in_processes_of_their_own(scale, tmp_path):
     assert set(scale.growth.rank(0, 1, str(tmp_path), 1000, 16, 1)) == {"moments", "fit"}
 
 
+def test_a_repair_of_a_file_counts_its_parses(scale, tmp_path):
+    growth = scale.growth
+    model, path = growth._write_model(tmp_path), tmp_path / "people.parquet"
+    growth._write_parquet(path, growth._people(500), blocks=2)
+    found = growth.result(growth.run_script(growth.WORKER, "repair", model, path, threads=1))
+    assert found["parses"] == 1
+    assert 50 < found["peak"] < 5000
+
+
 def test_a_process_that_fails_is_an_error(scale, tmp_path):
     broken = tmp_path / "worker.py"
     broken.write_text("raise SystemExit(3)")

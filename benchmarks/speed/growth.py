@@ -1,9 +1,10 @@
-"""Growth of time and memory over rows and width, and two processes that share the rows.
+"""Growth of time and memory over rows, width and the size of a file, and two processes that share the rows.
 
 The benchmarks start this file as a script in processes of its own; the last line printed is JSON:
 
 growth.py fit METHOD ROWS WIDTH                       one streaming fit: seconds, peak memory
 growth.py rank RANK WORLD FOLDER ROWS WIDTH REPEATS   one of WORLD processes that share the rows
+growth.py repair MODEL TABLE                          `esvdfair repair` of a file: seconds, parses, peak memory
 """
 
 import json
@@ -11,17 +12,26 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow
+import pyarrow.parquet
 import torch
 import torch.distributed as dist
+from skl2onnx import to_onnx
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.neural_network import MLPRegressor
 
 from esvdfair import ESVDFair, ESVDFairWarning
+from esvdfair.cli import main
 from esvdfair.core.moments import GroupMoments
 from esvdfair.models import adapt
-from speed.measure import Goal, Section, network, peak_megabytes, result, run_script, seconds, slope, stream
+from esvdfair.tables.files import TableFile
+from speed.measure import Goal, Section, make_rows, network, peak_megabytes, result, run_script, seconds, slope, stream
 
 WORKER = Path(__file__).resolve()
 LONG, SHORT = "transport", "parity"
@@ -107,6 +117,69 @@ def _run(world: int, rows: int, width: int, repeats: int) -> dict[str, float]:
     return first
 
 
+def run_files(megabytes: tuple[int, int], threads: int) -> Section:
+    """`esvdfair repair` of a CSV and a Parquet file, small and large, each in a process of its own."""
+    table: list[Sequence[object]] = [("file", "MB", "rows", "s", "parses", "peak, MB")]
+    goals = []
+    with tempfile.TemporaryDirectory() as folder:
+        model, block = _write_model(Path(folder)), _people()
+        found: dict[str, list[dict[str, float]]] = {"csv": [], "parquet": []}
+        per_block = len(block.to_csv(index=False)) / 1e6
+        for size in megabytes:
+            blocks = max(1, round(size / per_block))
+            for kind, write in (("csv", _write_csv), ("parquet", _write_parquet)):
+                path = Path(folder, f"people.{kind}")
+                write(path, block, blocks)
+                measured = result(run_script(WORKER, "repair", model, path, threads=threads))
+                found[kind].append(measured)
+                row = (f"{path.stat().st_size / 1e6:.0f}", f"{blocks * len(block):,}", f"{measured['seconds']:.1f}")
+                table.append((kind, *row, f"{measured['parses']:.0f}", f"{measured['peak']:.0f}"))
+                path.unlink()
+    for kind, (small, large) in found.items():
+        goals.append(Goal(f"{kind}: parses of the large file", large["parses"], 2))
+        goals.append(Goal(f"{kind}: peak of the large file over that of the small", large["peak"] / small["peak"], 1.2))
+    return Section(
+        "Files",
+        "`esvdfair repair model.onnx people.csv --method parity`, a network of 16 inputs and 64 hidden units. The "
+        "Parquet files hold the same rows. A parse reads every row of the file once; before, its bytes are hashed. "
+        "Seconds by the clock.",
+        [table],
+        goals,
+    )
+
+
+def _people(rows: int = 50_000) -> pd.DataFrame:
+    x, y, sex = make_rows(rows)
+    names = [f"x{i}" for i in range(x.shape[1])]
+    return pd.DataFrame(x.astype(np.float64), columns=names).round(6).assign(y=np.round(y, 6), sex=sex)
+
+
+def _write_model(folder: Path) -> Path:
+    x, y, _ = make_rows(2000)
+    model = MLPRegressor(hidden_layer_sizes=(64,), max_iter=20, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(x, y)
+    path = folder / "model.onnx"
+    path.write_bytes(to_onnx(model, x[:1]).SerializeToString())
+    return path
+
+
+def _write_csv(path: Path, block: pd.DataFrame, blocks: int) -> None:
+    header, _, rows = block.to_csv(index=False).partition("\n")
+    with path.open("w") as file:
+        file.write(f"{header}\n")
+        for _ in range(blocks):
+            file.write(rows)
+
+
+def _write_parquet(path: Path, block: pd.DataFrame, blocks: int) -> None:
+    table = pyarrow.Table.from_pandas(block)
+    with pyarrow.parquet.ParquetWriter(path, table.schema) as writer:
+        for _ in range(blocks):
+            writer.write_table(table)
+
+
 # --- what the processes do -----------------------------------------------------------------------------------------
 
 
@@ -115,6 +188,26 @@ def fit(method: str, rows: int, width: int) -> dict[str, float]:
     fair = ESVDFair(network(width, hidden=1), method=method, targets="labels")
     took = seconds(lambda: fair.fit(lambda: stream(rows)))
     return {"seconds": took, "peak": peak_megabytes()}
+
+
+def repair(model: str, table: str) -> dict[str, float]:
+    """Run the command on a file; a parse is one walk through its chunks."""
+    parses = 0
+
+    def counted(frames: Callable[..., Any]) -> Callable[..., Any]:
+        def walk(*arguments: Any, **options: Any) -> Any:
+            nonlocal parses
+            parses += 1
+            return frames(*arguments, **options)
+
+        return walk
+
+    for kind in TableFile.__subclasses__():
+        kind.frames = counted(kind.frames)  # type: ignore[method-assign]
+    words = ["repair", model, table, "--sensitive", "sex", "--target", "y", "--method", "parity"]
+    start = time.perf_counter()
+    main([*words, "-o", f"{table}.onnx", "--force"], standalone_mode=False)
+    return {"seconds": time.perf_counter() - start, "parses": parses, "peak": peak_megabytes()}
 
 
 def rank(own: int, world: int, folder: str, rows: int, width: int, repeats: int) -> dict[str, float]:
@@ -161,6 +254,8 @@ if __name__ == "__main__":
     task, *arguments = sys.argv[1:]
     if task == "fit":
         found = fit(arguments[0], *map(int, arguments[1:]))
+    elif task == "repair":
+        found = repair(*arguments)
     else:
         found = rank(int(arguments[0]), int(arguments[1]), arguments[2], *map(int, arguments[3:]))
     print(json.dumps(found))
