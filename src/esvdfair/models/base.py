@@ -132,11 +132,12 @@ class ModelAdapter(ABC):
 
     column: Column | None = None
     classes: Sequence[Any] | None = None  # the two that a classifier tells apart, whose score is the prediction
+    _model: Any
 
     @property
-    @abstractmethod
     def model(self) -> Any:
-        """The user's model object."""
+        """The user's model object; of one with new weights, the copy that has them."""
+        return self._model
 
     @property
     @abstractmethod
@@ -160,12 +161,8 @@ class ModelAdapter(ABC):
         """What `layers` lists, each with all of its outputs; only torch needs rows to tell."""
 
     @abstractmethod
-    def _twin(self) -> Self:
-        """The adapter of a copy of the model."""
-
-    @abstractmethod
-    def _write(self, name: str, weight: NDArray[Any], bias: NDArray[Any] | None) -> None:
-        """Put new weights into this model, in the dtype of the old ones; a bias of None keeps the one that is there."""
+    def _edited(self, weights: Weights) -> Self:
+        """The adapter of a copy that has these weights of whole layers, which fit, in the dtype of the old ones."""
 
     @abstractmethod
     def _predict(self, x: Any) -> Any:
@@ -207,10 +204,8 @@ class ModelAdapter(ABC):
                 weight = column.write(layer.weight, weight)
                 bias = None if bias is None or layer.bias is None else column.write(layer.bias, bias)
             new[name] = weight, bias
-        twin = self._twin()
+        twin = self._edited(new)
         twin.column = self.column
-        for name, (weight, bias) in new.items():
-            twin._write(name, weight, bias)
         return twin
 
     def head(self, x: Any) -> Head:

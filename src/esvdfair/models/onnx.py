@@ -31,7 +31,7 @@ except ImportError as error:
 from esvdfair.core.checks import row_count, several_inputs, to_numpy
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models import base, onnx_graph
-from esvdfair.models.base import LinearLayer, ModelAdapter, Tail
+from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights
 from esvdfair.models.onnx_graph import Graph, ModelSource, save_model
 
 __all__ = ["OnnxAdapter", "save_model"]
@@ -93,16 +93,16 @@ class OnnxAdapter(ModelAdapter):
         shown, prediction = self._run_open(x, tensors.values())
         return {name: shown[tensor] for name, tensor in tensors.items()}, prediction
 
-    def _twin(self) -> "OnnxAdapter":
+    def _edited(self, weights: Weights) -> "OnnxAdapter":
         twin = OnnxAdapter.__new__(OnnxAdapter)
         twin.__dict__.update(self.__getstate__() | {"_given": None, "_proto": copy.deepcopy(self._proto)})
+        for layer in twin._graph.layers:
+            weight, bias = weights.get(layer.name, (None, None))
+            if weight is not None:
+                layer.weight.write(weight, layer.name)
+            if layer.bias is not None and bias is not None:
+                layer.bias.write(bias, layer.name)
         return twin
-
-    def _write(self, name: str, weight: NDArray[Any], bias: NDArray[Any] | None) -> None:
-        (layer,) = (layer for layer in self._graph.layers if layer.name == name)
-        layer.weight.write(weight, name)
-        if layer.bias is not None and bias is not None:
-            layer.bias.write(bias, name)
 
     def __getstate__(self) -> dict[str, Any]:
         # A session cannot be pickled, and the graph refers to tensors inside the model: both are made anew when needed.

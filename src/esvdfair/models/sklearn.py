@@ -24,7 +24,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from esvdfair.core.checks import check_features, several_inputs, to_numpy
 from esvdfair.exceptions import Given, InputError
-from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, rounded
+from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, rounded
 
 _NETWORKS = (MLPRegressor, MLPClassifier)
 _LINES: dict[type, str] = {  # estimators with one linear layer, and what follows it
@@ -94,11 +94,6 @@ class SklearnAdapter(ModelAdapter):
         self._transformers = tuple(level.transformer_ for level in targets)
 
     @property
-    def model(self) -> Any:
-        """The estimator that was given."""
-        return self._model
-
-    @property
     def n_features(self) -> int | None:
         """Number of columns that the model was fitted on."""
         width: int | None = getattr(self._model, "n_features_in_", None)
@@ -124,19 +119,20 @@ class SklearnAdapter(ModelAdapter):
         inputs, last = self._forward(x)
         return {name: inputs[index] for name, index in wanted.items()}, self._finish(last)
 
-    def _twin(self) -> "SklearnAdapter":
-        return SklearnAdapter(copy.deepcopy(self._model), output=self._place)
-
-    def _write(self, name: str, weight: NDArray[Any], bias: NDArray[Any] | None) -> None:
-        last, index = self._last, self._layer(name).index
-        if self._network:
-            last.coefs_[index] = _like(last.coefs_[index], weight.T, name)
-        else:
-            last.coef_ = _like(last.coef_, weight, name)
-        if bias is not None and self._network:
-            last.intercepts_[index] = _like(last.intercepts_[index], bias, name)
-        elif bias is not None:
-            last.intercept_ = _like(last.intercept_, bias, name)
+    def _edited(self, weights: Weights) -> "SklearnAdapter":
+        twin = SklearnAdapter(copy.deepcopy(self._model), output=self._place)
+        last = twin._last
+        for name, (weight, bias) in weights.items():
+            index = self._names.index(name)
+            if self._network:
+                last.coefs_[index] = _like(last.coefs_[index], weight.T, name)
+            else:
+                last.coef_ = _like(last.coef_, weight, name)
+            if bias is not None and self._network:
+                last.intercepts_[index] = _like(last.intercepts_[index], bias, name)
+            elif bias is not None:
+                last.intercept_ = _like(last.intercept_, bias, name)
+        return twin
 
     def _predict(self, x: Any) -> NDArray[Any]:
         """By the model's own `predict`, or `predict_proba`."""

@@ -27,7 +27,7 @@ from esvdfair.core.checks import each_input, row_count, take, to_numpy
 from esvdfair.core.quadratic import KINDS
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models import base
-from esvdfair.models.base import LinearLayer, ModelAdapter, Tail
+from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights
 
 Selector = str | int | tuple[str | int, ...] | Callable[[Any], Any]
 Inputs = torch.Tensor | tuple[Any, ...] | dict[str, Any]
@@ -72,11 +72,6 @@ class TorchAdapter(ModelAdapter):
         self._lock = threading.Lock()  # hooks of one call must not be seen by another
 
     @property
-    def model(self) -> nn.Module:
-        """The module that was given."""
-        return self._model
-
-    @property
     def n_features(self) -> int | None:
         """Input width, known when the model begins with a linear layer."""
         first: nn.Module | None = self._core
@@ -116,19 +111,19 @@ class TorchAdapter(ModelAdapter):
             raise ValueError(problem)
         return _describe(name, 0, module)
 
-    def _twin(self) -> "TorchAdapter":
-        return TorchAdapter(_copied(self._model), output=self._output)
-
-    def _write(self, name: str, weight: NDArray[Any], bias: NDArray[Any] | None) -> None:
-        module = self._linear(name)
-        for parameter, values in ((module.weight, weight), (module.bias, bias)):
-            if values is None:
-                continue
-            new = torch.as_tensor(np.asarray(values, dtype=np.float64)).to(parameter.dtype)
-            if not bool(torch.isfinite(new).all()):
-                raise ValueError(f"new weights of layer {name!r} are too large for {parameter.dtype}.")
-            with torch.no_grad():
-                parameter.copy_(new)
+    def _edited(self, weights: Weights) -> "TorchAdapter":
+        twin = TorchAdapter(_copied(self._model), output=self._output)
+        for name, new in weights.items():
+            module = twin._linear(name)
+            for parameter, values in zip((module.weight, module.bias), new, strict=True):
+                if values is None:
+                    continue
+                rounded = torch.as_tensor(np.asarray(values, dtype=np.float64)).to(parameter.dtype)
+                if not bool(torch.isfinite(rounded).all()):
+                    raise ValueError(f"new weights of layer {name!r} are too large for {parameter.dtype}.")
+                with torch.no_grad():
+                    parameter.copy_(rounded)
+        return twin
 
     def __getstate__(self) -> dict[str, Any]:
         return {"model": self._model, "output": self._output}
