@@ -1,11 +1,11 @@
-"""Correlations with input columns (explain/network.py), against numpy and pandas."""
+"""Correlations with input columns (explain/directions.py), against numpy and pandas."""
 
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
 
-from esvdfair.explain.network import MAX_CATEGORIES, correlate, name_features
+from esvdfair.explain.directions import MAX_CATEGORIES, correlate, name_features
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3))

@@ -1,6 +1,7 @@
 """Where in the network the gap lives, which features it follows, and who is moved by a repair: numbers only."""
 
-from esvdfair.explain.network import Direction, Directions, LayerGap, LayerScan, explain_directions, scan_layers
+from esvdfair.explain.directions import Direction, Directions, explain_directions
+from esvdfair.explain.layers import LayerGap, LayerScan, scan_layers
 from esvdfair.explain.people import GroupChange, Mover, People, explain_people
 
 __all__ = [

@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 from esvdfair.batches import Data
 from esvdfair.core.checks import row_count
 from esvdfair.estimator import ESVDFair
-from esvdfair.explain.network import name_features
+from esvdfair.explain.directions import name_features
 from esvdfair.files import versions, whole_file
 from esvdfair.report.content import Content, collect
 from esvdfair.report.page import PARITY, render

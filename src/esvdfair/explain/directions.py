@@ -1,11 +1,7 @@
-"""Where in the network the gap lives: how far the groups are apart after every layer, and along which directions.
+"""Along which directions of a layer the groups are apart, and which input features these follow."""
 
-The layer scan also tells what an edit of each layer would reach; directions name the input features they follow.
-"""
-
-import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,19 +10,15 @@ import scipy.linalg
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from esvdfair.batches import COLUMNS, Batches, Data, as_rows, is_stream, make_batches, row_key
+from esvdfair.batches import Batches, Data, as_rows, is_stream, make_batches, row_key
 from esvdfair.core import gaps
 from esvdfair.core.checks import Label, several_inputs, take_rows, to_numpy
-from esvdfair.core.edits import PAPER_REDUCTIONS, edit_exact
+from esvdfair.core.edits import edit_exact
 from esvdfair.core.moments import GroupMoments
-from esvdfair.curve import CurvePoint, Judging, judge
-from esvdfair.distributed import few_threads
 from esvdfair.estimator import ESVDFair
-from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.methods import Candidates, parity, refit_edited
+from esvdfair.explain.layers import covariance_sigmas
 from esvdfair.models import adapt
 from esvdfair.models.base import LinearLayer, ModelAdapter, find_layer
-from esvdfair.sample import Setting, draw, prepare
 
 Array = NDArray[np.float64]
 
@@ -38,186 +30,6 @@ ROUNDING = 1e-12
 """A gap below this part of the layer's spread is rounding."""
 STABLE = 0.7
 """From this |cos| on, two half samples agree on more than half of a direction."""
-
-
-# --- layers -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LayerGap:
-    """One linear layer ``Z = X Wᵀ + b``: the gap after it, and what an edit of it would reach.
-
-    Attributes
-    ----------
-    name, index : how the model calls it, and its position in the order of execution
-    outputs, inputs : shape (m, n) of W
-    mean_gap : ``d_e² = Σ ‖d_gh Wᵀ‖²``
-    covariance_gap : ``d_v² = Σ ‖W M_gh Wᵀ‖_F²``
-    bound : ``Σσ⁴ ≥ d_v²``, what a covariance edit shrinks
-    relative_mean_gap : ``d_e² / tr V`` with V the covariance of Z over all rows: comparable between layers
-    relative_covariance_gap : ``d_v² / ‖V‖_F²``
-    ks, ks_low, ks_high, mse : KS distance, its interval, and mean squared error on rows that did not fit, when this
-        layer is edited and the last one refitted under parity; for the last layer, the refit alone. None when
-        there is no refit, because the edit leaves a network that predicts one value for everybody.
-    """
-
-    name: str
-    index: int
-    outputs: int
-    inputs: int
-    mean_gap: float
-    covariance_gap: float
-    bound: float
-    relative_mean_gap: float
-    relative_covariance_gap: float
-    ks: float | None = None
-    ks_low: float | None = None
-    ks_high: float | None = None
-    mse: float | None = None
-
-
-@dataclass(frozen=True)
-class LayerScan:
-    """All linear layers in the order of execution, and the untouched model on the same rows.
-
-    Attributes
-    ----------
-    layers : tuple of LayerGap
-    ks_before, mse_before : of the untouched model
-    ks_floor : what two samples of one distribution would show at these group sizes
-    evaluated_on : "validation", "heldout" or "train"
-    error_against : "labels", or "predictions" of the untouched model when there are no labels
-    rows : number of rows that judged
-    """
-
-    layers: tuple[LayerGap, ...]
-    ks_before: float
-    mse_before: float
-    ks_floor: float
-    evaluated_on: str
-    error_against: str
-    rows: int
-
-    @property
-    def best(self) -> LayerGap:
-        """The layer to edit: the most accurate of those whose KS is within the sampling floor of the lowest.
-
-        It compares the one point that the reductions reach in each layer, not their whole trade-off curves.
-        """
-        reached = [(layer.ks, layer.mse, layer) for layer in self.layers if layer.ks is not None]
-        lowest = min(ks for ks, _, _ in reached)
-        return min((mse, ks, layer.index, layer) for ks, mse, layer in reached if ks <= lowest + self.ks_floor)[-1]
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row for each layer."""
-        return pd.DataFrame([asdict(layer) for layer in self.layers])
-
-
-def scan_layers(
-    model: Any,
-    X: Any,
-    y: Any = None,
-    *,
-    mean_reduction: float = PAPER_REDUCTIONS[0],
-    covariance_reduction: float = PAPER_REDUCTIONS[1],
-    output: Any = None,
-    random_state: int = 0,
-    **options: Any,
-) -> LayerScan:
-    """Which layer carries the gap, and which is the one to edit.
-
-    Every hidden layer is edited as ``ESVDFair(model, method="exact", layer=...)`` does, the last as ``"parity"`` does.
-    One pass over the rows collects the moments of all layers, one more for each layer tells what its edit reaches.
-
-    Parameters
-    ----------
-    model : torch.nn.Module, fitted MLPRegressor (also in a Pipeline), or path or bytes of an ONNX file
-    X, y : as in :meth:`esvdfair.ESVDFair.fit`
-    mean_reduction, covariance_reduction : how many times smaller an edit makes the squared gaps
-    output, random_state : as in :class:`esvdfair.ESVDFair`
-    **options : ``sensitive_features``, ``sample_weight``, ``control_features``, ``validation`` as ``fit`` takes them;
-        ``missing``, ``batch_size``, ``validation_fraction`` and ``effort`` as :class:`esvdfair.ESVDFair` does
-
-    Raises
-    ------
-    ValueError
-        As :meth:`esvdfair.ESVDFair.fit`; also for a model that predicts one value for everybody.
-    """
-    if not isinstance(random_state, int | np.integer):
-        raise TypeError(f"random_state={random_state!r}; every layer must be judged on the same rows, so give an int.")
-    columns = {name: options.pop(name) for name in COLUMNS if name in options}
-    setting = prepare(adapt(model, output=output), Data(X, y, **columns), seed=int(random_state), **options)
-    with few_threads(setting.width):
-        return _scan(setting, {"mean_reduction": mean_reduction, "covariance_reduction": covariance_reduction})
-
-
-def _scan(setting: Setting, reductions: dict[str, float]) -> LayerScan:
-    sample = draw(setting, inner=[layer.name for layer in setting.layers])
-    if sample.judged_on == "train":
-        setting = replace(setting, split=None)  # it has warned already that no rows could be held out
-    refits = parity(sample, targets=(sample.error_against,), effort=setting.effort, **reductions)
-    refits = [fit for fit in refits if fit.strength]
-    curve = judge(Candidates.of(sample, refits), setting.adapter, effort=setting.effort, seed=setting.seed)
-    reached = [_reached(setting, layer, sample.inner[layer.name], reductions) for layer in setting.layers[:-1]]
-    points = (*reached, min(curve.points, key=lambda point: point.mse))
-    rows = sample.judging
-    before, here = rows.prediction[:, None], Judging.of(rows, len(sample.labels))
-    return LayerScan(
-        layers=tuple(_gap(layer, sample.inner[layer.name], p) for layer, p in zip(setting.layers, points, strict=True)),
-        ks_before=float(here.distances(before)[0]),
-        mse_before=float(here.errors(before)[0]),
-        ks_floor=curve.ks_floor,
-        evaluated_on=sample.judged_on,
-        error_against=sample.error_against,
-        rows=len(rows),
-    )
-
-
-def _reached(
-    setting: Setting, layer: LinearLayer, moments: GroupMoments, reductions: dict[str, float]
-) -> CurvePoint | None:
-    """What an edited layer and the refit that ``method="exact"`` makes after it reach; None when there is no refit."""
-    edit = edit_exact(layer.weight, moments, bias=layer.bias, layer=layer.name, **reductions)[-1]
-    try:
-        edited = draw(setting, {layer.name: (edit.weight_after, edit.bias_after)})
-        fit = refit_edited(edited, "parity", **reductions, seed=0)
-        curve = judge(Candidates.of(edited, [fit]), setting.adapter, effort=setting.effort, seed=setting.seed)
-    except ValueError as error:
-        # The untouched model ran on these very rows, so this is about the edited one; the other layers still tell.
-        message = f"after an edit of layer {layer.name!r} there is no refit: {error}"
-        warnings.warn(message, ESVDFairWarning, stacklevel=3)
-        return None
-    return curve.points[0]
-
-
-def _gap(layer: LinearLayer, moments: GroupMoments, point: CurvePoint | None) -> LayerGap:
-    """The gaps after a layer, in its own units and relative to the spread of its outputs; and what an edit reaches."""
-    w = layer.weight
-    spread = w @ (moments.pooled_scatter() / moments.pooled_weight) @ w.T  # V
-    mean_gap, covariance_gap = gaps.squared_mean_gap(w, moments), gaps.squared_covariance_gap(w, moments)
-    return LayerGap(
-        name=layer.name,
-        index=layer.index,
-        outputs=w.shape[0],
-        inputs=w.shape[1],
-        mean_gap=mean_gap,
-        covariance_gap=covariance_gap,
-        bound=float(np.sum(covariance_sigmas(w, moments) ** 4)),
-        relative_mean_gap=mean_gap / (float(np.trace(spread)) or 1.0),
-        relative_covariance_gap=covariance_gap / (float(np.sum(spread**2)) or 1.0),
-        **{} if point is None else {name: getattr(point, name) for name in ("ks", "ks_low", "ks_high", "mse")},
-    )
-
-
-def covariance_sigmas(weight: Array, moments: GroupMoments) -> Array:
-    """(k,) singular values of ``W S_v``, largest first; one zero when the groups' covariances are equal."""
-    axes, values = gaps.covariance_spectrum(moments)
-    factor = axes * np.sqrt(np.abs(values)) if len(values) else np.zeros((moments.width, 1))
-    found: Array = scipy.linalg.svdvals(weight @ factor)
-    return found
-
-
-# --- directions ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
