@@ -166,7 +166,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def record_trials(folder: Path, count: int) -> Iterator[Trial]:
     """Records of the reproduction, the ones that are read again: what the JSON has."""
-    store, part = Folder(folder, LAW, "paper"), LAW.parts[0]
+    store, part = Folder(folder, LAW), LAW.parts[0]
     numbers = {"mse": 0.05, "ks": 0.3, "ks_floor": 0.04, "mean_gap": 0.2, "variance_gap": 0.01}
     row = Row(LAW.name, "paper", 1, "test", "untouched", "", "none", None, None, None, **numbers)
     store.write(part, 1, [row])

@@ -1,6 +1,7 @@
 """The document and the figures, from rows with known numbers."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
@@ -36,21 +37,22 @@ KNOWN = {
 }
 
 
-def make_row(experiment: Experiment, preparation: str, seed: int, variant: Variant, mse: float, ks: float) -> Row:
+def make_row(experiment: Experiment, seed: int, variant: Variant, mse: float, ks: float) -> Row:
     what = {name: getattr(variant, name) for name in Variant.__dataclass_fields__}
     reached = {"paper_unguarded_solve": 1.4 if seed == 33 else 150.0}.get(variant.method)
     shift = (seed - 34) / 1000
     return Row(
-        experiment=experiment.name, preparation=preparation, seed=seed, evaluated_on=experiment.evaluated_on, **what,
+        experiment=experiment.name, preparation=experiment.preparation, seed=seed,
+        evaluated_on=experiment.evaluated_on, **what,
         mse=mse + shift, ks=ks + shift, ks_floor=0.06, mean_gap=0.1, variance_gap=0.0, covariance_reached=reached,
         densities=dict.fromkeys(("black", "white"), (1, 4, 2)),
     )  # fmt: skip
 
 
-def save(out, experiment, preparation, known):
-    folder = Folder(out, experiment, preparation)
+def save(out, experiment, known):
+    folder = Folder(out, experiment)
     for seed in SEEDS:
-        rows = [make_row(experiment, preparation, seed, variant, *values) for variant, values in known.items()]
+        rows = [make_row(experiment, seed, variant, *values) for variant, values in known.items()]
         folder.write(experiment.parts[0], seed, rows)
     folder.combine()
 
@@ -60,9 +62,9 @@ def saved(tmp_path_factory):
     tmp_path = tmp_path_factory.mktemp("saved")
     for experiment in (LAW, COMPAS):
         for preparation in ("paper", "clean"):
-            save(tmp_path, experiment, preparation, KNOWN)
+            save(tmp_path, replace(experiment, preparation=preparation), KNOWN)
     for experiment in (ABLATION_MEAN, ABLATION_COVARIANCE):
-        save(tmp_path, experiment, "paper", {p.variant: (p.mse, p.ks) for p in experiment.printed})
+        save(tmp_path, experiment, {p.variant: (p.mse, p.ks) for p in experiment.printed})
     return tmp_path
 
 
@@ -100,7 +102,7 @@ def test_rows_of_a_run_take_the_place_of_older_ones(saved, tmp_path):
     onto = tmp_path / "onto"
     copytree(saved, onto)
     known = {Variant("transport", level=0.10): (0.051, 0.100), Variant("new"): (0.06, 0.2)}
-    save(tmp_path / "run", LAW, "paper", known)
+    save(tmp_path / "run", LAW, known)
     (tmp_path / "run" / "figures").mkdir()
     (tmp_path / "run" / "figures" / "law-paper-densities.png").write_bytes(b"of two methods alone")
     (onto / "note.txt").write_text("> rows of two runs")
@@ -144,7 +146,7 @@ def test_transport_stands_beside_its_goals(saved):
 
 def test_ablations_that_are_not_monotone_are_said_to_be_so(saved, tmp_path):
     copytree(saved, tmp_path / "copy")
-    save(tmp_path / "copy", ABLATION_MEAN, "paper", {p.variant: (p.mse, 0.5 - p.ks) for p in ABLATION_MEAN.printed})
+    save(tmp_path / "copy", ABLATION_MEAN, {p.variant: (p.mse, 0.5 - p.ks) for p in ABLATION_MEAN.printed})
     text = write_report(tmp_path / "copy", SEEDS)
     assert text.count("The means are not monotone along the parameter.") == 1
 
@@ -158,10 +160,10 @@ def test_a_table_without_a_method_that_the_report_speaks_of_is_named(saved, tmp_
     """As after `--part repaired` alone; methods that are only compared at equal KS may be missing."""
     copytree(saved, tmp_path / "copy")
     known = {variant: values for variant, values in KNOWN.items() if variant.method not in ("finetuned", "refitted")}
-    save(tmp_path / "copy", LAW, "paper", known)
+    save(tmp_path / "copy", LAW, known)
     with pytest.raises(ValueError, match=r"law-paper has no row of 'the same, last layer refitted .* without --part"):
         write_report(tmp_path / "copy", SEEDS)
-    save(tmp_path / "copy", LAW, "paper", known | {Variant("refitted"): (0.038, 0.360)})
+    save(tmp_path / "copy", LAW, known | {Variant("refitted"): (0.038, 0.360)})
     assert "| law, paper | all layers fine-tuned" not in write_report(tmp_path / "copy", SEEDS)
 
 
@@ -176,12 +178,12 @@ def drawn_from(saved, experiment):
 
 
 def table_of(saved, experiment):
-    return Table(Folder(saved, experiment, "paper").rows(SEEDS), experiment, "paper")
+    return Table(Folder(saved, experiment).rows(SEEDS), experiment)
 
 
 def test_rows_without_densities_have_no_figure_of_them(saved, tmp_path):
     rows = [row for row in table_of(saved, LAW).rows if row.method in ("finetuned", "from_scratch")]
-    assert [path.name for path in draw(Table(rows, LAW, "paper"), tmp_path)] == ["law-paper-tradeoff.png"]
+    assert [path.name for path in draw(Table(rows, LAW), tmp_path)] == ["law-paper-tradeoff.png"]
 
 
 def test_figures_are_drawn_for_the_saved_seeds(saved, drawn):
@@ -192,7 +194,7 @@ def test_figures_are_drawn_for_the_saved_seeds(saved, drawn):
         "ablation-mean-paper-tradeoff.png",
     ]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
-    assert draw(Table([], LAW, "paper"), saved) == []
+    assert draw(Table([], LAW), saved) == []
 
 
 def test_the_same_rows_give_the_same_figure(saved, drawn):
@@ -202,10 +204,8 @@ def test_the_same_rows_give_the_same_figure(saved, drawn):
 
 def test_an_error_far_out_is_written_not_drawn(tmp_path):
     far = {**KNOWN, Variant("barycenter", "targets", "predicted"): (0.403, 0.271)}
-    rows = [
-        make_row(COMPAS, "paper", seed, *one) for seed in SEEDS for one in ((v, *known) for v, known in far.items())
-    ]
-    figure = draw_tradeoff(Table(rows, COMPAS, "paper"))
+    rows = [make_row(COMPAS, seed, *one) for seed in SEEDS for one in ((v, *known) for v, known in far.items())]
+    figure = draw_tradeoff(Table(rows, COMPAS))
     (axes,) = figure.axes
     assert axes.get_title(loc="right") == "not shown: Chzhen on targets, MSE 0.403 ± 0.001, KS 0.271 ± 0.001"
     assert axes.get_ylim()[1] < 0.403

@@ -37,7 +37,7 @@ def make_rows(seed: int, mse: float = 0.1) -> list[Row]:
 
 
 def test_a_saved_seed_comes_back(tmp_path):
-    folder = Folder(tmp_path, LAW, "paper")
+    folder = Folder(tmp_path, LAW)
     folder.write("repaired", 33, make_rows(33))
     assert folder.read(33) == make_rows(33)
     assert folder.finished() == [33]
@@ -46,7 +46,7 @@ def test_a_saved_seed_comes_back(tmp_path):
 def test_the_parts_of_a_seed_are_joined_and_only_then_compared_with_the_optimum(tmp_path):
     (row, _), known = make_rows(33), {"untouched": 0.05, "constant": 0.15, "optimum": 0.06}
     rows = tuple(replace(row, method=method, mse=mse, level=None) for method, mse in known.items())
-    folder = Folder(tmp_path, LAW, "paper")
+    folder = Folder(tmp_path, LAW)
     folder.write("repaired", 33, [replace(row, mse=0.07)])
     assert [row.regret for row in folder.read(33)] == [None]
     assert folder.missing(33) == ["references", "paper", "retrained"]
@@ -58,24 +58,24 @@ def test_the_parts_of_a_seed_are_joined_and_only_then_compared_with_the_optimum(
 
 
 def test_a_part_minds_only_what_decides_it(tmp_path):
-    Folder(tmp_path, LAW, "paper").write("references", 33, make_rows(33))
+    Folder(tmp_path, LAW).write("references", 33, make_rows(33))
     other = replace(LAW, target_ks=0.2)
-    assert Folder(tmp_path, other, "paper").read(33) == make_rows(33)
-    Folder(tmp_path, LAW, "paper").write("repaired", 33, make_rows(33))
+    assert Folder(tmp_path, other).read(33) == make_rows(33)
+    Folder(tmp_path, LAW).write("repaired", 33, make_rows(33))
     with pytest.raises(ValueError, match=r"another protocol \(target_ks: 0.1 there, 0.2 here\)"):
-        Folder(tmp_path, other, "paper").read(33)
+        Folder(tmp_path, other).read(33)
 
 
 def test_rows_of_another_protocol_are_refused(tmp_path):
-    Folder(tmp_path, LAW, "paper").write("repaired", 33, make_rows(33))
-    quick = Folder(tmp_path, replace(LAW, training=Training(epochs=1)), "paper")
+    Folder(tmp_path, LAW).write("repaired", 33, make_rows(33))
+    quick = Folder(tmp_path, replace(LAW, training=Training(epochs=1)))
     with pytest.raises(ValueError, match=r"another protocol \(training\.epochs: 20 there, 1 here\)"):
         quick.read(33)
 
 
 def test_printed_numbers_are_no_part_of_the_protocol(tmp_path):
-    Folder(tmp_path, LAW, "paper").write("repaired", 33, make_rows(33))
-    assert Folder(tmp_path, replace(LAW, printed=()), "paper").read(33) == make_rows(33)
+    Folder(tmp_path, LAW).write("repaired", 33, make_rows(33))
+    assert Folder(tmp_path, replace(LAW, printed=())).read(33) == make_rows(33)
 
 
 def test_the_protocol_survives_json():
@@ -85,7 +85,7 @@ def test_the_protocol_survives_json():
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"format": "something else"}', "null"])
 def test_a_file_that_is_no_saved_seed_is_named(tmp_path, content):
-    folder = Folder(tmp_path, LAW, "paper")
+    folder = Folder(tmp_path, LAW)
     write_atomically(folder.path("repaired", 33), content)
     with pytest.raises(ValueError, match=r"seed-33\.json is not a saved seed.*delete it"):
         folder.read(33)
@@ -95,7 +95,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
     def broken(*_):
         raise OSError("no space left")
 
-    folder = Folder(tmp_path, LAW, "paper")
+    folder = Folder(tmp_path, LAW)
     folder.write("repaired", 33, make_rows(33))
     monkeypatch.setattr(os, "replace", broken)
     with pytest.raises(OSError, match="no space"):
@@ -105,7 +105,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_what_a_killed_writer_left_is_not_taken_for_a_seed(tmp_path):
-    folder = Folder(tmp_path, LAW, "paper")
+    folder = Folder(tmp_path, LAW)
     folder.write("repaired", 33, make_rows(33))
     folder.path("repaired", 33).with_name(".seed-34.json.0123abcd").write_text("{")
     folder.path("repaired", 33).with_name("seed-x.json").write_text("{")
@@ -115,7 +115,7 @@ def test_what_a_killed_writer_left_is_not_taken_for_a_seed(tmp_path):
 def test_the_combined_file_does_not_depend_on_the_order_of_seeds(tmp_path):
     texts = []
     for name, seeds in (("a", (33, 34, 40)), ("b", (40, 33, 34))):
-        folder = Folder(tmp_path / name, LAW, "paper")
+        folder = Folder(tmp_path / name, LAW)
         for seed in seeds:
             folder.write("repaired", seed, make_rows(seed))
         texts.append(folder.combine().read_bytes())
@@ -125,21 +125,21 @@ def test_the_combined_file_does_not_depend_on_the_order_of_seeds(tmp_path):
 
 def test_runs_that_share_a_folder_end_with_all_rows(tmp_path):
     def one_run(seeds):
-        folder = Folder(tmp_path / "shared", LAW, "paper")
+        folder = Folder(tmp_path / "shared", LAW)
         for seed in seeds:
             folder.write("repaired", seed, make_rows(seed))
         folder.combine()
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(one_run, [range(33, 48), range(40, 55), range(33, 40), range(50, 60)]))
-    alone = Folder(tmp_path / "alone", LAW, "paper")
+    alone = Folder(tmp_path / "alone", LAW)
     for seed in range(33, 60):
         alone.write("repaired", seed, make_rows(seed))
     assert (tmp_path / "shared" / "law-paper.csv").read_bytes() == alone.combine().read_bytes()
 
 
 def test_combining_again_when_another_run_finished_a_seed_meanwhile(tmp_path, monkeypatch):
-    folder = Folder(tmp_path, LAW, "paper")
+    folder = Folder(tmp_path, LAW)
     folder.write("repaired", 33, make_rows(33))
     answers = iter([[33], [33, 34], [33, 34]])  # before the first writing, after it, after the second
     folder.write("repaired", 34, make_rows(34))
@@ -184,7 +184,7 @@ def test_predictions_become_rows_and_densities():
     constant, half = np.full(100, y.mean()), (y + y.mean()) / 2
     known = {"untouched": half, "constant": constant, "paper": 0.9 * half + 0.1 * constant, "optimum": half}
     outcomes = [Outcome(Variant(name), prediction, met=name == "paper") for name, prediction in known.items()]
-    result = judge(outcomes, here, LAW, "paper", 33)
+    result = judge(outcomes, here, LAW, 33)
     rows = {row.method: row for row in with_regret(result)}
     assert rows["constant"].mse == pytest.approx(y.var())
     assert rows["untouched"].mse == pytest.approx(y.var() / 4)
@@ -201,7 +201,7 @@ def test_predictions_become_rows_and_densities():
 
 def test_without_an_optimum_there_is_no_regret():
     here = Examples(np.zeros((4, 1)), np.arange(4.0), np.array(["a", "b", "a", "b"], dtype=object))
-    (row,) = with_regret(judge([Outcome(Variant("paper"), here.y)], here, LAW, "paper", 33))
+    (row,) = with_regret(judge([Outcome(Variant("paper"), here.y)], here, LAW, 33))
     assert row.regret is None
 
 

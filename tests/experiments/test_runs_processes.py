@@ -31,15 +31,15 @@ from esvdfair.experiments.config import WAGES, Training
 from esvdfair.experiments.runs import plan, run
 quick = replace(WAGES, name="quick", parts=("paper",), reductions=((5.0, 15.0), (15.0, 150.0)),
                 training=Training(epochs=1, width=8, depth=3))
-run(plan([(quick, "clean")], range(33, 37), Path(sys.argv[1]))[1], jobs=2)
+run(plan([quick], range(33, 37), Path(sys.argv[1]))[1], jobs=2)
 """
 
 
 def complete(out: Path) -> dict[str, bytes]:
     """The seeds that are not there yet, in this process."""
-    for task in plan([(QUICK, "clean")], SEEDS, out)[1]:
+    for task in plan([QUICK], SEEDS, out)[1]:
         work(task)
-    Folder(out, QUICK, "clean").combine()
+    Folder(out, QUICK).combine()
     return files(out)
 
 
@@ -81,43 +81,43 @@ def test_a_run_of_two_jobs_that_is_killed_goes_on_where_it_was(uninterrupted, tm
 def test_a_task_that_another_run_has_done_is_left_alone(uninterrupted, tmp_path):
     put(uninterrupted, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    work(Task((Folder(tmp_path, QUICK, "clean"),), 34))
+    work(Task((Folder(tmp_path, QUICK),), 34))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 def test_experiments_on_the_same_networks_share_a_task(tmp_path):
     other = replace(QUICK, name="other", reductions=((1.5, 150.0),))
     longer = replace(QUICK, name="longer", training=Training(epochs=2))
-    done, todo = plan([(QUICK, "clean"), (other, "clean"), (longer, "clean")], [33, 34], tmp_path)
+    done, todo = plan([QUICK, other, longer], [33, 34], tmp_path)
     assert done == []
-    named = [(tuple(folder.name for folder in task.folders), task.seed) for task in todo]
+    named = [(tuple(folder.experiment.full_name for folder in task.folders), task.seed) for task in todo]
     shared, alone = ("quick-clean", "other-clean"), ("longer-clean",)
     assert named == [(shared, 33), (alone, 33), (shared, 34), (alone, 34)]
 
 
 def test_a_preparation_that_the_data_does_not_have(tmp_path):
     with pytest.raises(ValueError, match="quick has no preparation 'paper'; choose clean"):
-        plan([(QUICK, "paper")], [33], tmp_path)
+        plan([replace(QUICK, preparation="paper")], [33], tmp_path)
 
 
 def test_what_is_saved_is_not_planned(uninterrupted, tmp_path):
     put(uninterrupted, tmp_path)
-    done, todo = plan([(QUICK, "clean")], range(33, 39), tmp_path)
+    done, todo = plan([QUICK], range(33, 39), tmp_path)
     assert [task.seed for task in done] == [33, 34, 35, 36]
     assert [task.seed for task in todo] == [37, 38]
-    assert {row.seed for row in Folder(tmp_path, QUICK, "clean").rows([34, 35, 99])} == {34, 35}
+    assert {row.seed for row in Folder(tmp_path, QUICK).rows([34, 35, 99])} == {34, 35}
 
 
 def test_a_saved_seed_of_another_protocol_stops_the_plan(uninterrupted, tmp_path):
     put(uninterrupted, tmp_path)
     with pytest.raises(ValueError, match="another protocol"):
-        plan([(replace(QUICK, reductions=((5.0, 15.0),)), "clean")], SEEDS, tmp_path)
+        plan([replace(QUICK, reductions=((5.0, 15.0),))], SEEDS, tmp_path)
 
 
 def test_a_part_whose_rows_were_deleted_is_made_again_from_the_same_networks(uninterrupted, tmp_path, monkeypatch):
     put(uninterrupted, tmp_path)
     monkeypatch.setattr("esvdfair.experiments.network.Adam", None)  # nothing is trained again
-    Folder(tmp_path, QUICK, "clean").path("paper", 34).unlink()
+    Folder(tmp_path, QUICK).path("paper", 34).unlink()
     assert complete(tmp_path) == uninterrupted
 
 
@@ -128,7 +128,7 @@ def test_a_seed_is_made_with_one_thread(tmp_path, monkeypatch):
     monkeypatch.setattr("esvdfair.experiments.methods.METHODS", {"paper": lambda *_: []})
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    work(Task((Folder(tmp_path, QUICK, "clean"),), 33))
+    work(Task((Folder(tmp_path, QUICK),), 33))
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
     assert seen == [1]
@@ -137,5 +137,5 @@ def test_a_seed_is_made_with_one_thread(tmp_path, monkeypatch):
 def test_a_seed_that_fails_is_named_and_not_saved(tmp_path):
     impossible = replace(QUICK, reductions=((0.5, 1.0),))
     with pytest.raises(RuntimeError, match=r"seed 33 of quick, preparation clean, failed: .*reduction=0\.5"):
-        work(Task((Folder(tmp_path, impossible, "clean"),), 33))
+        work(Task((Folder(tmp_path, impossible),), 33))
     assert not list((tmp_path / "quick-clean").rglob("*.json"))

@@ -42,26 +42,26 @@ def test_mean_and_sample_deviation():
     ],
 )
 def test_agreement_is_within_one_printed_deviation_in_both_columns(mse, ks, agrees):
-    (line,) = Table([make_row(UNTOUCHED, mse=mse, ks=ks)], LAW, "paper").lines
+    (line,) = Table([make_row(UNTOUCHED, mse=mse, ks=ks)], LAW).lines
     assert line.agrees is agrees
 
 
 def test_the_clean_preparation_has_nothing_to_agree_with():
-    (line,) = Table([make_row(UNTOUCHED, preparation="clean")], LAW, "clean").lines
+    (line,) = Table([make_row(UNTOUCHED, preparation="clean")], replace(LAW, preparation="clean")).lines
     assert line.printed is None
     assert line.agrees is None
 
 
 def test_lines_average_over_seeds():
     rows = [make_row(PAPER, seed=s, mse=m, regret=r) for s, m, r in ((33, 0.08, 0.1), (34, 0.10, None))]
-    (line,) = Table(rows, LAW, "paper").lines
+    (line,) = Table(rows, LAW).lines
     assert line.seeds == 2
     assert line.mse.mean == pytest.approx(0.09)
     assert line.regret == Statistic(0.1, None)
 
 
 def test_a_line_with_fewer_seeds_than_its_table_says_so():
-    table = Table([make_row(UNTOUCHED), make_row(UNTOUCHED, seed=34), make_row(PAPER)], LAW, "paper")
+    table = Table([make_row(UNTOUCHED), make_row(UNTOUCHED, seed=34), make_row(PAPER)], LAW)
     for text in (str(table), table.to_markdown()):
         assert "c̃_v 150 (1 of 2 seeds)" in text
         assert text.count("seeds)") == 1
@@ -70,13 +70,13 @@ def test_a_line_with_fewer_seeds_than_its_table_says_so():
 
 def test_a_table_shows_some_points_of_the_curves():
     variants = [UNTOUCHED, *(Variant(m, level=x) for m in ("transport", "optimum") for x in (0.05, 0.10, 0.20))]
-    table = Table([make_row(v) for v in variants], LAW, "paper")
+    table = Table([make_row(v) for v in variants], LAW)
     kept = [(line.variant.method, line.variant.level) for line in table.shown()]
     assert kept == [("untouched", None), ("transport", 0.10), ("optimum", 0.05), ("optimum", 0.10)]
 
 
 def test_columns_of_the_printed_table_line_up():
-    table = Table([make_row(UNTOUCHED), make_row(PAPER)], LAW, "paper")
+    table = Table([make_row(UNTOUCHED), make_row(PAPER)], LAW)
     title, _, header, *rest = str(table).split("\n")
     assert title == "law, preparation paper, 1 seed, test rows"
     assert "c̃_e 15" in rest[1]
@@ -85,7 +85,7 @@ def test_columns_of_the_printed_table_line_up():
 
 
 def test_the_distance_to_an_estimate_is_not_called_regret():
-    table = Table([make_row(PAPER, regret=0.4)], LAW, "paper")
+    table = Table([make_row(PAPER, regret=0.4)], LAW)
     for text in (str(table), table.to_markdown()):
         assert "excess over the plug-in optimum" in text
         assert "regret" not in text
@@ -93,7 +93,7 @@ def test_the_distance_to_an_estimate_is_not_called_regret():
 
 
 def test_a_table_for_machines_is_plain_json():
-    table = Table([make_row(UNTOUCHED)], LAW, "paper")
+    table = Table([make_row(UNTOUCHED)], LAW)
     (line,) = json.loads(json.dumps(table.to_dict()))["lines"]
     assert line["method"] == "untouched"
     assert line["mse"] == {"mean": 0.055, "sd": None}

@@ -18,7 +18,6 @@ from esvdfair.experiments.tables import Table, draw
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 WHAT = [*EXPERIMENTS, "figures", "all", "report"]
-Runs = list[tuple[Experiment, Preparation]]
 
 
 @click.command()
@@ -81,9 +80,9 @@ def reproduce(
             join(out, onto)
         click.echo(write_report(onto or out, wanted), nl=False)
         return
-    runs = _runs(what, preparation, epochs, peers)
-    _complete(runs, parts, wanted, out, jobs)
-    tables = [Table(Folder(out, *run_of).rows(wanted), *run_of) for run_of in runs]
+    experiments = _experiments(what, preparation, epochs, peers)
+    _complete(experiments, parts, wanted, out, jobs)
+    tables = [Table(Folder(out, experiment).rows(wanted), experiment) for experiment in experiments]
     if as_json:
         click.echo(json.dumps([table.to_dict() for table in tables], indent=1))
     elif what != "figures":
@@ -96,28 +95,27 @@ def reproduce(
             click.echo(path, err=as_json)
 
 
-def _runs(what: str, preparation: Preparation | None, epochs: int | None, peers: bool) -> Runs:
+def _experiments(what: str, preparation: Preparation | None, epochs: int | None, peers: bool) -> list[Experiment]:
     several = what not in EXPERIMENTS
     experiments = [EXPERIMENTS[name] for name in (OF_THE_PAPER if several else (what,))]
     if epochs is not None:
         experiments = [replace(e, training=replace(e.training, epochs=epochs)) for e in experiments]
     if peers:
         experiments = [replace(e, parts=(*e.parts, "peers")) if e.is_comparison else e for e in experiments]
-    return [(e, chosen) for e in experiments for chosen in _preparations(e, preparation, several)]
+    if preparation:
+        return [replace(e, preparation=preparation) for e in experiments]
+    if not several:
+        return experiments
+    return [replace(e, preparation=p) for e in experiments for p in e.preparations if p == "paper" or e.is_comparison]
 
 
-def _preparations(experiment: Experiment, asked: Preparation | None, several: bool) -> tuple[Preparation, ...]:
-    if asked:
-        return (asked,)
-    there = experiment.preparations
-    return there if several and experiment.is_comparison else there[:1]
-
-
-def _complete(runs: Runs, parts: Sequence[Part], seeds: Sequence[int], out: Path, jobs: int) -> None:
-    now = [(replace(e, parts=tuple(part for part in e.parts if part in parts or not parts)), p) for e, p in runs]
-    done, todo = plan([(e, p) for e, p in now if e.parts], seeds, out)
+def _complete(
+    experiments: Sequence[Experiment], parts: Sequence[Part], seeds: Sequence[int], out: Path, jobs: int
+) -> None:
+    now = [replace(e, parts=tuple(part for part in e.parts if part in parts or not parts)) for e in experiments]
+    done, todo = plan([e for e in now if e.parts], seeds, out)
     total = len(done) + len(todo)
     with tqdm(total=total, initial=len(done), unit="seed", disable=not sys.stderr.isatty()) as bar:
         run(todo, jobs=jobs, on_done=bar.update)
-    for experiment, preparation in runs:
-        Folder(out, experiment, preparation).combine()
+    for experiment in experiments:
+        Folder(out, experiment).combine()

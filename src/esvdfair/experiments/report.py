@@ -6,6 +6,7 @@ reproduction/ beside it.
 
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -13,18 +14,18 @@ import numpy as np
 
 from esvdfair.core.edits import PAPER_REDUCTIONS
 from esvdfair.experiments import config
-from esvdfair.experiments.config import PAPER, Experiment, Preparation, Variant
+from esvdfair.experiments.config import PAPER, Variant
 from esvdfair.experiments.runs import Row, from_csv, to_csv, with_regret, write_atomically
 from esvdfair.experiments.tables import Statistic, Table, describe, draw, markdown
 
-_RUNS: dict[str, tuple[Experiment, Preparation]] = {
-    "law-paper": (config.LAW, "paper"),
-    "compas-paper": (config.COMPAS, "paper"),
-    "law-clean": (config.LAW, "clean"),
-    "compas-clean": (config.COMPAS, "clean"),
-    "ablation-mean-paper": (config.ABLATION_MEAN, "paper"),
-    "ablation-covariance-paper": (config.ABLATION_COVARIANCE, "paper"),
-}
+_TABLES = (
+    config.LAW,
+    config.COMPAS,
+    replace(config.LAW, preparation="clean"),
+    replace(config.COMPAS, preparation="clean"),
+    config.ABLATION_MEAN,
+    config.ABLATION_COVARIANCE,
+)
 # The error that `transport` is to reach on the test rows when KS ≤ 0.10 is asked for, with the paper's preparation.
 _GOALS = {"law-paper": 0.0555, "compas-paper": 0.1985}
 
@@ -43,8 +44,8 @@ def write_report(out: Path, seeds: Sequence[int]) -> str:
     A file note.txt there, which may say what made the rows, stands at its head.
     """
     saved = {
-        name: Table([row for row in from_csv(out / f"{name}.csv") if row.seed in seeds], *run)
-        for name, run in _RUNS.items()
+        e.full_name: Table([row for row in from_csv(out / f"{e.full_name}.csv") if row.seed in seeds], e)
+        for e in _TABLES
     }
     law, compas = saved["law-paper"], saved["compas-paper"]
     if not law.rows or not compas.rows:
@@ -69,7 +70,8 @@ def join(out: Path, onto: Path) -> None:
 
     Their trade-offs are drawn anew; densities, which tables do not hold, come from a run of all methods alone.
     """
-    for name, run in _RUNS.items():
+    for experiment in _TABLES:
+        name = experiment.full_name
         ours = from_csv(out / f"{name}.csv")
         if not ours:
             continue
@@ -79,7 +81,7 @@ def join(out: Path, onto: Path) -> None:
             by_seed.setdefault(row.seed, []).append(row)
         joined = [row for seed in sorted(by_seed) for row in with_regret(by_seed[seed])]
         write_atomically(onto / f"{name}.csv", to_csv(joined))
-        draw(Table(joined, *run), onto)
+        draw(Table(joined, experiment), onto)
         if {row.variant for row in ours} == {row.variant for row in joined}:
             shutil.copy(out / "figures" / f"{name}-densities.png", onto)
 
@@ -99,8 +101,8 @@ def _section(table: Table) -> str:
     said = [
         f"### {title}",
         table.to_markdown(),
-        f"![{title}: error over KS](reproduction/{table.name}-tradeoff.png)",
-        f"![{title}: densities](reproduction/{table.name}-densities.png)",
+        f"![{title}: error over KS](reproduction/{table.experiment.full_name}-tradeoff.png)",
+        f"![{title}: densities](reproduction/{table.experiment.full_name}-densities.png)",
     ]
     if not table.experiment.is_comparison:
         errors, distances = [line.mse.mean for line in table.lines], [line.ks.mean for line in table.lines]
@@ -158,9 +160,9 @@ def _goals(comparisons: Sequence[Table]) -> list[list[str]]:
         for line in (line for line in table.shown() if line.variant.method == "transport"):
             mse, ks = (s.text(digits=4, of_mean=line.seeds) for s in (line.mse, line.ks))
             square = float(np.mean([row.ks**2 - row.ks_floor**2 for row in table.rows if row.variant == line.variant]))
-            asked = _GOALS.get(table.name) if line.variant.level == table.experiment.target_ks else None
+            asked = _GOALS.get(table.experiment.full_name) if line.variant.level == table.experiment.target_ks else None
             cells.append([
-                table.name.replace("-", ", "),
+                table.experiment.full_name.replace("-", ", "),
                 *(f"{table[v].mse.mean:.4f} / {table[v].ks.mean:.3f}" for v in (_UNTOUCHED, Variant("refitted"))),
                 f"{line.variant.level:g}",
                 f"{mse} / {ks}",
@@ -184,7 +186,7 @@ def _equal_ks(comparisons: Sequence[Table]) -> list[list[str]]:
             columns = zip(*((row.ks, row.mse, ours, ours - row.mse) for row, ours in pairs), strict=True)
             *numbers, difference = map(Statistic.of, columns)
             line = [*map(str, numbers), difference.text(digits=4, signed=True)]
-            cells.append([table.name.replace("-", ", "), describe(variant), *line])
+            cells.append([table.experiment.full_name.replace("-", ", "), describe(variant), *line])
     return cells
 
 

@@ -29,7 +29,7 @@ from esvdfair.core.checks import encode_groups
 from esvdfair.core.metrics import ks_distance, ks_floor, mean_gap, variance_gap
 from esvdfair.datasets import Examples
 from esvdfair.distributed import few_threads
-from esvdfair.experiments.config import Experiment, Part, Preparation, Variant
+from esvdfair.experiments.config import Experiment, Part, Variant
 from esvdfair.files import whole_file
 
 Array = NDArray[np.float64]
@@ -83,15 +83,13 @@ class Row:
 # --- predictions -> rows -------------------------------------------------------------------------------------------
 
 
-def judge(
-    outcomes: Sequence[Outcome], here: Examples, experiment: Experiment, preparation: Preparation, seed: int
-) -> list[Row]:
+def judge(outcomes: Sequence[Outcome], here: Examples, experiment: Experiment, seed: int) -> list[Row]:
     """The rows of one seed of one experiment, from what the methods predict for the evaluated rows ``here``."""
     groups: dict[str, Any] = {"sensitive_features": here.sensitive_features}
     return [
         Row(
             experiment=experiment.name,
-            preparation=preparation,
+            preparation=experiment.preparation,
             seed=seed,
             evaluated_on=experiment.evaluated_on,
             **asdict(outcome.variant),
@@ -146,21 +144,16 @@ def _densities(prediction: Array, here: Examples, shown: tuple[float, float]) ->
 
 @dataclass(frozen=True)
 class Folder:
-    """The saved seeds of one experiment under one preparation: ``out/law-paper/repaired/seed-33.json``, …
+    """The saved seeds of one experiment: ``out/law-paper/repaired/seed-33.json``, …
 
     Nothing is ever changed after it appeared, so that runs that share the folder can only do the same work twice.
     """
 
     out: Path
     experiment: Experiment
-    preparation: Preparation
-
-    @property
-    def name(self) -> str:
-        return f"{self.experiment.name}-{self.preparation}"
 
     def path(self, part: Part, seed: int) -> Path:
-        return self.out / self.name / part / f"seed-{seed}.json"
+        return self.out / self.experiment.full_name / part / f"seed-{seed}.json"
 
     def finished(self) -> list[int]:
         """Seeds of which any part is saved, in order."""
@@ -192,7 +185,7 @@ class Folder:
 
     def combine(self) -> Path:
         """Write the rows of all saved seeds as one CSV file, ``out/law-paper.csv``; returns its path."""
-        path, text = self.out / f"{self.name}.csv", ""
+        path, text = self.out / f"{self.experiment.full_name}.csv", ""
         # Again where another run has finished a seed meanwhile, which may have written the file before.
         while text != (text := to_csv(self.rows())):
             write_atomically(path, text)
@@ -291,17 +284,15 @@ class Task:
         return [(folder, part) for folder in self.folders for part in folder.missing(self.seed)]
 
 
-def plan(
-    runs: Sequence[tuple[Experiment, Preparation]], seeds: Sequence[int], out: Path
-) -> tuple[list[Task], list[Task]]:
+def plan(experiments: Sequence[Experiment], seeds: Sequence[int], out: Path) -> tuple[list[Task], list[Task]]:
     """Tasks that are saved already and tasks to do; experiments on the same networks share a task."""
     shared: dict[tuple[object, ...], list[Folder]] = {}
-    for experiment, preparation in runs:
-        if preparation not in experiment.preparations:
+    for experiment in experiments:
+        if experiment.preparation not in experiment.preparations:
             there = ", ".join(experiment.preparations)
-            raise ValueError(f"{experiment.name} has no preparation {preparation!r}; choose {there}.")
-        same = shared.setdefault((experiment.dataset, experiment.training, preparation), [])
-        same.append(Folder(out, experiment, preparation))
+            raise ValueError(f"{experiment.name} has no preparation {experiment.preparation!r}; choose {there}.")
+        network = experiment.dataset, experiment.preparation, experiment.training
+        shared.setdefault(network, []).append(Folder(out, experiment))
     tasks = [Task(tuple(folders), seed) for seed in seeds for folders in shared.values()]
     for task in tasks:
         for folder in task.folders:
@@ -346,7 +337,7 @@ def work(task: Task) -> None:
     missing, first, seed = task.missing(), task.folders[0], task.seed
     if not missing:
         return
-    dataset, preparation = first.experiment.dataset, first.preparation
+    dataset, preparation = first.experiment.dataset, first.experiment.preparation
     shelf = Shelf(first.out / "networks" / f"{dataset}-{preparation}")
     try:
         with few_threads(0):
@@ -354,7 +345,7 @@ def work(task: Task) -> None:
             for folder, part in missing:
                 outcomes = list(METHODS[part](trained, folder.experiment))
                 here = trained.examples(folder.experiment.evaluated_on)
-                folder.write(part, seed, judge(outcomes, here, folder.experiment, preparation, seed))
+                folder.write(part, seed, judge(outcomes, here, folder.experiment, seed))
     except (ValueError, ArithmeticError) as error:  # no input of the user reaches a seed: this is a fault of ours
         names = ", ".join(folder.experiment.name for folder in task.folders)
         raise RuntimeError(f"seed {seed} of {names}, preparation {preparation}, failed: {error}") from error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.experiments.config import PAPER, Experiment, Preparation, Printed, Variant
+from esvdfair.experiments.config import PAPER, Experiment, Printed, Variant
 from esvdfair.experiments.runs import Row, write_atomically
 from esvdfair.plots import ACCENT, GROUPS, INK, QUIET, finish_tradeoff, name_points
 
@@ -123,11 +123,6 @@ class Table:
 
     rows: Sequence[Row]
     experiment: Experiment
-    preparation: Preparation
-
-    @property
-    def name(self) -> str:
-        return f"{self.experiment.name}-{self.preparation}"
 
     @cached_property
     def seeds(self) -> list[int]:
@@ -136,7 +131,7 @@ class Table:
     @cached_property
     def lines(self) -> list[Line]:
         """A line for every variant, in the order of the rows."""
-        printed = {p.variant: p for p in self.experiment.printed} if self.preparation == "paper" else {}
+        printed = {p.variant: p for p in self.experiment.printed} if self.experiment.preparation == "paper" else {}
         by_variant: dict[Variant, list[Row]] = {}
         for row in self.rows:
             by_variant.setdefault(row.variant, []).append(row)
@@ -147,7 +142,9 @@ class Table:
             if line.variant == variant:
                 return line
         what = describe(variant).strip()
-        raise ValueError(f"{self.name} has no row of {what!r}; run `esvdfair reproduce` without --part.")
+        raise ValueError(
+            f"{self.experiment.full_name} has no row of {what!r}; run `esvdfair reproduce` without --part."
+        )
 
     def shown(self) -> list[Line]:
         """The lines that people see: of the curves of `transport` and of the optimum only some points."""
@@ -158,7 +155,7 @@ class Table:
         cells = self._cells("")
         widths = [max(map(text_width, column)) for column in zip(*cells, strict=True)]
         padded = ([cell + " " * (w - text_width(cell)) for cell, w in zip(row, widths, strict=True)] for row in cells)
-        head = f"{self.experiment.name}, preparation {self.preparation}, {self.extent}"
+        head = f"{self.experiment.name}, preparation {self.experiment.preparation}, {self.extent}"
         return f"{head}\n\n" + "\n".join("  ".join(row).rstrip() for row in padded)
 
     def to_markdown(self) -> str:
@@ -179,7 +176,7 @@ class Table:
     def to_dict(self) -> dict[str, Any]:
         return {
             "experiment": self.experiment.name,
-            "preparation": self.preparation,
+            "preparation": self.experiment.preparation,
             "evaluated_on": self.experiment.evaluated_on,
             "seeds": self.seeds,
             "lines": [line.to_dict() for line in self.lines],
@@ -242,7 +239,7 @@ def draw(table: Table, folder: Path) -> list[Path]:
     for what, figure in figures.items():
         image = io.BytesIO()
         figure.savefig(image, format="png", dpi=150, metadata={"Software": None})
-        paths.append(folder / f"{table.name}-{what}.png")
+        paths.append(folder / f"{table.experiment.full_name}-{what}.png")
         write_atomically(paths[-1], image.getvalue())
     return paths
 
@@ -340,7 +337,7 @@ def _plane(
 
 
 def _title(table: Table) -> str:
-    return f"{table.experiment.name}, preparation “{table.preparation}”, {table.extent}"
+    return f"{table.experiment.name}, preparation “{table.experiment.preparation}”, {table.extent}"
 
 
 def _figure(width: float, height: float) -> "Figure":
