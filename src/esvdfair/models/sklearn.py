@@ -124,14 +124,17 @@ class SklearnAdapter(ModelAdapter):
         last = twin._last
         for name, (weight, bias) in weights.items():
             index = self._names.index(name)
-            if self._network:
-                last.coefs_[index] = _like(last.coefs_[index], weight.T, name)
-            else:
-                last.coef_ = _like(last.coef_, weight, name)
-            if bias is not None and self._network:
-                last.intercepts_[index] = _like(last.intercepts_[index], bias, name)
-            elif bias is not None:
-                last.intercept_ = _like(last.intercept_, bias, name)
+            held, _ = twin._arrays()[index]  # a view, of the same memory layout, so that products round as before
+            held[...] = rounded(name, weight, held.dtype)
+            if not self._network:
+                last.coef_ = held.reshape(np.shape(last.coef_))
+            if bias is not None:
+                old = last.intercepts_[index] if self._network else last.intercept_
+                new = rounded(name, bias, np.asarray(old).dtype)
+                if np.ndim(old):
+                    old[...] = new
+                else:
+                    last.intercept_ = type(old)(new[0])
         return twin
 
     def _predict(self, x: Any) -> NDArray[Any]:
@@ -243,12 +246,3 @@ def _levels(model: Any) -> Iterator[Any]:
                 "model, trees too, can be moved by esvdfair.baselines, such as WassersteinBarycenter."
             )
     yield level
-
-
-def _like(old: Any, values: NDArray[Any], name: str) -> Any:
-    """Values in the place of an array or number, in its dtype and memory layout, so that products round as before."""
-    if np.ndim(old) == 0:
-        return type(old)(rounded(name, values, np.asarray(old).dtype)[0])
-    new = np.empty_like(old)
-    new[...] = rounded(name, values, new.dtype).reshape(new.shape)
-    return new
