@@ -152,11 +152,12 @@ def test_bad_places(files, refused, tmp_path):
 
 def test_validation_is_read_by_the_names_of_the_inputs(files, invoke, refused, tmp_path):
     new = pd.read_parquet(files.new)
+    new.to_csv(tmp_path / "plain.csv", index=False)
     new[new.columns[::-1]].assign(extra=1).to_csv(tmp_path / "new.csv", index=False)
     words = ["repair", files.model, files.data, *ROLES, *QUICK, "-o", tmp_path / "fair.onnx", "--validation"]
     assert invoke(*words, tmp_path / "new.csv").exit_code == 0
     one = json.loads((tmp_path / "fair.onnx.json").read_text())["reached"]
-    assert invoke(*words, files.new, "--force").exit_code == 0
+    assert invoke(*words, tmp_path / "plain.csv", "--force").exit_code == 0
     assert json.loads((tmp_path / "fair.onnx.json").read_text())["reached"] == one
     new.drop(columns="hours").to_csv(tmp_path / "short.csv", index=False)
     assert "has no column 'hours'" in refused(*words, tmp_path / "short.csv", "--force")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import Any, BinaryIO
 
 import pandas as pd
 
@@ -187,7 +187,7 @@ class CsvFile(TableFile):
                 raise ValueError("it is empty; a table with a header and rows is needed.")
             if b"\0" in start:
                 raise ValueError("it is neither Parquet nor text in UTF-8.")
-            text = io.StringIO(start.decode("utf-8-sig", errors="replace"), newline="")
+            text = io.TextIOWrapper(io.BytesIO(start), encoding="utf-8-sig", errors="replace", newline="")
             filled = (line for line in text if line.strip())  # pandas, too, skips lines of nothing
             first = next(filled)
             if len(first) > PIECE:
@@ -197,23 +197,23 @@ class CsvFile(TableFile):
             self.columns = [str(name) for name in pd.read_csv(io.BytesIO(start), sep=self.sep, nrows=0).columns]
 
     def cut(self, parts: int) -> None:
-        """Chunks are (first byte, byte behind the last, lines before it); all end with a row."""
-        self._chunks: list[tuple[int, int, int]] = []
-        size, start, line, left = min(BLOCK, self.size // parts + 1), 0, 0, b""
+        """Chunks are (first byte, byte behind the last); all end with a row."""
+        self._chunks: list[tuple[int, int]] = []
+        size, start, left = min(BLOCK, self.size // parts + 1), 0, b""
         with self.place.open("rb") as file, readable(self.path):
             while piece := file.read(size):
                 left += piece
                 end = len(left) if len(piece) < size else _end_of_rows(left, self.sep)
-                rows, left = left[:end], left[end:]
-                if rows and not rows.isspace():
-                    self._chunks.append((start, start + end, line))
-                start, line = start + end, line + _lines(rows)
-                if len(left) - max(left.rfind(b"\n"), left.rfind(b"\r")) - 1 > PIECE:
-                    raise ValueError(_TOO_LONG.format(line + _lines(left) + 1))
+                if end and not left[:end].isspace():
+                    self._chunks.append((start, start + end))
+                start, left = start + end, left[end:]
+                last = start + max(left.rfind(b"\n"), left.rfind(b"\r")) + 1
+                if start + len(left) - last > PIECE:
+                    raise ValueError(_TOO_LONG.format(_lines_before(last, file) + 1))
                 if len(left) > BLOCK + 2 * PIECE:
                     raise ValueError(
-                        f"the row that starts in line {line + 1} goes on for more than {len(left) // 2**20} MB; a "
-                        "quotation mark may not be closed."
+                        f"the row that starts in line {_lines_before(start, file) + 1} goes on for more than "
+                        f"{len(left) // 2**20} MB; a quotation mark may not be closed."
                     )
 
     def frames(
@@ -221,7 +221,7 @@ class CsvFile(TableFile):
     ) -> Iterator[tuple[int, pd.DataFrame, int]]:
         used = None if strict else list(dict.fromkeys(columns))  # with them, pandas takes rows of any length
         with self.place.open("rb") as file, readable(self.path):
-            for chunk, (start, stop, line) in enumerate(self._chunks):
+            for chunk, (start, stop) in enumerate(self._chunks):
                 if not wanted(chunk):
                     continue
                 file.seek(start)
@@ -234,8 +234,7 @@ class CsvFile(TableFile):
                             dtype=dict.fromkeys(texts, str),
                         )  # fmt: skip
                 except pd.errors.ParserError as error:
-                    found = re.sub(r"(?<=line )\d+|(?<=row )\d+", lambda n: str(int(n[0]) + line), str(error))  # noqa: B023
-                    raise ValueError(found) from None
+                    raise ValueError(_of_the_file(str(error), _lines_before(start, file))) from None
                 yield chunk, frame[list(columns)], stop
 
 
@@ -255,8 +254,16 @@ def _end_of_rows(block: bytes, sep: str) -> int:
     return end
 
 
-def _lines(text: bytes) -> int:
-    return text.count(b"\n") or text.count(b"\r")
+def _of_the_file(said: str, lines: int) -> str:
+    """What pandas says of a line of a chunk, which so many lines of the file precede."""
+    return re.sub(r"(?<=line |.row )\d+", lambda found: str(int(found[0]) + lines), said)
+
+
+def _lines_before(place: int, file: BinaryIO) -> int:
+    """How many lines of a file end before a place in it."""
+    file.seek(0)
+    pieces = iter(lambda: file.read(min(PIECE, place - file.tell())), b"")
+    return sum(piece.count(b"\n") or piece.count(b"\r") for piece in pieces)
 
 
 # --- Parquet -------------------------------------------------------------------------------------------------------
