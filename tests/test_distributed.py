@@ -25,6 +25,11 @@ def one_rank(rank, folder, rows, parts):
             moments.all_reduce().save(folder / f"{shards}{rank}.moments")
         except ValueError as error:
             (folder / f"{shards}{rank}.error").write_text(str(error))
+    distributed.MESSAGE_BYTES = 40  # two rows and a half
+    places = [np.array([4, 0, 6]), np.array([1, 2, 3, 5, 7])]
+    sent = places[rank][:, None] * [1.0, 10.0]
+    np.save(folder / f"rows{rank}.npy", first_rank_rows(sent, places))
+    np.save(folder / f"after{rank}.npy", first_rank_rows(sent))
     dist.destroy_process_group()
 
 
@@ -71,6 +76,13 @@ def test_ranks_without_rows_stay_empty(folder):
 def test_ranks_of_different_widths_are_an_error_on_both(folder):
     for rank in (0, 1):
         assert "different widths [2, 4]" in (folder / f"widths{rank}.error").read_text()
+
+
+def test_rows_go_to_their_places_on_the_first_rank(folder):
+    placed, after = np.load(folder / "rows0.npy"), np.load(folder / "after0.npy")
+    np.testing.assert_array_equal(placed, np.arange(8.0)[:, None] * [1.0, 10.0])
+    np.testing.assert_array_equal(after[:, 0], [4, 0, 6, 1, 2, 3, 5, 7])
+    assert np.load(folder / "rows1.npy").shape == np.load(folder / "after1.npy").shape == (0, 2)
 
 
 def test_alone_everything_is_its_own_sum():

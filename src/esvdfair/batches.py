@@ -7,6 +7,7 @@ Anything that holds rows becomes `Batch`es; a `Keeper` keeps a bounded number of
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -508,13 +509,12 @@ class Keeper:
         known = all_gather((code, key))
         codes, keys = (np.concatenate(part) for part in zip(*known, strict=True))
         stays = _smallest(codes, keys, self._share([rows for rows, _ in self.counts.values()]))
-        own = stays - sum(len(part) for part, _ in known[: rank()])
-        own = own[(own >= 0) & (own < len(code))]
+        ends = np.cumsum([0, *(len(part) for part, _ in known)])
+        places = [np.flatnonzero((stays >= start) & (stays < end)) for start, end in pairwise(ends.tolist())]
+        own = stays[places[rank()]] - ends[rank()]
         # Only rows that stay leave their rank, and none is copied that is where it belongs.
-        columns = [code, *self._columns[:1], *self._columns[2:]]
-        columns = [first_rank_rows(_picked(column, own)) for column in columns]
-        order = np.lexsort((columns[1], columns[0]))
-        code, _, prediction, y, weight, *features = (_picked(column, order) for column in columns)
+        columns = (first_rank_rows(_picked(column, own), places) for column in (code, *self._columns[2:]))
+        code, prediction, y, weight, *features = columns
         for group in np.unique(code):
             mine = code == group
             rows, total = self.counts[labels[group]]
