@@ -234,7 +234,7 @@ def test_a_method_that_reads_moments_alone_keeps_a_few_rows_where_not_all_can_st
     x, a = rng.normal(size=(rows, 3)).astype(np.float32), np.tile([0, 1], rows // 2)
     source = ArrayBatches(Data(x, None, a), batch_size=16)
     batches = source if kind == "arrays" else list(source)
-    effort = Effort(training_rows=100, ordering_rows=20)
+    effort = Effort(training_rows=100, transport_rows=10)
     apart = ArrayBatches(Data(x, None, a))
     alone = replace(setting(batches, effort=effort), validation=apart, moments_alone=True)
     sample = draw(alone)

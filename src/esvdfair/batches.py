@@ -395,13 +395,13 @@ class Keeper:
     Parameters
     ----------
     bound : so many rows may stay, shared equally by the groups
-    few : so many do when not all rows can; None for as many as may
+    few : so many of each group do when not all rows can; None for as many as may
     """
 
     def __init__(self, bound: int, seed: int, *, few: int | None = None) -> None:
         self.counts: dict[Label, tuple[int, float]] = {}  # rows and Σw of every group
         self.keeps_all: bool | None = None  # of the rows that it is given; None where that is not known beforehand
-        self._bound, self._few, self._seed = bound, bound if few is None else min(few, bound), seed
+        self._bound, self._few, self._seed = bound, bound if few is None else few, seed
         self._groups: dict[Label, int] = {}  # their numbers, in the order in which they came
         self._threshold = np.zeros(0)  # of each group: rows with a larger key cannot be among the smallest any more
         self._columns: list[NDArray[Any]] = []  # key, group, prediction, y, weight, features of one layer or two
@@ -457,7 +457,7 @@ class Keeper:
         """How many rows of each group stay, when they have so many."""
         groups = max(len(counts), 2)
         share = max(self._bound // groups, 1)
-        return share if max(counts, default=0) <= share else max(self._few // groups, 1)
+        return share if max(counts, default=0) <= share else min(self._few, share)
 
     def _put(self, places: NDArray[np.intp], columns: list[NDArray[Any]]) -> None:
         """Copy rows in."""

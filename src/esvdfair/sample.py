@@ -74,9 +74,8 @@ class Effort:
     factors : common factors on both reductions, which paper and exact scan for a target
     regularisations : inverse strengths among which the estimate of P(group | features) is chosen
     training_rows, judging_rows : bounds of the rows that are kept, shared equally by the groups
-    ordering_rows : rows that fit, of which a few are kept where a method reads the moments of all of them, but not all
-        can be kept: they put its candidates in order
-    transport_rows : rows of each group that transport couples; the quadratic sees all rows
+    transport_rows : rows of each group that transport couples (the quadratic sees all rows); and that are kept to put
+        candidates in order, where a method reads only the moments of the rows that fit and not all can be kept
     scanned_bytes : bound on the inputs that paper and exact keep to scan their factors on
     points : fewest points of a curve, if there are as many candidates
     resamples : of every interval of a KS distance
@@ -91,7 +90,6 @@ class Effort:
     regularisations: tuple[float, ...] = (1e-2, 1e-1)
     training_rows: int = 60_000
     judging_rows: int = 100_000
-    ordering_rows: int = 10_000
     transport_rows: int = 5_000
     scanned_bytes: int = 2**30
     points: int = 20
@@ -498,7 +496,7 @@ class _Pass:
         setting, last = self.setting, self.setting.last
         moments, inner = GroupMoments(), {name: GroupMoments() for name in self.inner}
         effort = setting.effort
-        few = effort.ordering_rows if setting.moments_alone and judged_elsewhere else None
+        few = effort.transport_rows if setting.moments_alone and judged_elsewhere else None
         kept = Keeper(effort.training_rows, setting.seed, few=few), Keeper(effort.judging_rows, setting.seed)
         labelled: bool | None = None
         group_parts = 0
