@@ -11,7 +11,7 @@ from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_te
 
 from esvdfair.models import adapt
 from esvdfair.models.onnx import OnnxAdapter, save_model
-from esvdfair.models.onnx_graph import external_files
+from esvdfair.models.onnx_files import external_files
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 6))
@@ -227,7 +227,7 @@ def test_bytes_lead_to_no_external_data(tmp_path):
 
 def test_more_than_protobuf_can_hold(tmp_path, monkeypatch):
     path = external(tmp_path)
-    monkeypatch.setattr("esvdfair.models.onnx_graph.LARGEST", len(DATA))
+    monkeypatch.setattr("esvdfair.models.onnx_files.LARGEST", len(DATA))
     with pytest.raises(ValueError, match="with its external data is larger than 2 GB"):
         OnnxAdapter(path)
     with pytest.raises(ValueError, match=r"\(500 bytes\) is larger than 2 GB"):

@@ -165,7 +165,7 @@ def load_model(path: Path, output: str | None) -> "OnnxAdapter":
 
 def model_files(path: Path) -> list[Path]:
     """A model file and the files with its external data."""
-    from esvdfair.models.onnx_graph import external_files
+    from esvdfair.models.onnx_files import external_files
 
     return [path, *(path.parent / name for name in external_files(path))]
 

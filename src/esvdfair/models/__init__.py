@@ -27,7 +27,7 @@ def fingerprint(model: Any) -> str:
     if isinstance(model, bytearray):
         model = bytes(model)
     if isinstance(model, str | bytes | os.PathLike):
-        from esvdfair.models.onnx_graph import read_model
+        from esvdfair.models.onnx_files import read_model
 
         proto, external = read_model(model)
         if not isinstance(model, bytes):

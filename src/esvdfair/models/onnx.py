@@ -30,9 +30,10 @@ except ImportError as error:
 
 from esvdfair.core.checks import row_count, several_inputs, to_numpy
 from esvdfair.exceptions import Given, InputError
-from esvdfair.models import base, onnx_graph
+from esvdfair.models import base, onnx_files, onnx_graph
 from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights
-from esvdfair.models.onnx_graph import Graph, ModelSource, save_model
+from esvdfair.models.onnx_files import ModelSource, save_model
+from esvdfair.models.onnx_graph import Graph
 
 __all__ = ["OnnxAdapter", "save_model"]
 
@@ -72,7 +73,7 @@ class OnnxAdapter(ModelAdapter):
         if not isinstance(model, str | bytes | bytearray | os.PathLike):
             raise TypeError(f"model must be the path or the bytes of an ONNX model, got a {type(model).__name__}.")
         self._given: ModelSource | None = bytes(model) if isinstance(model, bytearray) else model
-        self._proto, _ = onnx_graph.read_model(self._given)
+        self._proto, _ = onnx_files.read_model(self._given)
         self._output, self._place = _choose_output(self._proto, output)
         self._graph.check_inference()
 
@@ -301,7 +302,7 @@ def _start_session(
     try:
         return onnxruntime.InferenceSession(part.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common class of their own
-        raise ValueError(f"onnxruntime cannot load the model: {onnx_graph.first_line(error)}") from error
+        raise ValueError(f"onnxruntime cannot load the model: {onnx_files.first_line(error)}") from error
 
 
 def _call(session: onnxruntime.InferenceSession, feeds: Feeds, outputs: Sequence[str]) -> list[NDArray[Any]]:
@@ -332,7 +333,7 @@ def _call(session: onnxruntime.InferenceSession, feeds: Feeds, outputs: Sequence
         options.terminate = True  # of no effect on a call that has ended
     if errors:
         raise ValueError(
-            f"onnxruntime cannot run the model on this batch: {onnx_graph.first_line(errors[0])}"
+            f"onnxruntime cannot run the model on this batch: {onnx_files.first_line(errors[0])}"
         ) from errors[0]
     return values
 
