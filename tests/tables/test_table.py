@@ -203,6 +203,16 @@ def test_sensitive_columns_of_too_many_values(small_chunks, monkeypatch, tmp_pat
         TableBatches(path, Roles(("a",), "y"))
 
 
+@pytest.mark.parametrize("size", range(20, 30))
+def test_the_last_row_is_read_wherever_a_chunk_ends(monkeypatch, tmp_path, size):
+    """Also where the last chunk ends with the file, in a line that has no end."""
+    monkeypatch.setattr(files, "BLOCK", size)
+    path = tmp_path / "odd.csv"
+    for rows in range(8, 12):
+        path.write_text("a,sex\n" + "\n".join(["1,f", "2,m"] * rows))
+        assert TableBatches(path, Roles(("sex",))).scan.rows == 2 * rows
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("seed", range(3))
 def test_records_end_where_pandas_says(tiny_chunks, tmp_path, end, seed):

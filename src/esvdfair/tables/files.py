@@ -201,7 +201,9 @@ class CsvFile(TableFile):
         self._chunks: list[tuple[int, int]] = []
         size, start, left = min(BLOCK, self.size // parts + 1), 0, b""
         with self.place.open("rb") as file, readable(self.path):
-            while piece := file.read(size):
+            piece = bytes(size)
+            while len(piece) == size:
+                piece = file.read(size)
                 left += piece
                 end = len(left) if len(piece) < size else _end_of_rows(left, self.sep)
                 if end and not left[:end].isspace():
