@@ -377,16 +377,11 @@ class Refits:
         return FeatureSpace.from_moments(self.sample.moments, layer.weight.shape[1], intercept=layer.bias is not None)
 
     @cached_property
-    def _rotated(self) -> Array:
-        """(rows, r) along the principal axes, the features of a bounded number of rows."""
-        return self.space.rotate(self.sample.training.features[self._bounded])
-
-    @cached_property
     def problem(self) -> TransportProblem:
         """What transport couples: a bounded number of rows, a random choice since they are in hash order."""
         rows, index = self.sample.training, self._bounded
-        weight = rows.parity_weight[index]
-        return TransportProblem(self._rotated, rows.codes[index], len(self.sample.labels), sample_weight=weight)
+        rotated, weight = self.space.rotate(rows.features[index]), rows.parity_weight[index]
+        return TransportProblem(rotated, rows.codes[index], len(self.sample.labels), sample_weight=weight)
 
     @cached_property
     def _bounded(self) -> NDArray[np.intp]:
@@ -489,7 +484,8 @@ class Refits:
         training, judging, index, space = self.sample.training, self.sample.judging, self._bounded, self.space
         unit = float(space.variances.sum() / len(space.mean))
         faint = int(np.searchsorted(space.variances, FAINT * unit, side="right"))  # they ascend
-        known, axes = self._rotated[:, faint:] / np.sqrt(unit), space.axes[:, faint:] / np.sqrt(unit)
+        axes = space.axes[:, faint:] / np.sqrt(unit)
+        known = _outputs(training.features[index], axes.T, -space.mean @ axes, np.positive)
         codes, weight = training.codes[index], training.parity_weight[index]
         # They stand for all rows of their group.
         weight *= (np.bincount(training.codes, training.parity_weight) / np.bincount(codes, weight))[codes]
