@@ -1,21 +1,17 @@
 """Group moments: count, mean and scatter of every group, additive over rows, batches, workers and sites."""
 
-import hashlib
-import io
-import json
-import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Self
-from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg.blas import dsyr, dsyrk
 
+from esvdfair.core import moments_file
 from esvdfair.core.checks import (
     Label,
     check_labels,
@@ -29,14 +25,10 @@ from esvdfair.core.checks import (
 from esvdfair.core.ks import adjusting_factors, split_cell
 from esvdfair.distributed import all_gather, all_sum
 from esvdfair.exceptions import Given, InputError
-from esvdfair.files import whole_file
 
-_FORMAT = "esvdfair-moments-2"  # 1 had no checksum, and files of it may give single people away
 _CACHED_ROWS = 256  # rows of 256 float64 columns that fit in a core's own cache, with room to spare
 _BLOCK_ROWS = 1024  # rows of one product: enough for its speed, and no more than is given back to the system each time
 _LARGEST_SUM = 1e300  # of squares in one batch, so that a sum over many batches stays in float64
-_FIELDS = {"rows": "<i8", "counts": "<f8", "weight_squares": "<f8", "means": "<f8", "scatters": "<f8"}
-_HEADER = "header.json"
 
 
 @dataclass(frozen=True)
@@ -408,27 +400,15 @@ class GroupMoments:
         SHA-256 of all that the file says.
         """
         self._refuse_adjusted()
-        said = None if about is None else dict(about)
-        width = self.width if self._groups else 0
-        header = {"format": _FORMAT, "labels": self.labels, "width": width, "about": said}
-        parts = {_HEADER: json.dumps(header | {"sha256": self.digest(header)}).encode()}
-        for name, values in self._arrays().items():
-            parts[f"{name}.npy"] = _npy_header(name, values.shape) + values.tobytes()
-        with whole_file(path) as file, ZipFile(file, "w", ZIP_STORED) as archive:
-            for name, content in parts.items():
-                archive.writestr(ZipInfo(name), content)  # without a date: equal moments are equal files
+        moments_file.write(path, self.labels, self.width if self._groups else 0, self._arrays(), about)
 
-    def digest(self, header: Mapping[str, Any] | None = None) -> str:
-        """SHA-256 of the labels and the numbers, and of a file's header: the same for the same rows."""
-        digest = hashlib.sha256(json.dumps([self.labels, header]).encode())
-        for values in self._arrays().values():
-            digest.update(values.tobytes())
-        return digest.hexdigest()
+    def digest(self) -> str:
+        """SHA-256 of the labels and the numbers: the same for the same rows."""
+        return moments_file.digest(self.labels, self._arrays())
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         """What a file holds beside its header."""
-        kinds = _FIELDS if self._groups else {}
-        return {name: np.ascontiguousarray(getattr(self, name), dtype=kind) for name, kind in kinds.items()}
+        return {name: getattr(self, name) for name in moments_file.FIELDS} if self._groups else {}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "GroupMoments":
@@ -440,45 +420,14 @@ class GroupMoments:
     @classmethod
     def load_with_about(cls, path: str | os.PathLike[str]) -> tuple["GroupMoments", dict[str, Any] | None]:
         """As :meth:`load` without :meth:`check_possible`, and beside the moments what ``about`` said of them."""
-        with open(path, "rb") as stream:
-            try:
-                return cls._read(stream)
-            except Exception as error:  # zipfile and json raise a dozen kinds of them for bytes that nobody meant
-                why = str(error) or type(error).__name__
-                raise ValueError(
-                    f"{os.fspath(path)!r} is not a moments file of esvdfair, or damaged ({why})."
-                ) from error
-
-    @classmethod
-    def _read(cls, stream: Any) -> tuple["GroupMoments", dict[str, Any] | None]:
-        """Nothing is larger in memory than in the file, since nothing in it may be compressed."""
-        with ZipFile(stream) as archive:
-            if any(info.compress_type != ZIP_STORED for info in archive.infolist()):
-                raise ValueError("it holds compressed parts")
-            if "header.npy" in archive.namelist():
-                raise ValueError("it was written by an older version; collect the moments again")
-            header = json.loads(archive.read(_HEADER))
-            if header["format"] != _FORMAT:
-                raise ValueError(f"format {header['format']!r}")
-            labels, width = [label_from_json(item) for item in header["labels"]], int(header["width"])
-            check_labels(labels)
-            if len(set(labels)) < len(labels) or sorted(labels, key=sort_key) != labels:
-                raise ValueError("its groups are not in order")
-            shapes = {"means": (len(labels), width), "scatters": (len(labels), width, width)}
-            arrays = [
-                _array(archive.read(f"{name}.npy"), name, shapes.get(name, (len(labels),)))
-                for name in (_FIELDS if labels else ())
-            ]
-        moments = cls.from_arrays(labels, *arrays) if labels else cls()
-        if header.pop("sha256") != moments.digest(header):
-            raise ValueError("its numbers are not those it was written with: their SHA-256 differs")
-        return moments, header["about"]
+        labels, arrays, about = moments_file.read(path)
+        return cls.from_arrays(labels, *arrays) if labels else cls(), about
 
     def check_possible(self, path: Any = None) -> None:
         """Raise ValueError unless these can be moments of rows: finite, symmetric, no negative variance anywhere."""
         if not self._groups:
             return
-        rows, counts, squares, means, scatters = (getattr(self, name) for name in _FIELDS)
+        rows, counts, squares, means, scatters = (getattr(self, name) for name in moments_file.FIELDS)
         with np.errstate(over="ignore", invalid="ignore"):
             # What rounding leaves of a constant column is of the size of its mean, not of its variance.
             noise = 1e-12 * counts[:, None] * means**2
@@ -497,30 +446,6 @@ class GroupMoments:
             raise ValueError(
                 f"{'these' if path is None else repr(os.fspath(path))}: no rows have such moments (damaged)."
             )
-
-
-def label_from_json(item: Any) -> Label:
-    """A label as JSON has it, where tuples are lists."""
-    if isinstance(item, list):
-        return tuple(label_from_json(part) for part in item)  # type: ignore[misc]  # combinations of combinations, too
-    if not isinstance(item, str | int):
-        raise ValueError(f"{item!r} is no group")
-    return item
-
-
-def _npy_header(name: str, shape: tuple[int, ...]) -> bytes:
-    """What NumPy writes before the bytes of an array."""
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": _FIELDS[name], "fortran_order": False, "shape": shape})
-    return file.getvalue()
-
-
-def _array(content: bytes, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """The array in a part of a file; ValueError unless it has the dtype and shape that it must have."""
-    header = _npy_header(name, shape)
-    if not content.startswith(header) or len(content) != len(header) + 8 * math.prod(shape):
-        raise ValueError(f"its {name} have another type or shape than they should")
-    return np.frombuffer(content, dtype=_FIELDS[name], offset=len(header)).astype(_FIELDS[name][1:]).reshape(shape)
 
 
 def _flatten(

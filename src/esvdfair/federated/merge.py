@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esvdfair.core.checks import Label, check_labels, sort_key
-from esvdfair.core.moments import GroupMoments, label_from_json
+from esvdfair.core.moments import GroupMoments
+from esvdfair.core.moments_file import label_from_json
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.federated.sites import MomentsFile, SiteMoments
 from esvdfair.files import whole_file

@@ -10,7 +10,8 @@ import numpy as np
 
 from esvdfair.batches import Batch, Data, make_batches
 from esvdfair.core.checks import Label, to_numpy
-from esvdfair.core.moments import GroupMoments, label_from_json
+from esvdfair.core.moments import GroupMoments
+from esvdfair.core.moments_file import label_from_json
 from esvdfair.core.quadratic import Head
 from esvdfair.distributed import all_gather, broadcast, few_threads, reading, together
 from esvdfair.exceptions import Given, InputError
