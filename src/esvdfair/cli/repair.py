@@ -80,7 +80,6 @@ def repair(
       esvdfair repair model.onnx --moments all.moments --method parity -o fair.onnx
     """
     from esvdfair.estimator import ESVDFair
-    from esvdfair.federated import SiteMoments, repair_from_moments
 
     options["max_mse_increase"] = max_mse_increase
     _check_words(data, moments, reading, options, validation, report)
@@ -97,6 +96,8 @@ def repair(
             rows = reading.table(data, adapter, progress=work.read)
             reading = reading.like(rows)
         elif moments is not None:
+            from esvdfair.federated import SiteMoments, repair_from_moments
+
             site = SiteMoments.load(moments)
             reading = _like(site, reading)
         judging, apart = (
