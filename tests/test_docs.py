@@ -363,6 +363,13 @@ def test_every_link_leads_somewhere(page):
         assert not anchor or anchor in anchors(target), f"{page} links to {link}, which is no heading"
 
 
+def test_every_source_file_that_is_named_is_there():
+    homes = [ROOT, ROOT / "src/esvdfair", ROOT / "tests"]
+    for page in (page for page in PAGES if page != "CHANGELOG.md"):  # which tells of files that are gone
+        for name in re.findall(r"`([\w/]+/\w+\.(?:py|js|css))`", (ROOT / page).read_text("utf-8")):
+            assert any((home / name).exists() for home in homes), f"{page} names {name}, which is not there"
+
+
 def test_the_readme_of_the_package_links_to_nothing_inside_the_repository():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["metadata"]["hooks"]
     text = (ROOT / "README.md").read_text("utf-8")

@@ -83,7 +83,7 @@ class SiteMoments:
     moments : of ``[h, y]`` in every group, h the inputs of the model's last linear layer; of h alone without labels
     group_parts : where gaps are to be adjusted, the moments are of cells of a group and a stratum, and so many parts of
         their labels name the group (:mod:`esvdfair.core.ks`); 0 says that they are of groups
-    model : SHA-256 of the model (:func:`esvdfair.models.base.fingerprint`)
+    model : SHA-256 of the model (:func:`esvdfair.models.fingerprint`)
     layer, head : the last linear layer and what maps its output to the prediction, as they are in that model
     labelled : whether the last column is a label y
     sensitive, features, target, control : names of the columns; None where the data had no names

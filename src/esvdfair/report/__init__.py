@@ -1,10 +1,9 @@
 """One self-contained HTML page about a repair, for a colleague or an auditor, and a model card.
 
-The charts are SVG, drawn by some 200 lines of plain JavaScript (`charts.js`) from numbers inlined as JSON. Vega-Lite
-inlined through `vl_convert.javascript_bundle` would add about 900 kB to every page and makes functions from strings,
-which the page's content security policy forbids. So a page is about 80 kB, needs no extra to be installed, and runs
-nothing but the one script whose hash it names. Densities are computed in Python for every point of the curve; the
-slider only draws.
+The charts are SVG, drawn by plain JavaScript (`charts.js`) from numbers inlined as JSON. Vega-Lite inlined through
+`vl_convert.javascript_bundle` would add about 900 kB to every page and makes functions from strings, which the page's
+content security policy forbids. So a page is about 80 kB, needs no extra to be installed, and runs nothing but the one
+script whose hash it names. Densities are computed in Python for every point of the curve; the slider only draws.
 """
 
 import json
