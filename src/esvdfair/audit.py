@@ -253,22 +253,26 @@ def _groups(names: Sequence[str], groups: Groups, scores: Array, truth: Array | 
     return tuple(found)
 
 
-def mean_interval(values: Array, weight: Array | None = None, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Student's interval of a (weighted) mean; of values that are never negative it starts at 0 at the least.
+def mean_interval(values: Array, weight: Array | None = None) -> tuple[float, float]:
+    """Student's 95 % interval of a (weighted) mean; of values that are never negative it starts at 0 at the least.
 
     With Σw = 1 the variance is Σ w²(x−x̄)²/(1−w), s²/n without weights, on 1/Σw² − 1 degrees of freedom.
     """
-    w = np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
+    w = _shares(values, weight)
     mean = float(w @ values)
     variance = float((w**2 / (1 - w)) @ (values - mean) ** 2)
-    half = float(stdtrit(1 / (w @ w) - 1, (1 + confidence) / 2)) * variance**0.5  # Student's quantile
+    half = float(stdtrit(1 / (w @ w) - 1, 0.975)) * variance**0.5  # Student's quantile
     low = max(0.0, mean - half) if values.min() >= 0 else mean - half
     return low, mean + half
 
 
+def _shares(values: Array, weight: Array | None) -> Array:
+    return np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
+
+
 def _spread(values: Array, weight: Array | None) -> float:
     """Standard deviation with the unbiased divisor, n − 1 without weights."""
-    w = np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
+    w = _shares(values, weight)
     return float(np.sqrt(w @ (values - w @ values) ** 2 / (1 - w @ w)))
 
 
@@ -286,7 +290,7 @@ def make_grid(samples: Iterable[Array], cells: int = CELLS) -> Array:
 
 def density(values: Array, grid: Array, weight: Array | None = None) -> Array:
     """(cells,) Gaussian kernel density with Silverman's bandwidth, never narrower than a cell of the grid."""
-    w = np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
+    w = _shares(values, weight)
     low, high = _quantiles(values, weight, np.array([0.25, 0.75]))
     sd = float(np.sqrt(w @ (values - w @ values) ** 2))
     spreads = [s for s in (sd, (high - low) / 1.349) if s > 0]

@@ -60,9 +60,9 @@ def interval(ends: tuple[float, float] | None, form: Callable[[float], str] = nu
     return "–" if ends is None else f"[{form(ends[0])}, {form(ends[1])}]"
 
 
-def quoted(name: str, widest: int = 60) -> str:
+def quoted(name: str) -> str:
     """A name from a user's file, in quotes, of bounded length."""
-    return f"'{printable(name, widest)}'"
+    return f"'{printable(name, 60)}'"
 
 
 EVALUATED_ON = {

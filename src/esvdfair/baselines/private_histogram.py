@@ -11,11 +11,6 @@ from scipy.optimize import linprog
 from esvdfair.baselines.score_maps import FIT, PREDICT, Codes, FitRows, FittedOn, Floats, RandomState, ScoreMap
 from esvdfair.core.checks import make_generator, unit_scale, unscaled
 
-# Noise can make a group's mass negative; it then counts for next to nothing instead of turning costs into gains
-_SMALLEST_SHARE = 1e-6
-# A bin below this probability was not seen in the group: the linear program says nothing about it
-_UNSEEN = 1e-12
-
 
 class PrivateHistogram(ScoreMap):
     """Bin the scores, find the cheapest transport to nearly equal distributions, apply it at random.
@@ -114,14 +109,16 @@ class PrivateHistogram(ScoreMap):
         self.edges_ = self._bin_edges(rows.values)
         self.points_ = self.edges_[1:] / 2 + self.edges_[:-1] / 2
         joint = self._joint_histogram(rows)
-        self.proportions_ = np.clip(joint.sum(axis=1), _SMALLEST_SHARE, None)
+        # Noise can make a group's mass negative; it then counts for next to nothing instead of turning costs into gains
+        self.proportions_ = np.clip(joint.sum(axis=1), 1e-6, None)
         cdfs = np.cumsum(joint / self.proportions_[:, None], axis=1)
         self.histogram_ = np.diff([repair_cdf(cdf) for cdf in cdfs], prepend=0.0, axis=1)
         found = cheapest_plans(self.histogram_, proportions=self.proportions_, points=self.points_, alpha=self.alpha)
         self.target_ = found.targets
         self.cost_ = found.cost
-        # P(bin after | bin before): rows of the plans over their sums, the identity where nothing was seen
-        seen = self.histogram_ > _UNSEEN
+        # P(bin after | bin before): rows of the plans over their sums; the identity where the group was not seen,
+        # about which the linear program says nothing
+        seen = self.histogram_ > 1e-12
         mass = np.where(seen, found.plans.sum(axis=2), 1.0)
         self.transport_ = np.where(seen[:, :, None], found.plans / mass[:, :, None], np.eye(self.bins))
 

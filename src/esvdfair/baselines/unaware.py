@@ -14,8 +14,6 @@ from esvdfair.core.checks import check_column, check_features, check_weight, row
 from esvdfair.core.optimum import fit_optimum
 from esvdfair.exceptions import ESVDFairWarning
 
-_FAR = 200  # exponents of two beyond which products of four scores may leave float64
-
 
 class GroupPredictor(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Predict the sensitive group from the features.
@@ -187,7 +185,7 @@ class UnawareOptimum(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         self.group_predictor_ = _fitted(self.group_predictor, X, sensitive_features, sample_weight)
         weight = None if sample_weight is None else check_weight(sample_weight, eta.size, of="scores")
         unit = unit_scale(eta)
-        self.unit_ = unit if abs(unit) > _FAR else 0
+        self.unit_ = unit if abs(unit) > 200 else 0  # beyond it products of four scores may leave float64
         probability = self.group_predictor_.predict_proba(X)
         (self.optimum_,) = fit_optimum(
             np.ldexp(eta, -self.unit_), probability, levels=[self.alpha], sample_weight=weight

@@ -11,7 +11,8 @@ import click
 from tqdm import tqdm
 
 from esvdfair.cli import _shared as cli
-from esvdfair.experiments.config import EXPERIMENTS, OF_THE_PAPER, PARTS, Experiment, Part, Preparation
+from esvdfair.datasets import Preparation
+from esvdfair.experiments.config import EXPERIMENTS, OF_THE_PAPER, PARTS, Experiment, Part
 from esvdfair.experiments.report import join, write_report
 from esvdfair.experiments.runs import Folder, parse_seeds, plan, run
 from esvdfair.experiments.tables import Table, draw

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from esvdfair.core.edits import PAPER_REDUCTIONS
-from esvdfair.datasets import Preparation as Preparation
+from esvdfair.datasets import Preparation
 from esvdfair.sample import Effort
 
 Part = Literal["references", "paper", "repaired", "retrained", "peers"]

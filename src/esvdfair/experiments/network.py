@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from esvdfair.core.checks import encode_groups
-from esvdfair.datasets import Dataset, Examples, Split, fetch_compas, fetch_law, load_wages, split
+from esvdfair.datasets import Dataset, Examples, Preparation, Split, fetch_compas, fetch_law, load_wages, split
 from esvdfair.distributed import few_threads
-from esvdfair.experiments.config import Preparation, Retraining, Training
+from esvdfair.experiments.config import Retraining, Training
 from esvdfair.files import whole_file
 
 Array = NDArray[np.float64]

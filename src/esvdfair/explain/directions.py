@@ -171,38 +171,13 @@ def explain_directions(
     else:
         after, _ = _see(repaired, batches, before.layer.index)
     axes = {kind: before.axes(kind) for kind in ("mean", "covariance")}
-    u = np.hstack([found[:, :top] for _, found in axes.values()])
-    followed, correlations = correlate(*_project(adapter, batches, before.layer, u), X, names)
-    directions = {}
-    for kind, (gap, found) in axes.items():
-        shown, correlations = correlations[: min(top, len(gap))], correlations[min(top, len(gap)) :]
-        power, rest = gap ** (1 if kind == "mean" else 2), after.form(kind)
-        again = [half.axes(kind)[1].T for half in halves]
-        described = []
-        for i, along in enumerate(shown):
-            strongest = np.argsort(-np.abs(along), kind="stable")[:FEATURES]
-            # A singular vector has no sign of its own: let the feature that it follows most grow along it.
-            sign = -1.0 if len(strongest) and along[strongest[0]] < 0 else 1.0
-            axis = sign * found[:, i]
-            means, sds = before.along(axis)
-            two, known = len(means) == 2, again and i < min(map(len, again))
-            difference = means[0] - means[1] if kind == "mean" else sds[0] ** 2 - sds[1] ** 2
-            described.append(
-                Direction(
-                    kind=kind,
-                    rank=i + 1,
-                    sigma_before=float(gap[i] ** 0.5),
-                    sigma_after=float(abs(axis @ rest @ axis) ** 0.5),
-                    share=float(power[i] / power.sum()),
-                    group_means=means,
-                    group_sds=sds,
-                    features=tuple((followed[j], float(sign * along[j])) for j in strongest),
-                    share_of="gap" if kind == "mean" or two else "bound",
-                    difference=difference if two else None,
-                    stability=min(abs(float(again[0][i] @ again[1][i])), 1.0) if known else None,
-                )
-            )
-        directions[kind] = tuple(described)
+    shown = [u[:, :top] for _, u in axes.values()]
+    followed, correlations = correlate(*_project(adapter, batches, before.layer, np.hstack(shown)), X, names)
+    parts = np.split(correlations, [shown[0].shape[1]])
+    directions = {
+        kind: tuple(_describe(kind, *axes[kind], part, followed, before=before, after=after, halves=halves))
+        for kind, part in zip(axes, parts, strict=True)
+    }
     return Directions(
         layer=before.layer.name,
         index=before.layer.index,
@@ -250,6 +225,43 @@ class _Seen:
         p, shift = u @ self.layer.weight, 0.0 if self.layer.bias is None else float(u @ self.layer.bias)
         sds = (float(np.sqrt(max(p @ covariance @ p, 0.0))) for covariance in self.moments.covariances())
         return tuple((self.moments.means @ p + shift).tolist()), tuple(sds)
+
+
+def _describe(
+    kind: str,
+    gap: Array,
+    u: Array,
+    correlations: Array,
+    names: Sequence[str],
+    *,
+    before: _Seen,
+    after: _Seen,
+    halves: Sequence[_Seen],
+) -> Iterator[Direction]:
+    """The first directions u of a kind, those of which the correlations (k, p) with the p named inputs are known."""
+    power, rest = gap ** (1 if kind == "mean" else 2), after.form(kind)
+    again = [half.axes(kind)[1].T for half in halves]
+    for i, along in enumerate(correlations):
+        strongest = np.argsort(-np.abs(along), kind="stable")[:FEATURES]
+        # A singular vector has no sign of its own: let the feature that it follows most grow along it.
+        sign = -1.0 if len(strongest) and along[strongest[0]] < 0 else 1.0
+        axis = sign * u[:, i]
+        means, sds = before.along(axis)
+        two, known = len(means) == 2, again and i < min(map(len, again))
+        difference = means[0] - means[1] if kind == "mean" else sds[0] ** 2 - sds[1] ** 2
+        yield Direction(
+            kind=kind,
+            rank=i + 1,
+            sigma_before=float(gap[i] ** 0.5),
+            sigma_after=float(abs(axis @ rest @ axis) ** 0.5),
+            share=float(power[i] / power.sum()),
+            group_means=means,
+            group_sds=sds,
+            features=tuple((names[j], float(sign * along[j])) for j in strongest),
+            share_of="gap" if kind == "mean" or two else "bound",
+            difference=difference if two else None,
+            stability=min(abs(float(again[0][i] @ again[1][i])), 1.0) if known else None,
+        )
 
 
 def _see(adapter: ModelAdapter, batches: Batches, which: int | str) -> tuple[_Seen, tuple[_Seen, ...]]:

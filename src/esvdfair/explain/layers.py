@@ -112,8 +112,7 @@ def scan_layers(
 
     Parameters
     ----------
-    model : torch.nn.Module, fitted MLPRegressor (also in a Pipeline), or path or bytes of an ONNX file
-    X, y : as in :meth:`esvdfair.ESVDFair.fit`
+    model, X, y : as in :class:`esvdfair.ESVDFair` and its ``fit``
     mean_reduction, covariance_reduction : how many times smaller an edit makes the squared gaps
     output, random_state : as in :class:`esvdfair.ESVDFair`
     **options : ``sensitive_features``, ``sample_weight``, ``control_features``, ``validation`` as ``fit`` takes them;

@@ -58,8 +58,6 @@ AXES = 8
 FEWEST = 10.0
 """Rows that a group must seem to have after noise."""
 
-_WITHIN = 0.95  # part of the public rows that are not clipped
-
 
 # --- rules ---------------------------------------------------------------------------------------------------------
 
@@ -372,7 +370,7 @@ class Frame:
                 needed=10 * axes,
             )
         found, spread = found[live], spread[live]
-        radius = float(np.quantile(np.linalg.norm(h @ found.T / spread, axis=1), _WITHIN))
+        radius = float(np.quantile(np.linalg.norm(h @ found.T / spread, axis=1), 0.95))  # the others are clipped
         low, high = (float(rows[:, -1].min()), float(rows[:, -1].max())) if labelled else (0.0, 0.0)
         return cls(centre, found, radius * spread, (low + high) / 2 if labelled else None, (high - low) / 2 or 1.0)
 

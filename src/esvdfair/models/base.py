@@ -454,7 +454,7 @@ def name_operations(operations: Iterable[str]) -> tuple[str, Sequence[str]]:
     return text, tuple(bends) if len(bends) == 1 and bends <= _CURVES else KINDS
 
 
-def probe_points(z: Any, count: int = 192) -> Array:
+def probe_points(z: Any) -> Array:
     """Outputs of the last layer at which to look at a head: where a batch `z` lies, and well beyond.
 
     A third are quantiles of `z`; a third cover three times its range (at least four either side of its middle), so
@@ -467,9 +467,9 @@ def probe_points(z: Any, count: int = 192) -> Array:
         flat = np.zeros(1)
     low, high = float(flat.min()), float(flat.max())
     middle, reach = (low + high) / 2, max(1.5 * (high - low), 4.0)
-    inside = np.quantile(flat, np.linspace(0.0, 1.0, count - 2 * (count // 3)))
-    beyond = np.linspace(middle - reach, middle + reach, count // 3)
-    return np.concatenate([inside, beyond, np.linspace(-8.0, 8.0, count // 3)])
+    inside = np.quantile(flat, np.linspace(0.0, 1.0, 64))
+    beyond = np.linspace(middle - reach, middle + reach, 64)
+    return np.concatenate([inside, beyond, np.linspace(-8.0, 8.0, 64)])
 
 
 def _find_column(tail: Tail) -> Column | None:
