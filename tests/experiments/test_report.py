@@ -9,7 +9,7 @@ import pytest
 from matplotlib.text import Text
 
 from esvdfair.experiments.config import ABLATION_COVARIANCE, ABLATION_MEAN, COMPAS, LAW, Experiment, Variant
-from esvdfair.experiments.report import join, write_report
+from esvdfair.experiments.report import join, render_report
 from esvdfair.experiments.runs import Folder, Row, from_csv
 from esvdfair.experiments.tables import Table, draw, draw_tradeoff
 
@@ -69,7 +69,7 @@ def saved(tmp_path_factory):
 
 
 def test_the_report_says_what_the_rows_say(saved):
-    text = write_report(saved, SEEDS)
+    text = render_report(saved, SEEDS)
     assert "Each table is over 3 seeds (33–35)." in text
     assert "| network as trained | 0.055 ± 0.001 | 0.376 ± 0.001 | 0.048 ± 0.000 | 0.055 ± 0.006 | 0.376" in text
     assert "| +0.0020 ± 0.0000 / −0.0100 ± 0.0000 | 0 of 0 |" in text  # the printed cubic, beside the right one
@@ -81,17 +81,17 @@ def test_the_report_says_what_the_rows_say(saved):
 
 def test_the_document_is_that_of_the_rows_beside_it():
     docs = Path(__file__).parents[2] / "docs"
-    assert write_report(docs / "reproduction", range(33, 83)) == (docs / "reproduction.md").read_text(encoding="utf-8")
+    assert render_report(docs / "reproduction", range(33, 83)) == (docs / "reproduction.md").read_text(encoding="utf-8")
 
 
 def test_the_figures_are_shown(saved, drawn):
-    shown = re.findall(r"!\[.*\]\(reproduction/(.*\.png)\)", write_report(saved, SEEDS))
+    shown = re.findall(r"!\[.*\]\(reproduction/(.*\.png)\)", render_report(saved, SEEDS))
     assert {path.name for path in drawn} <= set(shown)
     assert len(shown) == len(set(shown)) == 12
 
 
 def test_the_rows_of_compas_that_differ_are_explained(saved):
-    text = write_report(saved, SEEDS)
+    text = render_report(saved, SEEDS)
     assert "- compas, Xian 2024, fitted on targets, predicted group: ours 0.062 ± 0.001 / 0.258 ± 0.001" in text
     assert "the linear program is degenerate" in text
     assert "- law" not in text
@@ -117,13 +117,13 @@ def test_rows_of_a_run_take_the_place_of_older_ones(saved, tmp_path):
     assert [row.variant for row in after if row.seed == 33][-1].method == "optimum"
     assert (onto / "law-paper-tradeoff.png").read_bytes().startswith(b"\x89PNG")  # of all rows
     assert not (onto / "law-paper-densities.png").exists()
-    text = write_report(onto, SEEDS)
+    text = render_report(onto, SEEDS)
     assert text.startswith("# Reproduction of the paper\n\n> rows of two runs\n")
     assert "| transport, KS ≤ 0.1 | 0.051 ± 0.001 |" in text
 
 
 def test_transport_is_compared_at_equal_ks(saved):
-    text = write_report(saved, SEEDS)
+    text = render_report(saved, SEEDS)
     (line,) = (x for x in text.splitlines() if x.startswith("| law, paper | ESVDFair"))
     # transport at KS 0.235, between (0.2, 0.050) and (0.38, 0.040): 0.048
     assert "0.048" in line
@@ -133,12 +133,12 @@ def test_transport_is_compared_at_equal_ks(saved):
 
 
 def test_what_parity_costs_stands_beside_what_the_refit_gains(saved):
-    text = write_report(saved, SEEDS)
+    text = render_report(saved, SEEDS)
     assert "| the same, last layer refitted without parity | 0.038 ± 0.001 | 0.360 ± 0.001 | −0.114" in text
 
 
 def test_transport_stands_beside_its_goals(saved):
-    text = write_report(saved, SEEDS)
+    text = render_report(saved, SEEDS)
     (line,) = (x for x in text.splitlines() if x.startswith("| law, paper | 0.0550 / 0.376 | 0.0380 / 0.360 | 0.1 |"))
     # √(0.1² − 0.06²) = 0.08
     assert line.endswith("| 0.0560 ± 0.0006 / 0.1000 ± 0.0006 | 0.080 | MSE ≤ 0.0555 | 0.057 ± 0.000 | 0% |")
@@ -147,13 +147,13 @@ def test_transport_stands_beside_its_goals(saved):
 def test_ablations_that_are_not_monotone_are_said_to_be_so(saved, tmp_path):
     copytree(saved, tmp_path / "copy")
     save(tmp_path / "copy", ABLATION_MEAN, {p.variant: (p.mse, 0.5 - p.ks) for p in ABLATION_MEAN.printed})
-    text = write_report(tmp_path / "copy", SEEDS)
+    text = render_report(tmp_path / "copy", SEEDS)
     assert text.count("The means are not monotone along the parameter.") == 1
 
 
 def test_a_folder_without_the_tables_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"holds no finished seed of law and compas; run `esvdfair reproduce all`"):
-        write_report(tmp_path, SEEDS)
+        render_report(tmp_path, SEEDS)
 
 
 def test_a_table_without_a_method_that_the_report_speaks_of_is_named(saved, tmp_path):
@@ -162,9 +162,9 @@ def test_a_table_without_a_method_that_the_report_speaks_of_is_named(saved, tmp_
     known = {variant: values for variant, values in KNOWN.items() if variant.method not in ("finetuned", "refitted")}
     save(tmp_path / "copy", LAW, known)
     with pytest.raises(ValueError, match=r"law-paper has no row of 'the same, last layer refitted .* without --part"):
-        write_report(tmp_path / "copy", SEEDS)
+        render_report(tmp_path / "copy", SEEDS)
     save(tmp_path / "copy", LAW, known | {Variant("refitted"): (0.038, 0.360)})
-    assert "| law, paper | all layers fine-tuned" not in write_report(tmp_path / "copy", SEEDS)
+    assert "| law, paper | all layers fine-tuned" not in render_report(tmp_path / "copy", SEEDS)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from esvdfair.cli import _shared as cli
 from esvdfair.datasets import Preparation
 from esvdfair.experiments.config import EXPERIMENTS, OF_THE_PAPER, PARTS, Experiment, Part
-from esvdfair.experiments.report import join, write_report
+from esvdfair.experiments.report import join, render_report
 from esvdfair.experiments.runs import Folder, parse_seeds, plan, run
 from esvdfair.experiments.tables import Table, draw
 
@@ -79,7 +79,7 @@ def reproduce(
     if what == "report":
         if onto is not None:
             join(out, onto)
-        click.echo(write_report(onto or out, wanted), nl=False)
+        click.echo(render_report(onto or out, wanted), nl=False)
         return
     experiments = _experiments(what, preparation, epochs, peers)
     _complete(experiments, parts, wanted, out, jobs)

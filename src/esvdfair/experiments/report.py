@@ -38,7 +38,7 @@ _PRINTED_CUBIC, _UNGUARDED, _ALGORITHM_2 = (
 )
 
 
-def write_report(out: Path, seeds: Sequence[int]) -> str:
+def render_report(out: Path, seeds: Sequence[int]) -> str:
     """The document as Markdown, from the tables ``law-paper.csv``, … in the folder ``out``.
 
     A file note.txt there, which may say what made the rows, stands at its head.

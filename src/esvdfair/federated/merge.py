@@ -288,7 +288,7 @@ def mask_moments(
     )
     about = site.about() | {"sites": [asdict(part) for part in untold]}
     everyone = tuple(sorted(key.hex() for key in (own, *others)))
-    total = _integers(site.moments, agreed)
+    total = _to_integers(site.moments, agreed)
     session = json.dumps([{name: about[name] for name in _DIFFERENT}, agreed, everyone]).encode()
     for peer in others:
         secret = private.exchange(_crypto().X25519PublicKey.from_public_bytes(peer))
@@ -296,6 +296,35 @@ def mask_moments(
         total = total + mask if own < peer else total - mask
     values = b"".join(int(number % _MODULUS).to_bytes(BYTES, "big") for number in total)
     return MaskedMoments(about, agreed, own.hex(), everyone, values)
+
+
+def _unmask(parts: Sequence[MaskedMoments]) -> SiteMoments:
+    """The sum of all sites' moments; ValueError unless each is there once and they masked for each other."""
+    first = parts[0]
+    for part in parts[1:]:
+        differ = [name for name in _DIFFERENT if part.about[name] != first.about[name]]
+        differ += [name for name in ("groups", "everyone") if getattr(part, name) != getattr(first, name)]
+        if differ:
+            words = ", ".join({"everyone": "keys of the sites"}.get(name, name) for name in differ)
+            raise ValueError(f"masked moments do not belong together: they differ in {words}.")
+    given = [part.public for part in parts]
+    missing = [key for key in first.everyone if key not in given]
+    if missing or len(given) != len(first.everyone):
+        lacking = (
+            f"; those of the public keys {', '.join(key[:12] + '…' for key in missing)} are missing" if missing else ""
+        )
+        raise ValueError(
+            f"{len(first.everyone)} sites masked their moments for each other, and {len(given)} files are here"
+            f"{lacking}. Only the sum of all can be read. If a site cannot send its file, the others make new keys and "
+            "collect again without it."
+        )
+    total = sum(_numbers(part.values) for part in parts) % _MODULUS
+    total = np.where(total >= _MODULUS >> 1, total - _MODULUS, total)
+    moments = _from_integers(total, first.groups)
+    left_out = tuple(sorted({unit for part in parts for unit in part.about["left_out"]}))
+    sites = [site for part in parts for site in part.about["sites"]]
+    about = first.about | {"left_out": [], "sites": sites}
+    return SiteMoments.from_about(moments, about).without(left_out)
 
 
 def _stream(secret: bytes, session: bytes, count: int) -> Integers:
@@ -319,7 +348,7 @@ def _numbers(content: bytes) -> Integers:
 # --- moments as integers -------------------------------------------------------------------------------------------
 
 
-def _integers(moments: GroupMoments, groups: Sequence[Label]) -> Integers:
+def _to_integers(moments: GroupMoments, groups: Sequence[Label]) -> Integers:
     """Of every group rows, Σw, Σw², Σwx and the upper triangle of Σwxxᵀ, in units of 2⁻¹²⁸; zeros of an absent one."""
     n = moments.width
     upper = np.triu_indices(n)
@@ -346,36 +375,8 @@ def _fixed(values: Any) -> Integers:
     return np.array([int(math.ldexp(float(value), FRACTION)) for value in values], dtype=object)
 
 
-def _unmask(parts: Sequence[MaskedMoments]) -> SiteMoments:
-    """The sum of all sites' moments; ValueError unless each is there once and they masked for each other."""
-    first = parts[0]
-    for part in parts[1:]:
-        differ = [name for name in _DIFFERENT if part.about[name] != first.about[name]]
-        differ += [name for name in ("groups", "everyone") if getattr(part, name) != getattr(first, name)]
-        if differ:
-            words = ", ".join({"everyone": "keys of the sites"}.get(name, name) for name in differ)
-            raise ValueError(f"masked moments do not belong together: they differ in {words}.")
-    given = [part.public for part in parts]
-    missing = [key for key in first.everyone if key not in given]
-    if missing or len(given) != len(first.everyone):
-        lacking = (
-            f"; those of the public keys {', '.join(key[:12] + '…' for key in missing)} are missing" if missing else ""
-        )
-        raise ValueError(
-            f"{len(first.everyone)} sites masked their moments for each other, and {len(given)} files are here"
-            f"{lacking}. Only the sum of all can be read. If a site cannot send its file, the others make new keys and "
-            "collect again without it."
-        )
-    total = sum(_numbers(part.values) for part in parts) % _MODULUS
-    total = np.where(total >= _MODULUS >> 1, total - _MODULUS, total)
-    moments = _moments(total, first.groups)
-    left_out = tuple(sorted({unit for part in parts for unit in part.about["left_out"]}))
-    sites = [site for part in parts for site in part.about["sites"]]
-    about = first.about | {"left_out": [], "sites": sites}
-    return SiteMoments.from_about(moments, about).without(left_out)
-
-
-def _moments(total: Integers, groups: Sequence[Label]) -> GroupMoments:
+def _from_integers(total: Integers, groups: Sequence[Label]) -> GroupMoments:
+    """The moments of those groups that have rows."""
     per_group = len(total) // len(groups)
     n = (math.isqrt(8 * per_group - 15) - 3) // 2  # 3 + n + n(n+1)/2 numbers
     upper = np.triu_indices(n)

@@ -30,15 +30,6 @@ The first serves a repair that no rows judge (docs/federated.md, "What it costs"
 """
 
 
-_UNKNOWN = (
-    "target_ks", "met", "certified", "confidence", "mse_refit", "ks_before", "ks_after", "ks_population", "ks_upper",
-    "ks_interval", "ks_floor",
-)  # fmt: skip
-"""What moments alone do not tell, of the keys of a summary."""
-_TOLD = ("mse", "group_mse", "r2", "group_r2", "mean_gap", "variance_gap")
-"""What they tell of a model."""
-
-
 def repair_from_moments(
     model: Any,
     moments: SiteMoments | MomentsFile,
@@ -179,6 +170,15 @@ def _without_rows(site: SiteMoments) -> Sample:
     none = Rows.none(site.layer.weight.shape[1])
     against = "labels" if site.labelled else "predictions"
     return Sample(site.compared.labels, site.compared, site.layer, site.head, none, none, "moments", against)
+
+
+_UNKNOWN = (
+    "target_ks", "met", "certified", "confidence", "mse_refit", "ks_before", "ks_after", "ks_population", "ks_upper",
+    "ks_interval", "ks_floor",
+)  # fmt: skip
+"""What moments alone do not tell, of the keys of a summary."""
+_TOLD = ("mse", "group_mse", "r2", "group_r2", "mean_gap", "variance_gap")
+"""What they tell of a model."""
 
 
 def _known(site: SiteMoments, fit: Fit) -> dict[str, Any]:

@@ -354,6 +354,13 @@ def collect_moments(
     (True, True)
     """
     with together():
+        if epsilon is not None and public is None:
+            raise InputError(
+                "{epsilon} needs {public}: without bounds from other rows one person could change the sums by "
+                "anything.",
+                epsilon=Given(epsilon),
+                public=Given(),
+            )
         setting = prepare(
             adapt(model, output=output),
             Data(X, y, sensitive_features, sample_weight, control_features),
@@ -372,13 +379,6 @@ def collect_moments(
                 moments, left_out, withheld, apart = guard.finish()
                 group_parts = max(all_gather(group_parts))  # a rank without rows does not know
             else:
-                if public is None:
-                    raise InputError(
-                        "{epsilon} needs {public}: without bounds from other rows one person could change the sums by "
-                        "anything.",
-                        epsilon=Given(epsilon),
-                        public=Given(),
-                    )
                 batches = make_batches(Data.of(public), missing=missing, batch_size=batch_size)
                 moments, noise = _with_noise(setting, replace(setting, batches=batches), epsilon, delta, sharing)
     counts, version = tuple(moments.rows.tolist()), version_of("esvdfair") or "unknown"

@@ -44,20 +44,6 @@ _ACTIVATIONS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
 }
 
 
-def _check_network(network: Any) -> None:
-    """Raise unless the weights are numbers that fit together: somebody may have changed them since the fit."""
-    if not hasattr(network, "coefs_") or not hasattr(network, "intercepts_"):
-        raise NotFittedError(f"the {type(network).__name__} has no weights; fit it.")
-    shapes = [np.shape(c) for c in network.coefs_]
-    fit = all(len(s) == 2 for s in shapes) and all(a[1] == b[0] for a, b in pairwise(shapes))
-    kinds = {np.asarray(part).dtype.kind for part in (*network.coefs_, *network.intercepts_)}
-    if not fit or [s[1:] for s in shapes] != [np.shape(b) for b in network.intercepts_] or kinds - set("f"):
-        raise ValueError(
-            f"the layers of the {type(network).__name__} do not fit together (weights of shapes {shapes}, dtypes "
-            f"{sorted(kinds)}); were coefs_ or intercepts_ changed after the fit?"
-        )
-
-
 class SklearnAdapter(ModelAdapter):
     """A network or a linear model, seen through its `coefs_` or its `coef_`.
 
@@ -206,6 +192,20 @@ def fit_model(model: Any, x: Any, y: Any, weight: Any = None) -> Any:
     """A fitted clone of a model that is not fitted; a Pipeline hands the weight on to its last step."""
     steps = "".join(f"{level.steps[-1][0]}__" for level in _levels(model) if isinstance(level, Pipeline))
     return clone(model).fit(x, y, **({} if weight is None else {f"{steps}sample_weight": weight}))
+
+
+def _check_network(network: Any) -> None:
+    """Raise unless the weights are numbers that fit together: somebody may have changed them since the fit."""
+    if not hasattr(network, "coefs_") or not hasattr(network, "intercepts_"):
+        raise NotFittedError(f"the {type(network).__name__} has no weights; fit it.")
+    shapes = [np.shape(c) for c in network.coefs_]
+    fit = all(len(s) == 2 for s in shapes) and all(a[1] == b[0] for a, b in pairwise(shapes))
+    kinds = {np.asarray(part).dtype.kind for part in (*network.coefs_, *network.intercepts_)}
+    if not fit or [s[1:] for s in shapes] != [np.shape(b) for b in network.intercepts_] or kinds - set("f"):
+        raise ValueError(
+            f"the layers of the {type(network).__name__} do not fit together (weights of shapes {shapes}, dtypes "
+            f"{sorted(kinds)}); were coefs_ or intercepts_ changed after the fit?"
+        )
 
 
 def _check_place(columns: int, output: Any) -> int | None:

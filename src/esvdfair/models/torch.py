@@ -33,9 +33,6 @@ Selector = str | int | tuple[str | int, ...] | Callable[[Any], Any]
 Inputs = torch.Tensor | tuple[Any, ...] | dict[str, Any]
 """What a module is called with: one tensor, tensors in order, or tensors by name."""
 
-Hooks = Mapping[str, Callable[..., Any]]
-"""What is called after the layers of these names."""
-
 _HOME = os.getpid()  # the process whose threads torch's pool has
 
 _INPUT = "the model's input"  # label of what depends on it
@@ -204,7 +201,7 @@ class TorchAdapter(ModelAdapter):
 
         return self._run(_to_inputs(x, self._core), {name: put})
 
-    def _run(self, x: Inputs, after: Hooks, trace: "_Trace | None" = None) -> torch.Tensor:
+    def _run(self, x: Inputs, after: Mapping[str, Callable[..., Any]], trace: "_Trace | None" = None) -> torch.Tensor:
         """Forward pass with hooks after the named layers, which a trace may follow: the prediction, (rows,)."""
         if os.getpid() != _HOME:  # a fork has none of the threads of its parent's pool, and would wait for them
             torch.set_num_threads(1)
