@@ -1,6 +1,6 @@
-"""What can be said of predictions, their groups and, if there are any, labels: figures, a verdict, densities."""
+"""What can be said of predictions, their groups and, if there are any, labels: figures and a verdict."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,13 +27,6 @@ from esvdfair.text import label_text, number, share
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.intp]
-
-CELLS = 81
-"""Values of a density."""
-REPRESENTATIVES = 512
-"""A larger sample is replaced by so many of its quantiles, which a smooth density cannot tell from it."""
-TAIL = 0.002
-"""Part of the people at either end for whom no room is kept in a chart."""
 
 
 @dataclass(frozen=True)
@@ -274,36 +267,3 @@ def _spread(values: Array, weight: Array | None) -> float:
     """Standard deviation with the unbiased divisor, n − 1 without weights."""
     w = _shares(values, weight)
     return float(np.sqrt(w @ (values - w @ values) ** 2 / (1 - w @ w)))
-
-
-# --- densities, for plots and the report ---------------------------------------------------------------------------
-
-
-def make_grid(samples: Iterable[Array], cells: int = CELLS) -> Array:
-    """(cells,) evenly spaced values that cover the samples but for their outermost tails."""
-    ends = np.array([np.quantile(values, [TAIL, 1 - TAIL]) for values in samples])
-    low, high = ends[:, 0].min(), ends[:, 1].max()
-    # all values equal: any room will do, as long as it shows at the size of these values
-    room = 0.06 * (high - low) or max(0.5, abs(high) * 0.01)
-    return np.linspace(low - room, high + room, cells)
-
-
-def density(values: Array, grid: Array, weight: Array | None = None) -> Array:
-    """(cells,) Gaussian kernel density with Silverman's bandwidth, never narrower than a cell of the grid."""
-    w = _shares(values, weight)
-    low, high = _quantiles(values, weight, np.array([0.25, 0.75]))
-    sd = float(np.sqrt(w @ (values - w @ values) ** 2))
-    spreads = [s for s in (sd, (high - low) / 1.349) if s > 0]
-    bandwidth = max(0.9 * min(spreads, default=0.0) * float(w @ w) ** 0.2, grid[1] - grid[0])
-    if len(values) > REPRESENTATIVES:
-        values = _quantiles(values, weight, (np.arange(REPRESENTATIVES) + 0.5) / REPRESENTATIVES)
-        w = np.full(REPRESENTATIVES, 1 / REPRESENTATIVES)
-    z = (grid[:, None] - values) / bandwidth
-    found: Array = np.exp(-0.5 * z**2) @ w / (bandwidth * np.sqrt(2 * np.pi))
-    return found
-
-
-def _quantiles(values: Array, weight: Array | None, levels: Array) -> Array:
-    if weight is None:
-        return np.quantile(values, levels)
-    return np.quantile(values, levels, weights=weight, method="inverted_cdf")

@@ -1,11 +1,11 @@
-"""Results -> matplotlib axes. Needs the extra `plots`."""
+"""Results -> matplotlib axes, which need the extra `plots`; and densities, which the report draws by itself."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from esvdfair.audit import Array, density, make_grid
 from esvdfair.core.checks import check_column, check_groups
 from esvdfair.core.metrics import ks_distance
 from esvdfair.curve import Curve
@@ -14,12 +14,16 @@ from esvdfair.text import label_text, number
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Array = NDArray[np.float64]
+
 # Okabe and Ito's colours, safe for colour-blind readers; the same as in the report (report/page.css).
 GROUPS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07d00", "#56b4e9", "#8a8000", "#000000")
 INK, ACCENT, QUIET = "#222222", GROUPS[0], "#999999"
 LINES = ("-", "--", ":", "-.")
 NAMED_AT_LINES = 4
 """Groups that are named at their lines; names of more would cover each other, so they get a legend."""
+REPRESENTATIVES = 512
+"""A larger sample is replaced by so many of its quantiles, which a smooth density cannot tell from it."""
 
 
 def plot_curve(curve: Curve, *, target_ks: float | None = None, ax: "Axes | None" = None) -> "Axes":
@@ -204,3 +208,36 @@ def _axes() -> "Axes":
     except ImportError as error:
         raise ImportError("plots need matplotlib; install it with: pip install 'esvdfair[plots]'") from error
     return plt.subplots(figsize=(6, 4), layout="constrained")[1]
+
+
+# --- densities -----------------------------------------------------------------------------------------------------
+
+
+def make_grid(samples: Iterable[Array], cells: int = 81) -> Array:
+    """(cells,) evenly spaced values that cover the samples but for their outermost tails."""
+    ends = np.array([np.quantile(values, [0.002, 0.998]) for values in samples])
+    low, high = ends[:, 0].min(), ends[:, 1].max()
+    # all values equal: any room will do, as long as it shows at the size of these values
+    room = 0.06 * (high - low) or max(0.5, abs(high) * 0.01)
+    return np.linspace(low - room, high + room, cells)
+
+
+def density(values: Array, grid: Array, weight: Array | None = None) -> Array:
+    """(cells,) Gaussian kernel density with Silverman's bandwidth, never narrower than a cell of the grid."""
+    w = np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
+    low, high = _quantiles(values, weight, np.array([0.25, 0.75]))
+    sd = float(np.sqrt(w @ (values - w @ values) ** 2))
+    spreads = [s for s in (sd, (high - low) / 1.349) if s > 0]
+    bandwidth = max(0.9 * min(spreads, default=0.0) * float(w @ w) ** 0.2, grid[1] - grid[0])
+    if len(values) > REPRESENTATIVES:
+        values = _quantiles(values, weight, (np.arange(REPRESENTATIVES) + 0.5) / REPRESENTATIVES)
+        w = np.full(REPRESENTATIVES, 1 / REPRESENTATIVES)
+    z = (grid[:, None] - values) / bandwidth
+    found: Array = np.exp(-0.5 * z**2) @ w / (bandwidth * np.sqrt(2 * np.pi))
+    return found
+
+
+def _quantiles(values: Array, weight: Array | None, levels: Array) -> Array:
+    if weight is None:
+        return np.quantile(values, levels)
+    return np.quantile(values, levels, weights=weight, method="inverted_cdf")

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from esvdfair.audit import Array, density, make_grid
 from esvdfair.core.metrics import ks_distance_ci
 from esvdfair.explain import explain_people
 from esvdfair.explain.directions import correlate
 from esvdfair.files import version_of
+from esvdfair.plots import Array, density, make_grid
 from esvdfair.report.content import Content, Step, follows, layer_name, named_groups
 from esvdfair.text import label_text, number, percent, share, signed, some_names
 
