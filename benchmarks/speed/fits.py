@@ -5,6 +5,7 @@ import pstats
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,11 @@ def run_fit(widths: Sequence[int], rows: int, repeats: Mapping[int, int], thread
     shares: list[Sequence[object]] = [("method", "width", *PARTS)]
     goals = []
     for width in widths:
+        fits = _fits(width, rows)
+        times = interleaved(_bare(width, rows) | fits, repeats[width])
         profiles = {name: cProfile.Profile() for name in METHODS}
-        times = interleaved(_bare(width, rows) | _fits(width, rows, profiles), repeats[width])
+        for name, profile in profiles.items():
+            profile.runcall(fits[name])
         for name, method in METHODS.items():
             parts = {part: count * times[part] for part, count in method.needs.items()}
             bound = sum(parts.values())
@@ -135,7 +139,7 @@ def run_fit(widths: Sequence[int], rows: int, repeats: Mapping[int, int], thread
         goals,
         [
             _dominated(shares),
-            "Second table: where the time of the fits went, from a profile taken during those very fits. *the pass* is "
+            "Second table: where the time of the fits went, from a profile of one more fit each. *the pass* is "
             "what a pass does beside the model and the moments (the bounded sample, conversions); *judging* makes the "
             "points of the curve.",
         ],
@@ -163,14 +167,13 @@ def _bare(width: int, rows: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def _fits(width: int, rows: int, profiles: Mapping[str, cProfile.Profile]) -> dict[str, Callable[[], object]]:
+def _fits(width: int, rows: int) -> dict[str, Callable[[], object]]:
     model, (x, y, a) = network(width), make_rows(rows)
 
-    def fit(name: str) -> None:
-        fair = ESVDFair(model, method=name, **METHODS[name].options)
-        profiles[name].runcall(fair.fit, x, y, sensitive_features=a)
+    def fit(name: str) -> object:
+        return ESVDFair(model, method=name, **METHODS[name].options).fit(x, y, sensitive_features=a)
 
-    return {name: lambda name=name: fit(name) for name in METHODS}
+    return {name: partial(fit, name) for name in METHODS}
 
 
 # --- a target on real rows -----------------------------------------------------------------------------------------

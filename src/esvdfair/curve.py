@@ -372,9 +372,7 @@ class Judging:
 
     @classmethod
     def of(cls, rows: Rows, count: int, seed: int = 0) -> "Judging":
-        weight = rows.parity_weight
-        alike = rows.strata is None and bool(np.all(weight == weight[:1]))
-        return cls(rows, Groups.of(rows.codes, count, None if alike else weight, rows.strata), seed)
+        return cls(rows, Groups.of(rows.codes, count, rows.parity_weight, rows.strata), seed)
 
     @cached_property
     def null(self) -> Null:

@@ -56,12 +56,16 @@ class Groups:
 
     @classmethod
     def of(cls, codes: Codes, count: int, weight: Floats | None = None, strata: Codes | None = None) -> "Groups":
-        """With weights of which the largest of each group is 1: sums and squares neither overflow nor vanish."""
+        """With weights of which the largest of each group is 1: sums and squares neither overflow nor vanish.
+
+        Rows that count alike in their group need no weights at all, unless there are strata.
+        """
         if weight is not None:
             largest = np.zeros(count)
             np.maximum.at(largest, codes, weight)
             weight = weight / largest[codes]
-        return cls(codes, count, weight, strata)
+        alike = weight is not None and strata is None and bool((weight == 1.0).all())
+        return cls(codes, count, None if alike else weight, strata)
 
     def take(self, rows: Codes) -> "Groups":
         """Some of the rows, or all in another order; strata are left behind."""
