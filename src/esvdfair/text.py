@@ -79,7 +79,7 @@ def error_name(summary: Mapping[str, Any]) -> str:
     return f"mean squared {'error' if summary['error_against'] == 'labels' else 'change'}"
 
 
-def before_and_after(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def summary_table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and lines of a table of ``summary_``; what is not known has no line."""
     adjusted = ", adjusted" if "ks_raw_before" in summary else ""
     names = {

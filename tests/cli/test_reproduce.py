@@ -81,7 +81,7 @@ def test_wages_from_end_to_end(reduced, tmp_path):
 @pytest.mark.skipif("ESVDFAIR_DATA" not in os.environ, reason="needs the files of law and COMPAS in ESVDFAIR_DATA")
 def test_the_papers_data_from_end_to_end(reduced, tmp_path, monkeypatch):
     drawn = []  # figures of such tables are drawn in tests/experiments/test_report.py
-    monkeypatch.setattr(reproduce, "draw", lambda table, _: drawn.append(table.experiment.name) or [])
+    monkeypatch.setattr(reproduce, "draw_figures", lambda table, _: drawn.append(table.experiment.name) or [])
     result = invoke("all", "--preparation", "paper", "--seeds", "33", "--out", tmp_path, "--json")
     names = ["law", "compas", "ablation-mean", "ablation-covariance"]
     law, compas, mean, covariance = check(result, tmp_path, names, "paper", [33])

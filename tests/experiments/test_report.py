@@ -11,7 +11,7 @@ from matplotlib.text import Text
 from esvdfair.experiments.config import ABLATION_COVARIANCE, ABLATION_MEAN, COMPAS, LAW, Experiment, Variant
 from esvdfair.experiments.report import join, render_report
 from esvdfair.experiments.runs import Folder, Row, from_csv
-from esvdfair.experiments.tables import Table, draw, draw_tradeoff
+from esvdfair.experiments.tables import Table, draw_figures, draw_tradeoff
 
 SEEDS = (33, 34, 35)
 # MSE and KS of every variant; seed s adds (s − 34)/1000 to both.
@@ -174,7 +174,7 @@ def drawn(saved):
 
 
 def drawn_from(saved, experiment):
-    return draw(table_of(saved, experiment), saved / "figures")
+    return draw_figures(table_of(saved, experiment), saved / "figures")
 
 
 def table_of(saved, experiment):
@@ -183,7 +183,7 @@ def table_of(saved, experiment):
 
 def test_rows_without_densities_have_no_figure_of_them(saved, tmp_path):
     rows = [row for row in table_of(saved, LAW).rows if row.method in ("finetuned", "from_scratch")]
-    assert [path.name for path in draw(Table(rows, LAW), tmp_path)] == ["law-paper-tradeoff.png"]
+    assert [path.name for path in draw_figures(Table(rows, LAW), tmp_path)] == ["law-paper-tradeoff.png"]
 
 
 def test_figures_are_drawn_for_the_saved_seeds(saved, drawn):
@@ -194,7 +194,7 @@ def test_figures_are_drawn_for_the_saved_seeds(saved, drawn):
         "ablation-mean-paper-tradeoff.png",
     ]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
-    assert draw(Table([], LAW), saved) == []
+    assert draw_figures(Table([], LAW), saved) == []
 
 
 def test_the_same_rows_give_the_same_figure(saved, drawn):

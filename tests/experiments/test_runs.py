@@ -18,9 +18,9 @@ from esvdfair.experiments.runs import (
     Row,
     from_csv,
     interpolated_regret,
-    judge,
     parse_seeds,
     to_csv,
+    to_rows,
     with_regret,
     write_atomically,
 )
@@ -184,7 +184,7 @@ def test_predictions_become_rows_and_densities():
     constant, half = np.full(100, y.mean()), (y + y.mean()) / 2
     known = {"untouched": half, "constant": constant, "paper": 0.9 * half + 0.1 * constant, "optimum": half}
     outcomes = [Outcome(Variant(name), prediction, met=name == "paper") for name, prediction in known.items()]
-    result = judge(outcomes, here, LAW, 33)
+    result = to_rows(outcomes, here, LAW, 33)
     rows = {row.method: row for row in with_regret(result)}
     assert rows["constant"].mse == pytest.approx(y.var())
     assert rows["untouched"].mse == pytest.approx(y.var() / 4)
@@ -201,7 +201,7 @@ def test_predictions_become_rows_and_densities():
 
 def test_without_an_optimum_there_is_no_regret():
     here = Examples(np.zeros((4, 1)), np.arange(4.0), np.array(["a", "b", "a", "b"], dtype=object))
-    (row,) = with_regret(judge([Outcome(Variant("paper"), here.y)], here, LAW, 33))
+    (row,) = with_regret(to_rows([Outcome(Variant("paper"), here.y)], here, LAW, 33))
     assert row.regret is None
 
 

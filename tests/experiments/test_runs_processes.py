@@ -123,7 +123,7 @@ def test_a_part_whose_rows_were_deleted_is_made_again_from_the_same_networks(uni
 
 def test_a_seed_is_made_with_one_thread(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("esvdfair.experiments.runs.judge", lambda *_: seen.append(torch.get_num_threads()))
+    monkeypatch.setattr("esvdfair.experiments.runs.to_rows", lambda *_: seen.append(torch.get_num_threads()))
     monkeypatch.setattr(Folder, "write", lambda *_: None)
     monkeypatch.setattr("esvdfair.experiments.methods.METHODS", {"paper": lambda *_: []})
     before = torch.get_num_threads()

@@ -10,7 +10,7 @@ import click
 
 from esvdfair.cli import _shared as cli
 from esvdfair.files import sha256_of, versions, whole_files
-from esvdfair.text import before_and_after, interval, number, share, to_json, verdict
+from esvdfair.text import interval, number, share, summary_table, to_json, verdict
 
 if TYPE_CHECKING:
     from esvdfair.curve import Curve, CurvePoint
@@ -302,14 +302,14 @@ def _show(fair: "ESVDFair", site: "SiteMoments | None", summary: Mapping[str, An
         sites = f"{len(site.sites)} sites" if len(site.sites) > 1 else "1 site"
         start += f" from moments of {site.rows:,} rows at {sites}"
     if summary["evaluated_on"] == "moments":
-        click.echo(f"{start}\n\n{cli.table(*before_and_after(summary))}\n")
+        click.echo(f"{start}\n\n{cli.table(*summary_table(summary))}\n")
         if summary["before_head"] and site is not None:
             kind = site.head.kind
             click.echo(f"Gaps are those before the {kind} at the end of the model; errors after it are unknown.")
         click.echo(click.wrap_text(UNKNOWN_KS, width=100))
         return
     click.echo(f"{start}; judged on {summary['rows']:,} rows, {cli.JUDGED_ON[summary['evaluated_on']]}\n")
-    click.echo(cli.table(*before_and_after(summary)) + "\n")
+    click.echo(cli.table(*summary_table(summary)) + "\n")
     click.echo(click.wrap_text(verdict(summary), width=100))
 
 

@@ -15,7 +15,7 @@ from esvdfair.datasets import Preparation
 from esvdfair.experiments.config import EXPERIMENTS, OF_THE_PAPER, PARTS, Experiment, Part
 from esvdfair.experiments.report import join, render_report
 from esvdfair.experiments.runs import Folder, parse_seeds, plan, run
-from esvdfair.experiments.tables import Table, draw
+from esvdfair.experiments.tables import Table, draw_figures
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 WHAT = [*EXPERIMENTS, "figures", "all", "report"]
@@ -92,7 +92,7 @@ def reproduce(
         click.echo("no figures: they need matplotlib, pip install 'esvdfair[plots]'", err=True)
         return
     for table in tables:
-        for path in draw(table, out / "figures"):
+        for path in draw_figures(table, out / "figures"):
             click.echo(path, err=as_json)
 
 

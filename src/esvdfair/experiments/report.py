@@ -16,7 +16,7 @@ from esvdfair.core.edits import PAPER_REDUCTIONS
 from esvdfair.experiments import config
 from esvdfair.experiments.config import PAPER, Variant
 from esvdfair.experiments.runs import Row, from_csv, to_csv, with_regret, write_atomically
-from esvdfair.experiments.tables import Statistic, Table, describe, draw, markdown
+from esvdfair.experiments.tables import Statistic, Table, describe, draw_figures, markdown
 
 _TABLES = (
     config.LAW,
@@ -81,7 +81,7 @@ def join(out: Path, onto: Path) -> None:
             by_seed.setdefault(row.seed, []).append(row)
         joined = [row for seed in sorted(by_seed) for row in with_regret(by_seed[seed])]
         write_atomically(onto / f"{name}.csv", to_csv(joined))
-        draw(Table(joined, experiment), onto)
+        draw_figures(Table(joined, experiment), onto)
         if {row.variant for row in ours} == {row.variant for row in joined}:
             shutil.copy(out / "figures" / f"{name}-densities.png", onto)
 

@@ -83,7 +83,7 @@ class Row:
 # --- predictions -> rows -------------------------------------------------------------------------------------------
 
 
-def judge(outcomes: Sequence[Outcome], here: Examples, experiment: Experiment, seed: int) -> list[Row]:
+def to_rows(outcomes: Sequence[Outcome], here: Examples, experiment: Experiment, seed: int) -> list[Row]:
     """The rows of one seed of one experiment, from what the methods predict for the evaluated rows ``here``."""
     groups: dict[str, Any] = {"sensitive_features": here.sensitive_features}
     return [
@@ -345,7 +345,7 @@ def work(task: Task) -> None:
             for folder, part in missing:
                 outcomes = list(METHODS[part](trained, folder.experiment))
                 here = trained.examples(folder.experiment.evaluated_on)
-                folder.write(part, seed, judge(outcomes, here, folder.experiment, seed))
+                folder.write(part, seed, to_rows(outcomes, here, folder.experiment, seed))
     except (ValueError, ArithmeticError) as error:  # no input of the user reaches a seed: this is a fault of ours
         names = ", ".join(folder.experiment.name for folder in task.folders)
         raise RuntimeError(f"seed {seed} of {names}, preparation {preparation}, failed: {error}") from error

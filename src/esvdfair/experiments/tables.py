@@ -229,7 +229,7 @@ _DRAWN = {
 _NO_PANEL = ("refitted", "finetuned", "from_scratch")
 
 
-def draw(table: Table, folder: Path) -> list[Path]:
+def draw_figures(table: Table, folder: Path) -> list[Path]:
     """Draw the figures of a table into a folder: densities only of rows that know them; returns their paths."""
     if not table.rows:
         return []

@@ -19,8 +19,8 @@ from esvdfair.estimator import ESVDFair
 from esvdfair.explain.directions import name_features
 from esvdfair.files import versions, whole_file
 from esvdfair.report.content import Content, collect
-from esvdfair.report.page import PARITY, render
-from esvdfair.text import EVALUATED_ON, before_and_after, error_name, label_text, some_names, verdict
+from esvdfair.report.page import ABOUT_PARITY, render
+from esvdfair.text import EVALUATED_ON, error_name, label_text, some_names, summary_table, verdict
 
 __all__ = ["model_card", "render_report", "write_report"]
 
@@ -186,7 +186,7 @@ def model_card(
         "### Out-of-Scope Use",
         "People unlike those below, and decisions that need errors, not predictions, to be alike in every group.",
         "## Bias, Risks, and Limitations",
-        "\n".join(f"- {line}" for line in PARITY),
+        "\n".join(f"- {line}" for line in ABOUT_PARITY),
         "## Training Details",
         _bullets(data or {}),
         "Parameters of the repair: " + ", ".join(f"`{option}`" for option in options) + ".",
@@ -195,7 +195,7 @@ def model_card(
         "KS distance: the largest difference between two groups' shares at or below any prediction. Errors are against "
         f"{'labels' if summary['error_against'] == 'labels' else 'the predictions of the model before'}.",
         "### Results",
-        _table(*before_and_after(summary)),
+        _table(*summary_table(summary)),
         verdict(summary),
         "## Technical Specifications",
         _bullets({key: value for key, value in versions().items() if value}),

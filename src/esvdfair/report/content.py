@@ -287,13 +287,13 @@ def collect(
     predicted: str,
 ) -> Content:
     """Choose the rows of the page and what is said of them; all else is computed as it is asked for."""
-    rows, told = read_rows(fair, data), fair.summary_
+    rows, told = checked_rows(fair, data), fair.summary_
     fitting, shown, rows_are = rows, rows, told["evaluated_on"]
     if test is not None:
-        shown, rows_are = read_rows(fair, test), "test"
+        shown, rows_are = checked_rows(fair, test), "test"
         told = summary or fair.assess(test.X, test.y, **{name: getattr(test, name) for name in COLUMNS})
     elif judged is not None:
-        shown = read_rows(fair, judged)
+        shown = checked_rows(fair, judged)
     elif (chose := fair.judged(rows)) is None:
         rows_are = "given"
     else:
@@ -307,7 +307,7 @@ def collect(
     return Content(fair, told, fitting, shown, rows_are, given, predicted, _attribute(data.sensitive_features))
 
 
-def read_rows(fair: ESVDFair, data: Data) -> Batch:
+def checked_rows(fair: ESVDFair, data: Data) -> Batch:
     """All rows, checked; strata are left behind."""
     if data.is_stream:
         raise ValueError("X yields batches, but a report needs its rows in memory; pass a sample as an array.")

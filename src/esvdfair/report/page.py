@@ -30,7 +30,7 @@ ROWS_ARE = {
     "train": "the very rows that fitted the repair, so new people will fare worse",
     "given": "rows that this report was given; if some of them fitted the repair, new people will fare worse",
 }
-PARITY = (
+ABOUT_PARITY = (
     "What statistical parity means: a prediction tells nothing about the group, because every group’s predictions are "
     "distributed alike. It is a statement about groups as wholes.",
     "What it does not mean: that two similar people get the same prediction, that errors are equal in every group, or "
@@ -345,7 +345,7 @@ def _caveats(content: Content) -> str:
     ]
     if few:
         found.append(f"Few rows chose the repair for {few}: what is said about them is uncertain.")
-    found += PARITY
+    found += ABOUT_PARITY
     if not content.has_labels:
         found.append("There were no labels: errors here are distances to the untouched model’s own predictions.")
     if content.rows_are == "heldout":
