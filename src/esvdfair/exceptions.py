@@ -29,20 +29,21 @@ class _Message(Exception):
     """A text; or, in ``args``, a template and its values. ``str`` names parameters as Python code does."""
 
     def __init__(self, template: str = "", values: Mapping[str, Any] | None = None, **more: Any) -> None:
-        super().__init__(*([template] if not more and not values else [template, {**(values or {}), **more}]))
+        found = {**(values or {}), **more}
+        super().__init__(*([template, found] if found else [template]))
 
     def say(self, word: Word) -> str:
         """The message with parameters in the words of a front end."""
-        template, values = self.args if len(self.args) == 2 else (self.args[0], None)
-        if values is None:
+        template, *values = self.args
+        if not values:
             return str(template)  # a plain text may hold braces
-        words = {name: word(name, v.value) if isinstance(v, Given) else v for name, v in values.items()}
+        words = {name: word(name, v.value) if isinstance(v, Given) else v for name, v in values[0].items()}
         return str(template).format_map(words)
 
     def about(self, name: str, *, instead_of: str) -> Self:
         """The same message about another parameter."""
-        template, values = self.args if len(self.args) == 2 else (self.args[0], {})
-        renamed = {name if key == instead_of else key: value for key, value in values.items()}
+        template, *values = self.args
+        renamed = {name if key == instead_of else key: value for key, value in dict(*values).items()}
         return type(self)(str(template).replace(f"{{{instead_of}}}", f"{{{name}}}"), renamed)
 
     def __str__(self) -> str:
