@@ -2,7 +2,7 @@
 
 The moments know every training row; the rows that are kept, a bounded number, are those that the whole distribution is
 read from (transport, the optimum) and those on which a point is chosen. Nothing else is kept, so memory does not
-depend on the number of rows. Ranks of ``torch.distributed`` meet here and nowhere else: each reads its own rows, the
+depend on the number of rows. Here ranks of ``torch.distributed`` that fit together meet: each reads its own rows, the
 moments of all are added up on every rank, and the rows that are kept go to the first rank, which solves.
 """
 
