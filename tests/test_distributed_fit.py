@@ -5,6 +5,7 @@ import pickle
 import signal
 import time
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ FEW_ROWS = Effort(training_rows=90, judging_rows=60)
 PARITY = {"targets": ("labels",), "mean_reduction": 20.0, "covariance_reduction": 5.0}
 FITS = [
     "exact", "paper", "parity", "transport", "weighted", "empty", "no labels", "lone group", "few rows", "unseeded",
-    "validation", "loader", "numbered", "several inputs", "controlled", "sample",
+    "validation", "loader", "numbered", "several inputs", "controlled", "sample", "apart",
 ]  # fmt: skip
 ERRORS = [
     "half labelled", "unfitted", "other options", "other model", "other kind", "nothing", "broken", "broken, slow",
@@ -105,6 +106,10 @@ def scenarios(rank, model, X, y, a):
         rows = Data(X[first_third], y[first_third], a[first_third])
         return draw(prepare(adapt(model), rows, batch_size=77, effort=FEW_ROWS))
 
+    def apart():
+        rows = Data(X[first_third], y[first_third], a[first_third])
+        return draw(replace(prepare(adapt(model), rows, effort=FEW_ROWS), moments_alone=True)).judging
+
     def several():
         fair = ESVDFair(sides_network(), method="parity", mean_reduction=20.0, covariance_reduction=5.0)
         return fair.fit(sides(X[second_half]), y[second_half], sensitive_features=a[second_half])
@@ -120,6 +125,7 @@ def scenarios(rank, model, X, y, a):
     return {
         "exact": lambda: fit(first_third),
         "paper": lambda: fit(first_third, "paper"),
+        "apart": apart,
         "parity": lambda: fit(first_third, "parity", **PARITY),
         "transport": lambda: fit(first_third, "transport", targets=("predictions",), max_mse_increase=0.3),
         "weighted": lambda: fit(first_third, weight=np.where(np.arange(n) < third, 0.0, 1.5)),
@@ -324,6 +330,19 @@ def test_moments_and_bounded_sample_are_those_of_one_process(ranks, rows):
         np.testing.assert_allclose(mine.features, all_rows.features, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(mine.prediction, all_rows.prediction, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(mine.weight, all_rows.weight, rtol=1e-12)
+
+
+def test_features_of_rows_that_judge_stay_on_their_ranks_where_moments_are_enough(ranks, rows):
+    """What is needed of them is what candidates predict, and that is small."""
+    model, X, y, a = rows
+    whole = draw(prepare(adapt(model), Data(X, y, a), effort=FEW_ROWS)).judging
+    first, second = (found["result"] for found in ranks("apart"))
+    np.testing.assert_array_equal(first.codes, whole.codes)
+    assert len(second) == 0
+    assert len(first.features) > 0
+    assert len(second.features) > 0
+    for mine, places in zip((first, second), first.places, strict=True):
+        np.testing.assert_allclose(mine.features, whole.features[places], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

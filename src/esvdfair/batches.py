@@ -350,7 +350,7 @@ class Rows:
 
     Attributes
     ----------
-    features : (n, p) inputs of the layer, in the dtype of the model
+    features : (n, p) inputs of the layer, in the dtype of the model; with ``places`` those of this rank's rows alone
     prediction : (n,) what the model predicts for them
     y : (n,) labels; the untouched model's own predictions when there are none
     codes : (n,) groups, positions in ``Sample.labels``
@@ -358,6 +358,7 @@ class Rows:
     adjusted, strata : (n,) where gaps are adjusted, the weights that give all groups the same mix of strata, and those
     kept_of : the `Digest` of all rows, in their order, that these were kept of
     inner : (n, q) inputs of a hidden layer, where these are kept too
+    places : of every rank, where its rows stand among the n, when each rank keeps the features of its own
     """
 
     features: NDArray[Any]
@@ -369,6 +370,7 @@ class Rows:
     strata: NDArray[np.intp] | None = None
     kept_of: bytes = b""
     inner: NDArray[Any] | None = None
+    places: tuple[NDArray[np.intp], ...] | None = None
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -501,8 +503,11 @@ class Keeper:
             column[: self._size].astype(like.dtype, copy=False) for column, like in zip(own, none, strict=True)
         ]
 
-    def rows(self, labels: tuple[Label, ...]) -> Rows:
-        """The rows that stay, on the first rank, in an order that does not depend on how or where they came."""
+    def rows(self, labels: tuple[Label, ...], *, apart: bool = False) -> Rows:
+        """The rows that stay, on the first rank, in an order that does not depend on how or where they came.
+
+        With ``apart`` features, the bulk of them, do not leave their ranks.
+        """
         position = {label: i for i, label in enumerate(labels)}
         code = np.array([position.get(label, -1) for label in self._groups], dtype=np.intp)
         key, code = self._columns[0], code[self._columns[1].astype(np.intp)]
@@ -513,14 +518,17 @@ class Keeper:
         places = [np.flatnonzero((stays >= start) & (stays < end)) for start, end in pairwise(ends.tolist())]
         own = stays[places[rank()]] - ends[rank()]
         # Only rows that stay leave their rank, and none is copied that is where it belongs.
-        columns = (first_rank_rows(_picked(column, own), places) for column in (code, *self._columns[2:]))
-        code, prediction, y, weight, *features = columns
+        code, prediction, y, weight, *features = (_picked(column, own) for column in (code, *self._columns[2:]))
+        code, prediction, y, weight = (first_rank_rows(column, places) for column in (code, prediction, y, weight))
+        apart = apart and world_size() > 1
+        features = features if apart else [first_rank_rows(column, places) for column in features]
         for group in np.unique(code):
             mine = code == group
             rows, total = self.counts[labels[group]]
             if mine.sum() < rows:
                 weight[mine] *= total / weight[mine].sum()  # they stand for the whole group
-        return Rows(features[-1], prediction, y, code, weight, inner=features[0] if len(features) > 1 else None)
+        inner = features[0] if len(features) > 1 else None
+        return Rows(features[-1], prediction, y, code, weight, inner=inner, places=tuple(places) if apart else None)
 
 
 def _smallest(code: NDArray[np.intp], key: Array, share: int) -> NDArray[np.intp]:

@@ -204,6 +204,8 @@ def judge(
             validation=Given(),
         )
 
+    refitted = outputs(sample.head, sample.judging, candidates.plain) if candidates.plain else None
+
     def look() -> dict[str, Any]:
         rows = sample.judging
         # Neither the order of two rows nor that of two candidates may hang on the last bits of a sum.
@@ -246,7 +248,7 @@ def judge(
                     index=place,
                 )
             )
-        plain = here.errors(outputs(sample.head, rows, candidates.plain)) if candidates.plain else None
+        plain = None if refitted is None else here.errors(refitted)
         return {
             "points": tuple(points),
             "candidates": tuple(kept),

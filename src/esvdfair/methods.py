@@ -29,7 +29,7 @@ from esvdfair.core.optimum import fit_optimum
 from esvdfair.core.parity import ParityProblem
 from esvdfair.core.quadratic import FeatureSpace, Fit, Head, Quadratic, blocks, finetune
 from esvdfair.core.transport import TransportProblem, transport_path
-from esvdfair.distributed import broadcast
+from esvdfair.distributed import broadcast, first_rank_rows
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models.base import LinearLayer, Weights, find_layer
 from esvdfair.sample import Effort, Sample, Setting, draw, hold
@@ -56,12 +56,17 @@ let the error explode."""
 
 
 def outputs(head: Head, rows: Rows, fits: Sequence[Fit]) -> Array:
-    """(n, k) what the fits predict, column by column in memory; what the untouched model does is known."""
+    """(n, k) what the fits predict, column by column in memory; what the untouched model does is known.
+
+    All ranks call it together: where each has the features of its own rows, the first gets what they predict.
+    """
     known = [fit.target == UNTOUCHED for fit in fits]
     if all(known):
         return np.repeat(rows.prediction[:, None], len(fits), axis=1)
     weight, bias = np.array([fit.weight for fit in fits]), np.array([fit.bias for fit in fits])
     output = _outputs(rows.features, weight, bias, head.apply)
+    if rows.places is not None:
+        output = np.asfortranarray(first_rank_rows(output, rows.places))
     output[:, known] = rows.prediction[:, None]
     return output
 

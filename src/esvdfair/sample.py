@@ -448,6 +448,7 @@ class _Seen:
     inner: Mapping[str, GroupMoments]
     kept: tuple[Keeper, Keeper]
     digest: bytes
+    apart: bool  # whether features of rows that judge stay on their ranks
 
     @cached_property
     def labels(self) -> tuple[Label, ...]:
@@ -456,7 +457,7 @@ class _Seen:
 
     def cell_rows(self, part: int) -> Rows:
         """Kept rows, their codes those of cells."""
-        return replace(self.kept[part].rows(self.cells), kept_of=self.digest)
+        return replace(self.kept[part].rows(self.cells, apart=self.apart and part == 1), kept_of=self.digest)
 
     def grouped(self, rows: Rows) -> Rows:
         """Rows of cells as rows of groups."""
@@ -537,7 +538,7 @@ class _Pass:
         cells = tuple(sorted(set(kept[0].counts) | set(kept[1].counts), key=sort_key))
         inner = {name: found.all_reduce() for name, found in inner.items()}
         group_parts = max(all_gather(group_parts))  # a rank without rows does not know
-        return _Seen(cells, group_parts, moments.all_reduce(), inner, kept, digest.value)
+        return _Seen(cells, group_parts, moments.all_reduce(), inner, kept, digest.value, setting.moments_alone)
 
     def sample(
         self, seen: _Seen, judging: Rows | None, judged_on: str, judging_sizes: tuple[int, ...] | None = None
