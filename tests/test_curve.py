@@ -231,6 +231,14 @@ def test_a_constant_is_called_one_and_has_no_distance():
 # --- the estimate --------------------------------------------------------------------------------------------------
 
 
+def test_a_candidate_alone_is_estimated_from_the_rows_that_judge():
+    """There is no order that other rows could tell, and no level that they did tell."""
+    curve = make([0.2])
+    point = curve.points[0]
+    assert point.ks > curve.ks_floor
+    assert point.ks_population == pytest.approx(np.sqrt(point.ks**2 - curve.ks_floor**2))
+
+
 def test_the_estimate_keeps_its_promise_in_the_population():
     """Many candidates, few rows: the mean population distance of what is taken is within 80 to 100 % of the target."""
     shifts, taken = np.linspace(0.7, 0.1, 31), []

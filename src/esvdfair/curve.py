@@ -220,7 +220,7 @@ def judge(
         else:
             few = len(sample.training)
             # A few of the rows that fit say which candidate is fairer, but less than those that judge how fair it is.
-            order_only = not few or few < min(len(rows), sum(sample.sizes))
+            order_only = len(fits) == 1 or few < min(len(rows), sum(sample.sizes)) or not few
             population = population_along_curve(distances, fitted, here.null.floor, order_only=order_only)
         certified = None
         if fitted is not None and confidence is not None:
