@@ -1,6 +1,8 @@
 """GroupMoments against numpy.cov on all rows at once."""
 
+import copy
 import json
+import pickle
 import tracemalloc
 import zipfile
 from contextlib import suppress
@@ -423,6 +425,18 @@ def test_what_was_read_stays_as_it_was_when_more_rows_come():
     np.testing.assert_array_equal(part.scatters, before[:, :2, :2])
     np.testing.assert_allclose(moments.scatters, GroupMoments().update(x, groups).scatters, rtol=1e-12)
     assert width == moments.width == 3
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda moments: pickle.loads(pickle.dumps(moments))])
+def test_a_copy_and_its_original_grow_apart(copied):
+    rng = np.random.default_rng(0)
+    x, groups = rng.normal(size=(40, 3)), np.tile(["a", "b"], 20)
+    moments = GroupMoments().update(x[:20], groups[:20])
+    other = copied(moments).update(x[20:], groups[20:])
+    moments.update(x[:20], groups[:20])
+    assert other.rows.tolist() == moments.rows.tolist() == [20, 20]
+    np.testing.assert_allclose(other.means, GroupMoments().update(x, groups).means, rtol=1e-12)
+    np.testing.assert_allclose(moments.means, GroupMoments().update(x[:20], groups[:20]).means, rtol=1e-12)
 
 
 def test_rows_that_are_left_out_may_hold_anything():

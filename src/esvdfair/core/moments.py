@@ -153,6 +153,10 @@ class GroupMoments:
         self._covariances = None
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies, which share nothing that grows."""
+        return self.__dict__ | {"_whole": self._groups, "_running": None}
+
     @property
     def _groups(self) -> dict[Label, _Moments]:
         """What was gathered, by group."""
