@@ -10,8 +10,9 @@ from esvdfair import Effort, ESVDFair, ks_distance
 from esvdfair.batches import ArrayBatches, Batch, Data, Keeper, StreamBatches, held_out, row_key
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.quadratic import Head
+from esvdfair.models import adapt
 from esvdfair.models.base import LinearLayer
-from esvdfair.sample import Setting, draw, hold
+from esvdfair.sample import Setting, draw, hold, prepare
 
 LAYER = LinearLayer("last", 0, np.ones((1, 3)), np.zeros(1))
 
@@ -246,3 +247,22 @@ def test_a_method_that_reads_moments_alone_keeps_a_few_rows_where_not_all_can_st
     assert sample.moments.rows.tolist() == [rows // 2] * 2
     judged_by_them = draw(replace(alone, validation=None))
     assert len(judged_by_them.training) == min(rows, 100)
+
+
+def test_what_a_model_says_of_a_row_does_not_hang_on_where_its_batch_ends():
+    """float32 products round the last rows of a batch otherwise; one row more or less must change none."""
+    torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
+    torch.manual_seed(0)
+    layers = [
+        torch.nn.Linear(17, 64),
+        torch.nn.ReLU(),
+        torch.nn.Linear(64, 64),
+        torch.nn.ReLU(),
+        torch.nn.Linear(64, 1),
+    ]
+    adapter, rng = adapt(torch.nn.Sequential(*layers)), np.random.default_rng(0)
+    data = Data(rng.normal(size=(301, 17)).astype(np.float32), rng.normal(size=301), rng.integers(0, 2, 301))
+    whole, *others = (draw(prepare(adapter, data, batch_size=size)) for size in (8192, 1, 7, 50, 93))
+    for other in others:
+        np.testing.assert_array_equal(other.training.features, whole.training.features)
+        np.testing.assert_array_equal(other.judging.prediction, whole.judging.prediction)

@@ -40,6 +40,7 @@ from esvdfair.core.checks import (
     row_slice,
     several_inputs,
     sort_key,
+    take,
     take_rows,
 )
 from esvdfair.core.ks import adjusted_weights, split_cell
@@ -53,6 +54,9 @@ Array = NDArray[np.float64]
 
 IN_ORDER_ROWS = 8192
 """Rows of which moments are gathered at once when all rows are in order."""
+
+STRIP_ROWS = 16
+"""Rows that products of matrices take at once, or a multiple of it."""
 
 LARGEST = 1e120
 """Labels, predictions and weights beyond it are refused: squares of sums of their squares leave float64."""
@@ -513,7 +517,7 @@ class _Pass:
         with reading() as listen:
             for batch in batches:
                 rows = len(batch.codes)
-                inputs, prediction = self.adapter.capture(batch.x, [*self.inner, last.name])
+                inputs, prediction = self._captured(batch)
                 check_prediction(prediction, rows)
                 labelled, group_parts = batch.y is not None, batch.group_parts
                 y = self._labels(batch, prediction)
@@ -567,14 +571,34 @@ class _Pass:
             partial=setting.partial,
         )
 
+    def _captured(self, batch: Batch) -> tuple[dict[str, Any], Any]:
+        """Inputs of the layers, and the prediction."""
+        rows, names = len(batch.codes), [*self.inner, self.setting.last.name]
+        inputs, prediction = self.adapter.capture(_padded(batch), names)
+        # A layer may see several rows of each, one below the other.
+        return {name: found[: len(found) * rows // len(prediction)] for name, found in inputs.items()}, prediction[
+            :rows
+        ]
+
     def _labels(self, batch: Batch, prediction: Any) -> Array:
         """(rows,) labels, or what the untouched model predicts."""
         if self.setting.has_labels and batch.y is not None:
             return batch.y
-        own = (
-            self.setting.adapter.predict(batch.x) if self.edited else take_rows(prediction, np.arange(len(batch.codes)))
-        )
-        return np.asarray(own, dtype=np.float64)
+        if self.edited:
+            prediction = self.setting.adapter.predict(_padded(batch))
+        return np.asarray(take_rows(prediction, np.arange(len(batch.codes))), dtype=np.float64)
+
+
+def _padded(batch: Batch) -> Any:
+    """The inputs, with the last row repeated up to a whole number of strips.
+
+    A product of float32 matrices rounds the last few rows otherwise than the same rows further up, so that what a model
+    says of a row would hang on where a batch ends.
+    """
+    rows = len(batch.codes)
+    if rows % STRIP_ROWS == 0:
+        return batch.x
+    return take(batch.x, np.minimum(np.arange(rows + -rows % STRIP_ROWS), rows - 1))
 
 
 def _in_order(rows: Rows, labels: tuple[Label, ...], beside: Array | None = None) -> GroupMoments:
