@@ -266,3 +266,11 @@ def test_what_a_model_says_of_a_row_does_not_hang_on_where_its_batch_ends():
     for other in others:
         np.testing.assert_array_equal(other.training.features, whole.training.features)
         np.testing.assert_array_equal(other.judging.prediction, whole.judging.prediction)
+
+
+def test_a_batch_may_be_empty():
+    rows, *_ = batches()
+    first, *rest = rows
+    none = first.take(np.arange(0))
+    with_none = draw(setting([first, none, *rest]))
+    np.testing.assert_array_equal(with_none.training.features, draw(setting(rows)).training.features)

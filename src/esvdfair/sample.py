@@ -575,10 +575,9 @@ class _Pass:
         """Inputs of the layers, and the prediction."""
         rows, names = len(batch.codes), [*self.inner, self.setting.last.name]
         inputs, prediction = self.adapter.capture(_padded(batch), names)
+        seen = max(len(prediction), 1)
         # A layer may see several rows of each, one below the other.
-        return {name: found[: len(found) * rows // len(prediction)] for name, found in inputs.items()}, prediction[
-            :rows
-        ]
+        return {name: found[: len(found) * rows // seen] for name, found in inputs.items()}, prediction[:rows]
 
     def _labels(self, batch: Batch, prediction: Any) -> Array:
         """(rows,) labels, or what the untouched model predicts."""
