@@ -498,7 +498,7 @@ class _Pass:
 
     def over(self, batches: Batches, split: Splitter | None, *, judged_elsewhere: bool = False) -> _Seen:
         """Run over all batches; ``split`` tells the rows that do not fit, ``judged_elsewhere`` that no other judges."""
-        setting, last = self.setting, self.setting.last
+        setting, last, split = self.setting, self.setting.last, split or _nothing
         moments, inner = GroupMoments(), {name: GroupMoments() for name in self.inner}
         effort = setting.effort
         few = effort.transport_rows if setting.moments_alone and judged_elsewhere else None
@@ -508,7 +508,7 @@ class _Pass:
         digest = Digest()
         if isinstance(batches, ArrayBatches) and world_size() == 1:
             whole = batches.whole()
-            out = _nothing(whole.row_id) if split is None else split(whole.row_id)
+            out = split(whole.row_id)
             for keeper, chosen in zip(kept, (~out, out), strict=True):
                 keeper.expect(whole, chosen)
         later = kept[0].keeps_all  # then moments are gathered once, from what is kept (`_in_order`)
@@ -523,7 +523,7 @@ class _Pass:
                 y = self._labels(batch, prediction)
                 _check_unit(y, prediction)
                 digest.add(batch)
-                out = _nothing(batch.row_id) if split is None else split(batch.row_id)
+                out = split(batch.row_id)
                 weight = (~out).astype(np.float64) if batch.weight is None else batch.weight * ~out
                 features = inputs[last.name]
                 check_features(last, features, rows)
