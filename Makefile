@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 JOBS   ?= 2
+SEEDS  ?= 33-82
 
 BIN := $(VENV)/bin
 # pip would compile every file of torch and the rest; Python compiles the few that are imported, when they are.
@@ -12,15 +13,15 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # two pips must not write to one environment
-.PHONY: help demo test test-lowest cov docs dist bench trust lint types format clean
+.PHONY: help demo test test-lowest cov docs dist bench trust reproduce lint types format clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # One thread a process: the matrices are small, and sums do not depend on the number of cores.
-demo test test-lowest cov docs dist trust: export OMP_NUM_THREADS := 1
-demo test test-lowest cov docs dist trust: export OPENBLAS_NUM_THREADS := 1
-demo test test-lowest cov docs dist trust: export MKL_NUM_THREADS := 1
+demo test test-lowest cov docs dist trust reproduce: export OMP_NUM_THREADS := 1
+demo test test-lowest cov docs dist trust reproduce: export OPENBLAS_NUM_THREADS := 1
+demo test test-lowest cov docs dist trust reproduce: export MKL_NUM_THREADS := 1
 
 # An environment that forbids it would compile torch anew in every process: seconds each.
 export PYTHONDONTWRITEBYTECODE :=
@@ -54,6 +55,9 @@ bench: $(VENV)/.bench  ## Measure speed and growth on a quiet machine (ten minut
 
 trust: $(VENV)/.dev  ## Try to break the package (some five minutes of one core), write the tables of docs/reliability.md
 	$(BIN)/python benchmarks/reliability.py
+
+reproduce: $(VENV)/.dev  ## Run the paper's experiments for the seeds SEEDS (hours), write tables and figures into results/
+	$(BIN)/python -m reproduction all --seeds $(SEEDS) --jobs $(JOBS) --out results
 
 lint: $(VENV)/.dev  ## Check style and formatting (ruff)
 	$(BIN)/ruff check .
@@ -97,7 +101,7 @@ $(VENV)-lowest/.dev: pyproject.toml constraints.txt .ci/lowest.py
 	@echo "Installing the lowest versions into $(VENV)-lowest; the first time takes a few minutes"
 	@$(VENV)-lowest/bin/python .ci/lowest.py --except torch >$(VENV)-lowest/lowest.txt
 	@$(VENV)-lowest/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt \
-		-c $(VENV)-lowest/lowest.txt -e '.[all]' 'pytest<9' 'pyparsing<3.3' pytest-xdist pyyaml hypothesis onnxscript skl2onnx
+		-c $(VENV)-lowest/lowest.txt -e '.[all]' 'pytest<9' 'pyparsing<3.3' pytest-xdist pyyaml hypothesis onnxscript pooch skl2onnx
 	@touch $@
 
 $(BIN)/python:

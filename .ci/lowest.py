@@ -8,7 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("torch", "onnx", "plots", "data", "secure")  # what users install; developers' tools may be new
+EXTRAS = ("torch", "onnx", "plots", "data")  # what users install; developers' tools may be new
 
 
 def main() -> None:

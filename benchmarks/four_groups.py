@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from esvdfair import Effort, ESVDFair, ESVDFairWarning
-from esvdfair.experiments.config import Training
-from esvdfair.experiments.network import load, predict, train
+from reproduction.config import Training
+from reproduction.datasets import load
+from reproduction.network import predict, train
 
 # What is asked for: mean and covariance reduction, and what else
 ASKED = {

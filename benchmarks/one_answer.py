@@ -4,12 +4,11 @@
     ESVDFAIR_DATA=… python benchmarks/one_answer.py --data wages --seeds 1-2 --quick
 
 Batches of 8192 rows in memory are compared with other sizes, a stream, the same rows in another order, a CSV file in
-one chunk and in many, two threads, and two and three ranks of torch.distributed. A row is known by its number, wherever
+one chunk and in many, and two threads. A row is known by its number, wherever
 it comes. The table has the largest difference of a prediction over their standard deviation; the goal is 1e-6.
 """
 
 import argparse
-import pickle
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,15 +19,15 @@ from unittest.mock import patch
 import numpy as np
 import pandas as pd
 import torch
-import torch.distributed
 from threadpoolctl import threadpool_limits
 
 from esvdfair import ESVDFair, ESVDFairWarning
 from esvdfair.batches import Batch
-from esvdfair.experiments.config import Training
-from esvdfair.experiments.network import Trained, load, train
 from esvdfair.sample import Effort
 from esvdfair.tables import Roles, TableBatches, files
+from reproduction.config import Training
+from reproduction.datasets import load
+from reproduction.network import Trained, train
 
 METHODS = ("paper", "exact", "parity", "transport")
 TRAINING = Training(epochs=3, width=64, depth=4)  # the arithmetic of a repair is the same behind a hasty network
@@ -90,33 +89,12 @@ def in_one_process(trained: Trained, method: str, effort: Effort) -> dict[str, n
     return found
 
 
-def in_ranks(trained: Trained, effort: Effort, world: int) -> dict[str, np.ndarray]:
-    """Predictions by method, of so many ranks, the rows dealt out in turn."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "given").write_bytes(pickle.dumps((trained, effort)))
-        torch.multiprocessing.spawn(_rank, (world, folder), nprocs=world)
-        found: dict[str, np.ndarray] = pickle.loads(Path(folder, "found").read_bytes())
-    return found
-
-
-def _rank(rank: int, world: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    trained, effort = pickle.loads(Path(folder, "given").read_bytes())
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
-    own = np.arange(rank, len(trained.split.train.y), world)
-    found = {method: repair(trained, method, effort, numbered(trained, own, 500)) for method in METHODS}
-    if rank == 0:
-        Path(folder, "found").write_bytes(pickle.dumps(found))
-    torch.distributed.destroy_process_group()
-
-
-def compare(name: str, seed: int, effort: Effort, ranks: bool) -> list[tuple[str, str, float]]:
+def compare(name: str, seed: int, effort: Effort) -> list[tuple[str, str, float]]:
     """(method, way, largest difference over the standard deviation) for one network."""
     trained = train(load(name, "clean"), TRAINING, seed)
-    by_rank = {f"{world} ranks": in_ranks(trained, effort, world) for world in (2, 3)} if ranks else {}
     rows = []
     for method in METHODS:
-        found = in_one_process(trained, method, effort) | {way: found[method] for way, found in by_rank.items()}
+        found = in_one_process(trained, method, effort)
         first = found.pop("batches of 8192")
         rows += [(method, way, float(np.abs(other - first).max() / first.std())) for way, other in found.items()]
     return rows
@@ -136,7 +114,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="law,compas,wages")
     parser.add_argument("--seeds", default="1-10")
-    parser.add_argument("--rank-seeds", type=int, default=2, help="of the seeds, so many with ranks too")
     parser.add_argument("--quick", action="store_true", help="a few candidates instead of a hundred")
     given = parser.parse_args()
     first, last = (int(part) for part in (given.seeds.split("-") * 2)[:2])
@@ -144,7 +121,7 @@ def main() -> None:
     for name in given.data.split(","):
         rows = []
         for seed in range(first, last + 1):
-            rows += compare(name, seed, effort, seed < first + given.rank_seeds)
+            rows += compare(name, seed, effort)
         worst = max(value for _, _, value in rows)
         print(
             f"\n{name}, seeds {given.seeds}: largest difference {worst:.0e} (goal {GOAL:.0e})\n\n{markdown(rows)}",

@@ -25,10 +25,10 @@ from sklearn.linear_model import Ridge
 from esvdfair import ks_distance
 from esvdfair.core.optimum import fit_optimum
 from esvdfair.datasets import Examples, Split
-from esvdfair.experiments import methods
-from esvdfair.experiments.config import WAGES, Training
-from esvdfair.experiments.network import Trained, predict, run_through, train_network
-from esvdfair.experiments.runs import interpolated_regret, parse_seeds
+from reproduction import methods
+from reproduction.config import WAGES, Training
+from reproduction.network import Trained, predict, run_through, train_network
+from reproduction.runs import interpolated_regret, parse_seeds
 
 Array = NDArray[np.float64]
 

@@ -33,7 +33,6 @@ SUITES: dict[str, list[Row]] = {
     ],
     "concurrency": [
         (f"threads on one model, a fork, {FITS} fits", lambda: processes.concurrency(FITS)),
-        ("2 and 4 ranks, one killed or raising", lambda: processes.ranks(2, 4)),
     ],
     "arrays": [
         ("hostile arrays: metrics", lambda: judge_all(arrays.metric_trials())),

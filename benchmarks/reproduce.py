@@ -22,9 +22,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from esvdfair.core.edits import PAPER_REDUCTIONS, shrink_covariance, shrink_mean
 from esvdfair.core.metrics import ks_distance
 from esvdfair.datasets import split
-from esvdfair.experiments import methods
-from esvdfair.experiments.config import LAW
-from esvdfair.experiments.network import Trained, build_network, load, predict, train
+from reproduction import methods
+from reproduction.config import LAW
+from reproduction.datasets import load
+from reproduction.network import Trained, build_network, predict, train
 
 SEED = 34
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from esvdfair import ESVDFair, ESVDFairWarning, ks_distance
-from esvdfair.experiments.config import Training
-from esvdfair.experiments.network import train_network
 from esvdfair.sample import Effort
+from reproduction.config import Training
+from reproduction.network import train_network
 
 ROWS, FRESH = 300_000, 200_000
 TRAINING = Training(epochs=1, width=64, depth=3, batch_size=512, learning_rate=3e-3)

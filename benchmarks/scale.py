@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from esvdfair import ESVDFairWarning
-from esvdfair.experiments.config import Training
+from reproduction.config import Training
 from speed import fits, growth, latency, peers
 from speed.measure import Section, commit, describe_machine, limit_threads, render, renew, warm_up
 
@@ -65,14 +65,6 @@ BENCHMARKS: dict[str, tuple[Callable[..., Section], dict[str, dict[str, Any]]]] 
                 "rows": (10_000, 50_000), "width": 64, "memory": (10_000, 50_000), "widths": (64, 256), "at": 10_000
             },
             "tiny": {"rows": (1000,), "width": 16, "memory": (1000, 2000), "widths": (8, 16), "at": 1000},
-        },
-    ),
-    "processes": (
-        growth.run_processes,
-        {
-            "full": {"rows": 20 * 8192, "width": 1024, "repeats": 3},
-            "quick": {"rows": 4 * 8192, "width": 256, "repeats": 1},
-            "tiny": {"rows": 2 * 8192, "width": 8, "repeats": 1},
         },
     ),
     "files": (

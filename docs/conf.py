@@ -1,5 +1,6 @@
 """The documentation site: `make docs` builds it into docs/_build/html, and a warning is an error."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ extensions = [
     "reference",  # docs/_ext: the reference pages, from commands and public names
 ]
 templates_path = ["_templates"]
-exclude_patterns = ["_build", "_ext", "examples", "reproduction/*.csv"]
+exclude_patterns = ["_build", "_ext", "examples"]
 suppress_warnings = ["config.cache"]  # sphinx-gallery's settings hold a function
 
 # MyST: anchors as GitHub makes them, so that a link works there and here.
@@ -42,9 +43,13 @@ html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
 
+# COMPAS may not be redistributed; where its file is not there, the site has no page about it.
+COMPAS = Path(os.environ.get("ESVDFAIR_DATA", "nowhere")) / "compas/compas-scores-two-years.csv"
+
 sphinx_gallery_conf = {
     "examples_dirs": "examples",
     "gallery_dirs": "gallery",
+    "ignore_pattern": "__init__" if COMPAS.is_file() else "plot_2_compas",
     "filename_pattern": re.escape("/examples/"),
     "abort_on_example_error": True,
     "capture_repr": (),  # what is printed, not what an expression is

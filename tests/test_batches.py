@@ -9,12 +9,15 @@ from esvdfair.batches import (
     Batch,
     Data,
     StreamBatches,
+    check_apart,
     check_groups,
+    hash_rows,
     held_out,
     is_stream,
     make_batches,
     row_key,
 )
+from esvdfair.exceptions import ESVDFairWarning
 
 
 def gather(batches):
@@ -51,11 +54,6 @@ def test_a_stream_can_be_read_twice_when_a_function_makes_it():
 def test_a_stream_may_yield_batches_with_numbers_of_their_own():
     batch = Batch(np.ones((2, 2)), None, ("a", "b"), np.array([1, 0]), None, np.array([70, 12]))
     assert gather(make_batches(Data(lambda: iter([batch])))) == [batch]
-
-
-def test_rows_in_memory_may_start_at_any_number():
-    parts = gather(ArrayBatches(Data(np.ones((5, 2)), None, list("ababa")), batch_size=3, first_row=100))
-    assert [part.row_id.tolist() for part in parts] == [[100, 101, 102], [103, 104]]
 
 
 @pytest.mark.parametrize(
@@ -176,3 +174,105 @@ def test_strata_make_cells_of_arrays_and_streams_alike():
 def test_strata_with_missing_values_are_named_as_what_they_are():
     with pytest.raises(ValueError, match="control_features has 1 missing value"):
         make_batches(Data(np.ones((2, 1)), None, ["a", "b"], control_features=["x", None]))
+
+
+# --- indexes of pandas -------------------------------------------------------------------------------------------
+
+
+FRAME = pd.DataFrame({"age": [1.0, 2.0, 3.0, 4.0]}, index=[7, 5, 3, 1])
+SEX = pd.Series(list("abab"), index=FRAME.index)
+
+
+@pytest.mark.parametrize("name", ["y", "sensitive_features", "sample_weight", "control_features"])
+def test_the_index_of_x_in_another_order_is_an_error_that_says_to_reindex(name):
+    columns = {name: pd.Series([1.0, 2.0, 3.0, 4.0] if name in ("y", "sample_weight") else list("aabb"), [1, 3, 5, 7])}
+    given = {"y": None, "sensitive_features": SEX} | columns
+    with pytest.raises(ValueError, match=rf"{name} has the index of X in another order.*{name}\.loc\[X\.index\]"):
+        make_batches(Data(FRAME, **given))
+    reindexed = {key: value if value is None else value.loc[FRAME.index] for key, value in given.items()}
+    assert len(gather(make_batches(Data(FRAME, **reindexed)))[0].codes) == 4
+    if name != "sensitive_features":
+        with pytest.raises(ValueError, match=f"{'sensitive_features' if name == 'y' else name} has the index of"):
+            make_batches(Data(FRAME.to_numpy(), **given))
+
+
+def test_columns_by_name_are_looked_at_too():
+    with pytest.raises(ValueError, match="sensitive_features has the index of X in another order"):
+        make_batches(Data(FRAME, None, {"sex": SEX, "age": pd.Series(list("aabb"), index=[1, 3, 5, 7])}))
+
+
+@pytest.mark.parametrize(
+    "index", [[0, 1, 2, 3], list("abcd"), [1, 3, 5, 8], [1, 1, 3, 3]], ids=["range", "words", "one other", "twice"]
+)
+def test_indexes_of_other_labels_are_taken_by_position(index):
+    (batch,) = gather(make_batches(Data(FRAME, pd.Series([1.0, 2.0, 3.0, 4.0], index=index), SEX)))
+    np.testing.assert_array_equal(batch.y, [1, 2, 3, 4])
+
+
+def test_labels_that_occur_twice_after_a_concat_are_no_error():
+    twice, sex = pd.concat([FRAME, FRAME]), pd.concat([SEX, SEX])
+    assert len(gather(make_batches(Data(twice, None, sex)))[0].codes) == 8
+    assert len(gather(make_batches(Data(twice, None, sex.iloc[::-1])))[0].codes) == 8
+
+
+# --- validation rows that are training rows ----------------------------------------------------------------------
+
+
+def drawn(rows, seed, *, discrete=False):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 3))
+    x = np.round(x * 2) / 2 if discrete else x  # scores in halves and marks in tenths, as in the law school data
+    y = np.round(x.sum(axis=1) + rng.normal(size=rows), 1 if discrete else 12)
+    return Data(x, y, rng.integers(0, 2, rows))
+
+
+def apart(training, validation, confidence=None):
+    check_apart(make_batches(training), make_batches(validation), confidence)
+
+
+def some(data, index):
+    return Data(data.X[index], data.y[index], data.sensitive_features[index])
+
+
+@pytest.mark.parametrize("index", [slice(None), slice(100, 300), np.arange(999, -1, -2)], ids=["all", "part", "mixed"])
+@pytest.mark.parametrize("kind", [np.asarray, pd.DataFrame, lambda x: x.astype(object)], ids=["array", "table", "any"])
+def test_validation_rows_that_are_training_rows_warn_and_cannot_certify(index, kind):
+    data = drawn(1000, 0)
+    again, rows = some(data, index), len(data.y[index])
+    again = Data(kind(again.X), again.y, again.sensitive_features)
+    data = Data(kind(data.X), data.y, data.sensitive_features)
+    with pytest.warns(ESVDFairWarning, match=f"{rows:,} of {rows:,} rows of validation are rows of X too"):
+        apart(data, again)
+    with pytest.raises(ValueError, match=r"confidence=0.9 requires new rows: .* Pass rows that are not in X"):
+        apart(data, again, 0.9)
+
+
+def test_new_rows_are_apart_and_so_are_the_same_inputs_with_other_labels():
+    data = drawn(1000, 0)
+    apart(data, drawn(1000, 1), 0.9)
+    apart(data, Data(data.X, data.y + 1, data.sensitive_features), 0.9)
+    apart(Data(data.X, None, data.sensitive_features), Data(drawn(500, 1).X, None, np.arange(500) % 2), 0.9)
+    with pytest.warns(ESVDFairWarning, match="500 of 500 rows"):
+        apart(Data(data.X, None, data.sensitive_features), Data(data.X[:500], None, data.sensitive_features[:500]))
+
+
+@pytest.mark.parametrize("rows", [300, 3000, 30_000])
+def test_coincidences_in_discrete_data_are_normal(rows):
+    training = drawn(rows, 0, discrete=True)
+    for seed in range(1, 6):
+        apart(training, drawn(rows // 3, seed, discrete=True), 0.9)
+    alike = np.repeat(np.arange(4.0), rows // 4)[:, None]
+    apart(Data(alike, alike[:, 0], np.arange(len(alike)) % 2), Data(alike[:8], alike[:8, 0], np.arange(8) % 2), 0.9)
+    with pytest.warns(ESVDFairWarning, match="are rows of X too"):
+        apart(training, training)
+
+
+def test_words_and_whole_numbers_are_compared_as_what_they_are():
+    x = pd.DataFrame({"job": [f"job {i}" for i in range(200)], "age": range(200)})
+    with pytest.warns(ESVDFairWarning, match="50 of 50 rows"):
+        apart(Data(x, None, np.arange(200) % 2), Data(x.iloc[:50], None, np.arange(50) % 2))
+    apart(Data(x, None, np.arange(200) % 2), Data(x.assign(age=x["age"] + 1), None, np.arange(200) % 2))
+    whole = np.arange(10_000).reshape(-1, 2)
+    apart(Data(whole, None, np.arange(5000) % 2), Data(whole + 20_000, None, np.arange(5000) % 2))
+    assert len(np.unique(hash_rows(whole))) == 5000
+    np.testing.assert_array_equal(hash_rows(whole), hash_rows(whole.astype(np.float32)))

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # 20 rows, 5 ite
 
 
 @parametrize_with_checks(
-    [Derived(NETWORK, method="parity", targets="labels", effort=Effort.quick())],
+    [Derived(NETWORK, method="parity", targets="labels", min_group_rows=2, effort=Effort.quick())],
     expected_failed_checks=lambda estimator: IMPOSSIBLE,
 )
 def test_scikit_learn_checks(estimator, check):
@@ -46,4 +46,4 @@ def test_scikit_learn_checks(estimator, check):
 
 @pytest.mark.parametrize("check", [check_fit_idempotent, check_estimators_pickle, check_dict_unchanged])
 def test_checks_of_the_default_method(check):
-    check("ESVDFair", Derived(NETWORK))
+    check("ESVDFair", Derived(NETWORK, min_group_rows=2))

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from sklearn.neural_network import MLPRegressor
 
-from esvdfair import Effort, ESVDFair, fit_curve, ks_distance, ks_floor, mean_gap
+from esvdfair import Effort, ESVDFair, ESVDFairWarning, fit_curve, ks_distance, ks_floor, mean_gap
 from esvdfair.core.ks import adjusted_weights
 
 ROWS = 1600
@@ -46,10 +46,14 @@ def test_a_gap_that_is_explained_leaves_the_model_as_it_is(explained):
     fair = fit(explained, target_ks=0.15)
     np.testing.assert_allclose(fair.predict(X), model.predict(X), atol=1e-9)
     assert fair.summary_["ks_before"] < 0.15 < fair.summary_["ks_raw_before"]
-    # Without the strata the same target is dear.
-    assert fit(explained, control=False, target_ks=0.15).summary_["mse_after"] > 1.5 * fair.summary_["mse_after"]
+    with pytest.warns(
+        ESVDFairWarning, match="keeps (4.|50)% of the variance"
+    ):  # without the strata the same target is dear
+        plain = fit(explained, control=False, target_ks=0.15)
+    assert plain.summary_["mse_after"] > 1.5 * fair.summary_["mse_after"]
 
 
+@pytest.mark.filterwarnings("ignore:The repaired model predicts no better than a constant")  # of the paper's fine-tune
 @pytest.mark.parametrize("method", ["transport", "parity", "exact", "paper"])
 def test_a_gap_that_is_not_explained_is_closed(unexplained, method):
     model, X, _, sex, job = unexplained
@@ -66,7 +70,7 @@ def test_what_is_said_is_what_brute_force_says(explained):
     """On rows given for validation, so that the same rows can be reweighted by hand."""
     model, X, y, sex, job = explained
     half = slice(0, ROWS // 2), slice(ROWS // 2, ROWS)
-    fair = ESVDFair(model, method="parity", target_ks=0.05, effort=Effort.quick())
+    fair = ESVDFair(model, method="parity", target_ks=0.06, effort=Effort.quick())
     there = X[half[1]], y[half[1]], sex[half[1]], None, job[half[1]]
     fair.fit(X[half[0]], y[half[0]], sensitive_features=sex[half[0]], control_features=job[half[0]], validation=there)
     weight = adjusted_weights(sex[half[1]], 2, job[half[1]])
@@ -149,7 +153,7 @@ def test_audit_shows_raw_and_adjusted_side_by_side(files):
     done = run("audit", files / "model.onnx", files / "people.csv", "--sensitive", "sex", "--target", "y",
                "--features", "level,a,b,c", "--control", "job", "--target-ks", "0.1")  # fmt: skip
     assert "KS distance, adjusted" in done.output
-    assert "people outside common support" in done.output
+    assert "rows in strata that lack a group" in done.output
     assert "no difference beyond chance: KS" in " ".join(done.output.split())
     assert done.exit_code == 0, done.output  # the raw distance is far beyond the target, the adjusted one is not
 
@@ -159,7 +163,8 @@ def test_repair_adjusts_for_a_column(files):
                "--features", "level,a,b,c", "--control", "job", "--target-ks", "0.15", "--quick",
                "-o", files / "fair.onnx")  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert "as it is, not adjusted" in done.output
+    assert "KS distance, adjusted" in done.output
+    assert "not adjusted" in done.output
 
 
 def test_a_control_that_is_not_there_is_named(files):
@@ -175,7 +180,7 @@ def test_the_report_shows_raw_and_adjusted_gaps_side_by_side(unexplained):
     fair = fit(unexplained, method="parity", target_ks=0.12)
     page = render_report(fair, X, y, sensitive_features=sex)
     assert "Among people who are alike" in page
-    assert "adjusted for what they may rightly differ in" in page
+    assert "adjusted for the control features" in page
     for key in ("ks_before", "ks_after", "ks_raw_before", "ks_raw_after"):
         assert f"{fair.summary_[key]:.3f}".lstrip("0") in page or f"{fair.summary_[key]:.3f}" in page
 

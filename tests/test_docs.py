@@ -4,7 +4,6 @@ import pkgutil
 import re
 import shlex
 import shutil
-import socket
 import tomllib
 from contextlib import redirect_stdout
 from dataclasses import astuple
@@ -257,24 +256,6 @@ def test_pages_that_show_numbers(page):
     run_all(f"docs/{page}.md", {})
 
 
-def test_guide_for_many_machines_on_one_rank(monkeypatch, capsys):
-    """The script of the guide, as torchrun would start it with one rank."""
-    text = (ROOT / "docs/distributed.md").read_text("utf-8")
-    script = re.search(r"<!-- not run: needs torchrun -->\n```python\n(.*?)```", text, re.S)[1]
-    shown = re.search(r"^`(\{'rows'.*\})`", text, re.M)[1]
-    given = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    exec(compile(script, "docs/distributed.md", "exec"), {})
-    assert alike(shown, capsys.readouterr().out, 1e-6)
-
-
-def free_port():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
-
-
 def test_guide_for_onnx(few, quick):
     names = run_all("docs/onnx.md", {})
     assert names["fair"].summary_["ks_after"] < names["fair"].summary_["ks_before"]
@@ -332,14 +313,15 @@ def test_functions_and_tests_of_the_equations_are_there():
     assert len(rows) > 20
     for functions, tests in rows:
         for name in re.findall("`(.*?)`", functions):
-            assert pkgutil.resolve_name(f"esvdfair.{name}"), name
+            assert pkgutil.resolve_name(name if name.startswith("reproduction.") else f"esvdfair.{name}"), name
         for place, _, test in (name.partition("::") for name in re.findall("`(.*?)`", tests)):
-            assert f"def {test}(" in (ROOT / "tests" / place).read_text("utf-8") or not test, f"{place} lacks {test}"
+            home = ROOT if place.startswith("reproduction/") else ROOT / "tests"
+            assert f"def {test}(" in (home / place).read_text("utf-8") or not test, f"{place} lacks {test}"
 
 
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    for path in [*ROOT.glob("*.md"), ROOT / "reproduction/README.md", *(ROOT / "docs").rglob("*.md")]
     if path.relative_to(ROOT).parts[1:2] not in [("_build",), ("gallery",), ("reference",)]  # made by `make docs`
 )
 MADE = ("gallery/", "reference/")  # so are these, and Sphinx checks the links to them

@@ -1,17 +1,23 @@
 """ESVDFair on models with several inputs, in memory and in loaders, and on objects that hold a network."""
 
+import warnings
 from collections import UserDict
 
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import GridSearchCV
 from sklearn.neural_network import MLPRegressor
 
 from esvdfair import Effort, ESVDFair, ks_distance
+from esvdfair.batches import Batch
 from esvdfair.explain import explain_directions, scan_layers
 
 torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
+
+# Untrained networks do for what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore:the model predicts the labels worse than a constant")
 nn = torch.nn
 DataLoader = torch.utils.data.DataLoader
 
@@ -140,6 +146,71 @@ def test_a_loader_of_mappings(words):
     loaded = ESVDFair(model, **options).fit(DataLoader(Rows(), batch_size=150))
     whole = ESVDFair(model, **options).fit(X, y, sensitive_features=sex)
     np.testing.assert_allclose(loaded.predict(DataLoader(Rows(), batch_size=200)), whole.predict(X), atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def three():
+    """Rows of three groups and a network that fits them."""
+    rng = np.random.default_rng(0)
+    group = rng.choice(["a", "b", "c"], 600, p=[0.5, 0.3, 0.2])
+    X = rng.normal(size=(600, 4))
+    X[:, 0] += np.where(group == "b", 1.0, 0.0)
+    y = X @ [1.0, 0.5, 0.2, 0.0] + np.abs(X[:, 3]) + 0.3 * rng.normal(size=600)
+    model = MLPRegressor(hidden_layer_sizes=(8, 8), solver="lbfgs", max_iter=60, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # good enough to be repaired
+        return model.fit(X, y), X, y, group
+
+
+@pytest.mark.filterwarnings("ignore:1 group is too small")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "exact"},
+        {"method": "parity", "targets": ("labels",), "mean_reduction": 20.0, "covariance_reduction": 5.0},
+        {"method": "transport", "targets": ("predictions",), "max_mse_increase": 0.3},
+    ],
+    ids=lambda options: options["method"],
+)
+def test_batches_that_carry_row_numbers_give_the_repair_of_the_rows_in_that_order(three, options):
+    """In any order, of any size, some of them empty and some of one group alone."""
+    model, X, y, group = three
+    options = {"effort": Effort.quick()} | options
+    whole = ESVDFair(model, **options).fit(X, y, sensitive_features=group)
+
+    def numbered():
+        order = np.argsort(group == "c", kind="stable")[::-1]
+        for part in np.split(order, [0, 7, 130, 130, 480]):
+            labels, codes = np.unique(group[part], return_inverse=True)
+            yield Batch(X[part], y[part], tuple(map(str, labels)), codes, None, part)
+
+    streamed = ESVDFair(model, **options).fit(numbered)
+    np.testing.assert_allclose(streamed.predict(X), whole.predict(X), rtol=0, atol=1e-6)
+    assert streamed.summary_["rows"] == whole.summary_["rows"]
+    assert streamed.summary_["ks_after"] == pytest.approx(whole.summary_["ks_after"], abs=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:1 group is too small")
+def test_without_a_seed_each_fit_holds_out_other_rows(three):
+    model, X, y, group = three
+    options = QUICK | {"method": "parity", "random_state": None}
+    fits = [ESVDFair(model, **options).fit(X, y, sensitive_features=group) for _ in range(2)]
+    assert fits[0].summary_["mse_before"] != fits[1].summary_["mse_before"]
+
+
+def test_a_stream_that_breaks_says_why(three):
+    model, X, y, group = three
+
+    def broken():
+        for start in range(0, 600, 10):
+            if start == 20:
+                raise OSError("line 21 of the file is broken")
+            yield X[start : start + 10], y[start : start + 10], group[start : start + 10]
+
+    fair = ESVDFair(model, **QUICK)
+    with pytest.raises(OSError, match="line 21 of the file is broken"):
+        fair.fit(broken)
+    assert not hasattr(fair, "estimator_")
 
 
 def test_several_inputs_are_explained(words):
@@ -330,3 +401,61 @@ def test_methods_that_edit_a_hidden_layer_say_that_there_is_none(method):
     with pytest.raises(ValueError, match=r"one linear layer.*no hidden one") as error:
         ESVDFair(nn.Linear(3, 1), method=method).fit(X, y, sensitive_features=sex)
     assert "-2" not in str(error.value)
+
+
+# --- tables of polars and pyarrow --------------------------------------------------------------------------------
+
+
+def table_of(kind):
+    """What makes a table of a mapping of columns, and a column of an array."""
+    if kind == "pyarrow":
+        pa = pytest.importorskip("pyarrow", reason="needs the extra esvdfair[data]")
+        return pa.table, lambda values: pa.chunked_array([values[:7].tolist(), values[7:].tolist()])
+    pl = pytest.importorskip("polars", reason="needs the extra esvdfair[dev]")
+    return pl.DataFrame, pl.Series
+
+
+@pytest.mark.parametrize("kind", ["polars", "pyarrow"])
+def test_tables_of_polars_and_pyarrow_give_the_repair_of_the_same_pandas_table(kind):
+    table, column = table_of(kind)
+    rng = np.random.default_rng(0)
+    sex = np.array(["f", "m"])[rng.integers(0, 2, 500)]
+    X = pd.DataFrame(rng.normal(size=(500, 3)) + (sex == "m")[:, None], columns=["a", "b", "c"])
+    y, weight, job = X.sum(axis=1).to_numpy() + rng.normal(size=500), rng.uniform(1, 2, 500), rng.integers(0, 2, 500)
+    model = MLPRegressor(hidden_layer_sizes=(8,), tol=0.1, random_state=0).fit(X, y)
+    beside = {"sensitive_features": sex, "sample_weight": weight, "control_features": job}
+    options = QUICK | {"method": "parity"}
+    expected = ESVDFair(model, **options).fit(X, y, **beside, validation=(X + 0.1, y, sex, weight, job))
+
+    frame = table({name: values.tolist() for name, values in X.items()})
+    shifted = table({name: (values + 0.1).tolist() for name, values in X.items()})
+    own = {name: column(values) for name, values in beside.items()}
+    fair = ESVDFair(model, **options).fit(frame, column(y), **own, validation=(shifted, column(y), *own.values()))
+    assert list(fair.feature_names_in_) == ["a", "b", "c"]
+    np.testing.assert_array_equal(fair.predict(frame), expected.predict(X))
+    assert fair.assess(frame, column(y), **own) == expected.assess(X, y, **beside)
+    several = table({"sex": sex.tolist(), "job": job.tolist()})
+    both = ESVDFair(model, **options, min_group_rows=20).fit(frame, column(y), sensitive_features=several)
+    assert sorted(map(str, both.summary_["group_sizes"])) == ["f, 0", "f, 1", "m, 0", "m, 1"]
+
+
+def test_batches_may_be_tables_of_polars():
+    table, column = table_of("polars")
+    rng = np.random.default_rng(0)
+    sex = rng.integers(0, 2, 400)
+    X = rng.normal(size=(400, 2)) + sex[:, None]
+    y = X.sum(axis=1) + rng.normal(size=400)
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    with torch.no_grad():
+        model[2].bias += float(y.mean())
+    parts = [slice(start, start + 100) for start in range(0, 400, 100)]
+    plain = [(X[part], y[part], sex[part]) for part in parts]
+    own = [(table({"a": X[part, 0], "b": X[part, 1]}), column(y[part]), column(sex[part])) for part in parts]
+    expected, fair = (ESVDFair(model, **QUICK).fit(Loader(items)) for items in (plain, own))
+    np.testing.assert_array_equal(fair.predict(X), expected.predict(X))
+
+
+def test_a_lazy_table_is_to_be_collected_first():
+    lazy = table_of("polars")[0]({"a": [1.0, 2.0]}).lazy()
+    with pytest.raises(ValueError, match=r"X is a LazyFrame, which holds no rows yet; pass X\.collect\(\)"):
+        ESVDFair(MLPRegressor()).fit(lazy, [0, 1], sensitive_features=[0, 1])

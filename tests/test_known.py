@@ -10,6 +10,9 @@ from esvdfair.models import adapt
 
 torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
 
+# Untrained networks do for what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore:the model predicts the labels worse than a constant")
+
 METHODS = ["paper", "exact", "parity", "transport"]
 
 

@@ -44,7 +44,9 @@ def test_a_strength_is_chosen_by_cross_validation():
     """As docs/python.md shows it."""
     with sklearn.config_context(enable_metadata_routing=True):
         model = FrozenEstimator(LinearRegression().fit(X, Y))
-        fair = ESVDFair(model, method="parity", effort=Effort.quick()).set_fit_request(sensitive_features=True)
+        fair = ESVDFair(model, method="parity", min_group_rows=10, effort=Effort.quick()).set_fit_request(
+            sensitive_features=True
+        )
         unfair = make_scorer(demographic_parity_ks, greater_is_better=False)
         search = GridSearchCV(
             fair,
@@ -74,7 +76,7 @@ def test_a_column_of_x_by_name():
     fair = ESVDFair(model, method="parity", effort=Effort.quick())
     named = fair.fit(rows, Y, sensitive_features="sex").predict(rows)
     np.testing.assert_array_equal(named, fair.fit(rows, Y, sensitive_features=rows["sex"]).predict(rows))
-    apart = fair.fit(rows, Y, sensitive_features="sex", validation=(rows, Y, "sex"))
+    apart = fair.fit(rows, Y, sensitive_features="sex", validation=(rows.assign(a=rows["a"] + 0.1), Y, "sex"))
     assert apart.summary_["evaluated_on"] == "validation"
     for given in (X, X.to_numpy()):
         with pytest.raises(ValueError, match="sensitive_features='sex' is a name, and X has no such column"):

@@ -16,24 +16,24 @@ from esvdfair.plots import GROUPS, density, make_grid, plot_curve, plot_densitie
 def curve():
     points = tuple(
         CurvePoint(
-            1.0 + i / 10,
-            0.4 - i / 10,
-            max(0.3 - i / 10, 0),
-            0.5 - i / 10,
-            0.1,
-            0.1,
-            "labels",
-            1e-4,
-            i,
-            0.4 - i / 10,
-            0.5 - i / 10,
-            None,
-            False,
-            i,
+            mse=1.0 + i / 10,
+            r2=0.5 - i / 10,
+            ks=0.4 - i / 10,
+            mean_gap=0.1,
+            variance_gap=0.1,
+            target="labels",
+            ridge=1e-4,
+            strength=i,
+            ks_population=0.4 - i / 10,
+            ks_pairs=(0.4 - i / 10,),
+            ks_certified=None,
+            constant=False,
+            index=i,
+            measure=lambda i=i: (max(0.3 - i / 10, 0), 0.5 - i / 10, 0.5 - i / 10),
         )
         for i in range(4)
     )
-    return Curve(points, 0.06, "heldout", ({},) * 4, dict)
+    return Curve(points, (("a", "b"),), (0.06,), (0.08,), (200.0,), "heldout", ({},) * 4, dict)
 
 
 @pytest.fixture

@@ -14,6 +14,9 @@ from esvdfair.models import adapt
 from esvdfair.models.base import LinearLayer
 from esvdfair.sample import Setting, draw, hold, prepare
 
+# Untrained networks do for what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore:the model predicts the labels worse than a constant")
+
 LAYER = LinearLayer("last", 0, np.ones((1, 3)), np.zeros(1))
 
 
@@ -38,7 +41,7 @@ class Identity:
 
 def batches(batch_size=100, rows=1000, y=True, weight=None):
     rng = np.random.default_rng(0)
-    x, a = rng.normal(size=(rows, 3)), rng.choice(["a", "b", "c"], rows, p=[0.6, 0.3, 0.1])
+    x, a = rng.normal(size=(rows, 3)), rng.choice(["a", "b", "c"], rows, p=[0.5, 0.3, 0.2])
     labels = x @ [1.0, 2.0, 3.0] if y else None
     return ArrayBatches(Data(x, labels, a, weight), batch_size=batch_size), x, a
 
@@ -130,11 +133,11 @@ def test_without_labels_the_untouched_models_predictions_stand_in(edited):
 
 
 def test_too_few_rows_to_hold_some_out_is_a_warning_and_all_rows_fit():
-    rows = batches(rows=30)[0]
+    rows = batches(rows=150)[0]  # 3 of 4 groups of 30 rows or more, but none once a quarter is held out
     with pytest.warns(UserWarning, match="too few rows to hold some of them out"):
         sample = draw(setting(rows, fraction=0.25))
     assert sample.judged_on == "train"
-    assert len(sample.training) == 30
+    assert len(sample.training) == 150
 
 
 def test_predictions_that_are_not_finite_are_an_error():
@@ -209,22 +212,23 @@ def network():
     return MLPRegressor(hidden_layer_sizes=(24,), early_stopping=True, random_state=0).fit(x, y)
 
 
+@pytest.mark.filterwarnings("ignore:The repaired model keeps 4.% of the variance")
 @pytest.mark.parametrize("method", ["transport", "parity", "exact"])
 def test_a_bounded_set_of_rows_comes_close_to_all_rows(network, method):
     x, y, group = make_rows(ROWS, 0)
     fresh, label, its_group = make_rows(20_000, 1)
-    found = []
+    errors = []
     for bound, coupled in ((BOUND, COUPLED), (ROWS, ROWS)):
         effort = Effort(training_rows=bound, judging_rows=bound, transport_rows=coupled)
         targets = "auto" if method == "exact" else ("labels", "predictions")
         fair = ESVDFair(network, method=method, target_ks=0.15, targets=targets, effort=effort, random_state=0)
         prediction = fair.fit(x, y, sensitive_features=group).predict(fresh)
-        found.append((ks_distance(prediction, sensitive_features=its_group), np.mean((prediction - label) ** 2)))
-    (ks, mse), (ks_all, mse_all) = found
-    assert abs(ks - ks_all) < 0.02
-    assert mse < 1.05 * mse_all
-    assert ks < 0.17  # both keep the promise on people whom neither has seen
-    assert ks_all < 0.17
+        # both keep the promise on people whom neither has seen
+        assert ks_distance(prediction, sensitive_features=its_group) < 0.17
+        columns = [fair.curve_.model(point).predict(fresh) for point in fair.curve_.points]
+        reached = [(ks_distance(p, sensitive_features=its_group), np.mean((p - label) ** 2)) for p in columns]
+        errors.append(np.interp([0.12, 0.15, 0.2], *zip(*sorted(reached), strict=True)))  # at equal KS
+    assert (errors[0] < 1.05 * errors[1]).all()
 
 
 @pytest.mark.parametrize("kind", ["arrays", "stream"])

@@ -7,9 +7,8 @@ import pytest
 from threadpoolctl import ThreadpoolController
 
 from esvdfair.batches import Data
-from esvdfair.distributed import WIDE, few_threads
 from esvdfair.models import adapt
-from esvdfair.sample import prepare
+from esvdfair.sample import WIDE, few_threads, prepare
 
 torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
 

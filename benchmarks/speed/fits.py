@@ -18,9 +18,10 @@ from esvdfair.core.edits import edit_paper
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.parity import ParityProblem
 from esvdfair.core.quadratic import FeatureSpace, Quadratic
-from esvdfair.experiments.config import Training
-from esvdfair.experiments.network import load, train
 from esvdfair.sample import Effort
+from reproduction.config import Training
+from reproduction.datasets import load
+from reproduction.network import train
 from speed.measure import BATCH, Goal, Section, all_threads, forward, interleaved, make_rows, network
 
 GOAL = 1.5

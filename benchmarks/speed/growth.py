@@ -1,9 +1,8 @@
-"""Growth of time and memory over rows, width and the size of a file, and two processes that share the rows.
+"""Growth of time and memory over rows, width and the size of a file.
 
 The benchmarks start this file as a script in processes of its own; the last line printed is JSON:
 
 growth.py fit METHOD ROWS WIDTH                       one streaming fit: seconds, peak memory
-growth.py rank RANK WORLD FOLDER ROWS WIDTH REPEATS   one of WORLD processes that share the rows
 growth.py repair MODEL TABLE                          `esvdfair repair` of a file: seconds, parses, peak memory
 """
 
@@ -20,16 +19,12 @@ import numpy as np
 import pandas as pd
 import pyarrow
 import pyarrow.parquet
-import torch
-import torch.distributed as dist
 from skl2onnx import to_onnx
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPRegressor
 
 from esvdfair import ESVDFair, ESVDFairWarning
 from esvdfair.cli import main
-from esvdfair.core.moments import GroupMoments
-from esvdfair.models import adapt
 from esvdfair.tables.files import TableFile
 from speed.measure import Goal, Section, make_rows, network, peak_megabytes, result, run_script, seconds, slope, stream
 
@@ -90,31 +85,6 @@ def _slopes(name: str, found: dict[int, dict[str, float]]) -> tuple[str, ...]:
         measured = [m[part] for m in found.values()]
         values += [slope(sizes, measured), slope(sizes[-2:], measured[-2:])]
     return (name, *(f"{value:.2f}" for value in values))
-
-
-def run_processes(rows: int, width: int, repeats: int, threads: int) -> Section:
-    """Moments alone and a whole fit, over 1 and 2 processes of one thread each."""
-    times = {world: _run(world, rows, width, repeats) for world in (1, 2)}
-    table = [("what", "1 process, s", "2 processes, s", "speed-up")]
-    for part, name in (("moments", "capture, moments, all-reduce"), ("fit", "`ESVDFair.fit`, parity")):
-        one, two = times[1][part], times[2][part]
-        table.append((name, f"{one:.2f}", f"{two:.2f}", f"{one / two:.2f}"))
-    return Section(
-        "Processes",
-        f"{rows:,} rows, width {width}, streamed in batches of 8,192; process i of 2 takes every second batch; gloo, "
-        f"one thread a process. Seconds from a common start line to a common finish line, fewest of {repeats}. The "
-        "first process solves and judges alone, so that only the pass can speed up.",
-        [table],
-    )
-
-
-def _run(world: int, rows: int, width: int, repeats: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [
-            run_script(WORKER, "rank", own, world, folder, rows, width, repeats, threads=1) for own in range(world)
-        ]
-        first, *_ = [result(rank) for rank in ranks]
-    return first
 
 
 def run_files(megabytes: tuple[int, int], threads: int) -> Section:
@@ -210,52 +180,11 @@ def repair(model: str, table: str) -> dict[str, float]:
     return {"seconds": time.perf_counter() - start, "parses": parses, "peak": peak_megabytes()}
 
 
-def rank(own: int, world: int, folder: str, rows: int, width: int, repeats: int) -> dict[str, float]:
-    """Moments, then a whole fit, of rows that ``world`` processes share; seconds from start line to finish line."""
-    torch.set_num_threads(1)
-    if world > 1:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=own, world_size=world)
-    model = network(width, hidden=1)
-    adapter, layer = adapt(model), adapt(model).layers(np.zeros((1, 16), dtype=np.float32))[-1].name
-    shard = list(stream(rows, first=own, step=world))
-
-    def moments() -> None:
-        seen = GroupMoments()
-        for x, _, groups in shard:
-            inputs, _ = adapter.capture(x, [layer])
-            seen.update(inputs[layer], groups)
-        seen.all_reduce()
-
-    def whole_fit() -> None:
-        ESVDFair(model, method="parity", targets="labels").fit(lambda: iter(shard))
-
-    best = {}
-    for name, function in (("moments", moments), ("fit", whole_fit)):
-        times = []
-        for _ in range(repeats):
-            _line_up(world)
-            start = time.perf_counter()
-            function()
-            _line_up(world)
-            times.append(time.perf_counter() - start)
-        best[name] = min(times)
-    if world > 1:
-        dist.destroy_process_group()
-    return best
-
-
-def _line_up(world: int) -> None:
-    if world > 1:
-        dist.barrier()
-
-
 if __name__ == "__main__":
     warnings.simplefilter("ignore", ESVDFairWarning)
     task, *arguments = sys.argv[1:]
     if task == "fit":
         found = fit(arguments[0], *map(int, arguments[1:]))
-    elif task == "repair":
-        found = repair(*arguments)
     else:
-        found = rank(int(arguments[0]), int(arguments[1]), arguments[2], *map(int, arguments[3:]))
+        found = repair(*arguments)
     print(json.dumps(found))

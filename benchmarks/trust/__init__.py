@@ -1,1 +1,1 @@
-"""What `benchmarks/reliability.py` tries: hostile arrays, models and files, kills, threads, ranks, properties."""
+"""What `benchmarks/reliability.py` tries: hostile arrays, models and files, kills, threads, properties."""

@@ -349,6 +349,7 @@ def fit(kind: str, method: str, **given: Any) -> ESVDFair:
         target_ks=target,
         effort=effort,
         validation_fraction=0.0,
+        min_group_rows=2,
         random_state=0,
         **options,
     )

@@ -1,15 +1,13 @@
-"""Files that were changed by a few bytes: models, moments, tables, saved rows.
+"""Files that were changed by a few bytes: models, moments, tables.
 
 A reader may refuse them in words, or read what they say: a model as onnxruntime runs the same bytes, a table as pandas
-reads the same file, saved rows as the JSON has them. A moments file, which carries a checksum, must be refused or be
+reads the same file. A moments file, which carries a checksum, must be refused or be
 what it was.
 """
 
-import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,6 @@ import onnxruntime
 import pandas as pd
 
 from esvdfair import GroupMoments
-from esvdfair.experiments.config import LAW
-from esvdfair.experiments.runs import Folder, Row
 from esvdfair.models.onnx import OnnxAdapter
 from esvdfair.tables import Roles, TableBatches
 from trust.arrays import GROUP, LABEL, TABLE
@@ -161,36 +157,9 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one.astype(str).tolist() == other.astype(str).tolist())
 
 
-# --- saved rows of experiments ---------------------------------------------------------------------------------------
-
-
-def record_trials(folder: Path, count: int) -> Iterator[Trial]:
-    """Records of the reproduction, the ones that are read again: what the JSON has."""
-    store, part = Folder(folder, LAW), LAW.parts[0]
-    numbers = {"mse": 0.05, "ks": 0.3, "ks_floor": 0.04, "mean_gap": 0.2, "variance_gap": 0.01}
-    row = Row(LAW.name, "paper", 1, "test", "untouched", "", "none", None, None, None, **numbers)
-    store.write(part, 1, [row])
-    path = store.path(part, 1)
-    for i, data in enumerate(mutations(path.read_bytes(), count)):
-        yield Trial(f"record {i}", lambda data=data: _stored(store, path, data), lambda found: _as_json(found, path))
-
-
-def _stored(store: Folder, path: Path, data: bytes) -> list[Row]:
-    path.write_bytes(data)
-    return store.read(1)
-
-
-def _as_json(found: list[Row], path: Path) -> bool | str:
-    rows = [{k: v for k, v in row.items() if k != "regret"} for row in json.loads(path.read_text())["rows"]]
-    read = [{k: v for k, v in asdict(row).items() if k != "regret"} for row in found]
-    floats = all(isinstance(row[name], float | int) for row in read for name in ("mse", "ks", "ks_floor", "mean_gap"))
-    return (rows == read and floats) or "other rows than the JSON has"
-
-
 KINDS: dict[str, Callable[[Path, int], Iterator[Trial]]] = {
     "ONNX": onnx_trials,
     "moments": moments_trials,
     "CSV": csv_trials,
     "Parquet": parquet_trials,
-    "records": record_trials,
 }

@@ -42,7 +42,9 @@ def all_trials() -> Iterator[Trial]:
 
 def repair(model: Any, method: str, x: Any = TABLE) -> ESVDFair:
     """A repair on all rows, which also judge."""
-    fair = ESVDFair(model, method=method, effort=Effort.quick(), validation_fraction=0.0, random_state=0)
+    fair = ESVDFair(
+        model, method=method, effort=Effort.quick(), validation_fraction=0.0, min_group_rows=2, random_state=0
+    )
     return fair.fit(x, LABEL, sensitive_features=GROUP, sample_weight=WEIGHT)
 
 

@@ -1,4 +1,4 @@
-"""Processes that are killed, interrupted, crowded or alone: kills, signals, full disks, threads, forks, ranks, leaks.
+"""Processes that are killed, interrupted, crowded or alone: kills, signals, full disks, threads, forks, leaks.
 
 Children are forks of a process that has imported everything and run nothing, so that each costs what its work costs.
 """
@@ -17,14 +17,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-import torch.distributed
 
 from esvdfair import Effort, ESVDFair
 from esvdfair.cli import main
@@ -232,7 +230,9 @@ def _signalled(name: signal.Signals, code: int, moment: float, *, endless: bool 
 
 def small_fit(model: Any) -> Any:
     """Predictions of a small repair."""
-    fair = ESVDFair(model, method="parity", effort=Effort.quick(), validation_fraction=0.0, random_state=0)
+    fair = ESVDFair(
+        model, method="parity", effort=Effort.quick(), validation_fraction=0.0, min_group_rows=2, random_state=0
+    )
     return fair.fit(TABLE, LABEL, sensitive_features=GROUP).predict(TABLE)
 
 
@@ -291,50 +291,3 @@ def _leak(fits: int) -> tuple[bool, str]:
     after = used()
     grown = (after[0] - before[0]) / 2**20
     return grown < 8 and after[1] <= before[1], f"{grown:.1f} MiB more, descriptors {before[1]} to {after[1]}"
-
-
-# --- ranks -----------------------------------------------------------------------------------------------------------
-
-
-def ranks(*worlds: int) -> Tally:
-    """Ranks of which the last is killed or raises: the others end within ten seconds, with a sentence."""
-    tally = Tally()
-    for world in worlds:
-        for fate in ("well", "killed", "raising"):
-            with tempfile.TemporaryDirectory() as folder:
-                children = [start(partial(_rank, r, world, fate, Path(folder))) for r in range(world)]
-                since = time.monotonic()
-                codes = [ended(child, 30) for child in children]
-                took = time.monotonic() - since
-                said = [path.read_text() for path in sorted(Path(folder).glob("said-*"))]
-            if fate == "well":
-                good = codes == [0] * world and len(set(said)) == 1
-            else:
-                good = (
-                    None not in codes and took < 15 and len(said) == world - 1 and all("rank" in text for text in said)
-                )
-            _note(tally, f"{world} ranks, the last {fate}", good, f"exit codes {codes} after {took:.1f} s: {said}")
-    return tally
-
-
-def _rank(rank: int, world: int, fate: str, folder: Path) -> int:
-    last = rank == world - 1
-    torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
-    mine = slice(rank, None, world)
-
-    def rows() -> Iterator[Any]:
-        if last and fate == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if last and fate == "raising":
-            raise ValueError("this rank has lost its rows")
-        yield TABLE[mine], LABEL[mine], GROUP[mine]
-
-    fair = ESVDFair(net(), method="parity", effort=Effort.quick(), validation_fraction=0.0, random_state=0)
-    try:
-        said = repr(fair.fit(rows).predict(TABLE).round(9).tolist())
-    except Exception as error:
-        if last:
-            return 1
-        said = f"{type(error).__name__}: {error}"
-    (folder / f"said-{rank}").write_text(said)
-    return 0 if fate == "well" else 1

@@ -98,7 +98,7 @@ def worse_in_both(problems: int) -> dict[str, dict[str, int]]:
                 errors = [float(np.mean((p - y) ** 2)) for p in (before, after)]
                 distances = [ks_distance(p, sensitive_features=groups) for p in (before, after)]
                 if errors[1] > errors[0] and distances[1] > distances[0]:
-                    said = any("worse than the one given" in str(warning.message) for warning in told)
+                    said = any("worse than the original" in str(warning.message) for warning in told)
                     found[f"{'with a warning' if said else 'without'}, {goal}"][method] += 1
     return found
 

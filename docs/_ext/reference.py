@@ -28,7 +28,6 @@ MODULES = {
     "esvdfair.tables": "CSV and Parquet files of any size",
     "esvdfair.datasets": "tables to try it on",
     "esvdfair.baselines": "what others do",
-    "esvdfair.federated": "several sites, no row sent",
     "esvdfair.models": "one adapter for each framework",
     "esvdfair.models.onnx": "ONNX files",
 }

@@ -8,23 +8,31 @@ again; it is not given the race. We ask how much closer the scores of the two gr
 """
 
 import os
+from pathlib import Path
 
 import matplotlib.pyplot as plt
+import pandas as pd
 import torch
 from torch import nn
 
 from esvdfair import Effort, ESVDFair
-from esvdfair.datasets import fetch_compas, make_wages, split
+from esvdfair.datasets import Dataset, split
 from esvdfair.plots import plot_curve, plot_densities
 
 # %%
-# ``fetch_compas`` looks in the folder that ``ESVDFAIR_DATA`` names. Where this page was built without it, people who
-# are made up stand in, and the numbers below mean nothing but that the code runs.
+# The file is ``compas-scores-two-years.csv`` of `ProPublica <https://github.com/propublica/compas-analysis>`_.
 
-if "ESVDFAIR_DATA" in os.environ:
-    dataset = fetch_compas(download_if_missing=False)
-else:
-    dataset = make_wages()
+table = pd.read_csv(Path(os.environ["ESVDFAIR_DATA"]) / "compas" / "compas-scores-two-years.csv")
+features = ["age", "juv_fel_count", "juv_misd_count", "juv_other_count", "priors_count", "decile_score"]
+dataset = Dataset(
+    X=table[features].astype(float),
+    y=table["two_year_recid"].astype(float),
+    sensitive_features=table["race"].where(table["race"] == "African-American", "other"),
+    name="compas",
+    target_name="two_year_recid",
+    sensitive_name="race",
+    standardize=tuple(features),
+)
 print(dataset)
 parts = split(dataset, seed=1)
 

@@ -1,4 +1,4 @@
-"""What can be said of predictions, their groups and, if there are any, labels: figures and a verdict."""
+"""Measure predictions by group: distances between pairs of groups, errors by group, and a verdict."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,31 +9,25 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from esvdfair.core.checks import check_column, check_groups, check_strata, check_weight
-from esvdfair.core.ks import (
-    Groups,
-    Peak,
-    Ranked,
-    adjusted_weights,
-    ks_between,
-    ks_interval,
-    ks_null,
-    ks_peak,
-    ks_to_rest,
-    outside_support,
-)
+from esvdfair.core.ks import Groups, Peak, adjusted_weights, ks_peak, ks_to_rest, outside_support
 from esvdfair.core.metrics import wasserstein_distance
+from esvdfair.core.pairs import Pairs, meets
 from esvdfair.exceptions import Given, InputError
-from esvdfair.text import label_text, number, share
+from esvdfair.sample import MIN_GROUP_ROWS
+from esvdfair.text import interval, label_text, number, share, too_small
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.intp]
+
+SHOWN_PAIRS = 12
+"""Pairs of groups, the largest differences first, that have intervals and are listed."""
 
 
 @dataclass(frozen=True)
 class GroupFigures:
     """One group: rows, mean and spread of its predictions, its error, its distance to everybody else.
 
-    Every pair is a 95 % interval; errors are None without labels.
+    Every pair of numbers is a 95% interval; errors are None without labels.
     """
 
     group: str
@@ -49,95 +43,142 @@ class GroupFigures:
 
 
 @dataclass(frozen=True)
-class Adjusted:
-    """The gaps of groups that are reweighted to the same mix of strata (docs/method.md 2.8)."""
+class PairFigures:
+    """Two groups: their KS distance, its noise level, estimated population KS, and whether they differ.
+
+    ``established`` says that the difference is beyond chance, by Holm's procedure at 5% over all pairs. The 95%
+    interval is None of pairs that are not shown.
+    """
+
+    groups: tuple[str, str]
+    ks: float
+    ks_interval: tuple[float, float] | None
+    ks_population: float
+    ks_floor: float
+    p_value: float
+    established: bool
+
+
+@dataclass(frozen=True)
+class Distances:
+    """What is said of the groups that are compared, as they are or adjusted for control features.
+
+    ``ks``, ``ks_population`` and ``mean_gap`` are the largest over the pairs; ``ks_interval`` is of the largest
+    population KS of any pair; ``widest`` is where the most different pair differs most, its groups numbered as in
+    ``names``.
+    """
 
     ks: float
+    ks_population: float
     ks_interval: tuple[float, float]
     ks_floor: float
-    ks_chance: float
     mean_gap: float
-    outside_support: float
-    """Share of people who are like nobody of some other group; they are left out."""
+    pairs: tuple[PairFigures, ...]
+    widest: Peak
+    names: tuple[str, ...]
+
+    @property
+    def largest(self) -> PairFigures | None:
+        """The largest difference that is established."""
+        found = [pair for pair in self.pairs if pair.established]
+        return max(found, key=lambda pair: pair.ks_population) if found else None
+
+    def meets(self, target_ks: float) -> bool:
+        """Whether every pair keeps the target; the rule of `ESVDFair`."""
+        return meets([p.ks_population for p in self.pairs], [p.ks_floor for p in self.pairs], target_ks)
+
+    def exceeds(self, target_ks: float) -> bool:
+        """Whether some pair misses the target, as far as these rows can tell: else it may be met or not."""
+        seen = any(pair.ks_floor <= target_ks < pair.ks_population for pair in self.pairs)
+        return seen or self.ks_interval[0] > target_ks
 
 
 @dataclass(frozen=True)
 class Audit:
-    """All figures of an audit, of the rows that carry weight; ``widest`` numbers the groups as ``groups`` does."""
+    """All figures of an audit, of the rows that carry weight."""
 
     rows: int
-    ks: float
-    ks_interval: tuple[float, float]
-    ks_floor: float
-    mean_gap: float
+    between: Distances
     variance_gap: float
     wasserstein: float
     mse: float | None
-    widest: Peak
+    r2: float | None
     groups: tuple[GroupFigures, ...]
-    ks_chance: float
-    """What parity would stay below in 95 % of cases on so many rows."""
-    adjusted: Adjusted | None = None
+    groups_set_aside: dict[str, int]
+    adjusted: Distances | None = None
+    outside_support: float | None = None
+    """Share of the rows in strata that lack a group; they leave the adjusted comparison."""
+
+    @property
+    def compared(self) -> Distances:
+        """What a target is compared with: the adjusted distances where there are control features."""
+        return self.adjusted or self.between
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, such as JSON takes."""
-        peak, (more, fewer) = self.widest, self._farthest()
-        widest = {
-            "threshold": peak.threshold,
-            "more": more,
-            "more_share": peak.high_share,
-            "fewer": fewer,
-            "fewer_share": peak.low_share,
-        }
-        return {**asdict(self), "widest": widest}
+        found = asdict(self)
+        adjusted = found.pop("adjusted")
+        found["adjusted"] = None if adjusted is None else _flat(adjusted)
+        return {"rows": found.pop("rows"), **_flat(found.pop("between")), **found}
 
     def verdict(self) -> str:
         """What the figures say, in plain words."""
-        parts = [self._difference()]
+        parts = [_difference(self.between)]
         if self.adjusted is not None:
-            parts.append(_explained(self.ks, self.adjusted))
-        if self.ks > self.ks_chance:
-            peak, (more, fewer) = self.widest, self._farthest()
-            parts.append(
-                f"Where they differ most, {peak.high_share:.0%} of {more} but {peak.low_share:.0%} of {fewer} are "
-                f"predicted {number(peak.threshold)} or less."
-            )
-            low, high = (end(self.groups, key=lambda g: g.mean) for end in (min, max))
-            parts.append(f"The mean of {high.group} is {number(high.mean - low.mean)} above that of {low.group}.")
-        parts.extend(self._who_pays())
+            left = f"KS {share(self.adjusted.ks)}, {share(self.between.ks)} without adjusting"
+            still = "the groups still differ" if self.adjusted.largest else "no difference beyond chance"
+            parts.append(f"Adjusted for the control features, {still}: {left}.")
+        if self.groups_set_aside:
+            parts.append(too_small(self.groups_set_aside))
+        parts.extend(self._errors())
         return " ".join(parts)
 
-    def _farthest(self) -> tuple[str, str]:
-        """The two groups that differ most: the one with more of its people at or below the threshold first."""
-        return self.groups[self.widest.high_group].group, self.groups[self.widest.low_group].group
-
-    def _difference(self) -> str:
-        ks, floor = share(self.ks), share(self.ks_floor)
-        if self.ks <= self.ks_chance:
-            return f"No difference beyond chance: KS {ks}, and parity itself would show about {floor} on so many rows."
-        times = f"KS {ks}, {self.ks / self.ks_floor:.1f} times what parity would show on so many rows"
-        if self.ks_interval[0] < self.ks / 2:
-            return f"The groups are predicted differently, but how much is uncertain: {times}."
-        return f"The groups are predicted differently: {times}."
-
-    def _who_pays(self) -> list[str]:
+    def _errors(self) -> list[str]:
         errors = [(g.mse, g.mse_interval, g.group) for g in self.groups if g.mse is not None and g.mse_interval]
+        errors = [error for error in errors if error[2] not in self.groups_set_aside]
         if not errors:
             return []
         best, worst = min(errors), max(errors)
         if best[1][1] >= worst[1][0]:
-            return ["The model errs about as much in every group."]
+            return ["Error is similar across groups."]
         return [
-            f"The model errs most on {worst[2]}: mean squared error {number(worst[0])}, {number(best[0])} on {best[2]}."
+            f"Error is largest for {worst[2]}: mean squared error {number(worst[0])}, against {number(best[0])} for "
+            f"{best[2]}."
         ]
 
 
-def _explained(raw: float, adjusted: Adjusted) -> str:
-    """How much of the raw distance is left between people who are alike in the controls."""
-    left = f"KS {share(adjusted.ks)}, where {share(raw)} without adjusting"
-    if adjusted.ks <= adjusted.ks_chance:
-        return f"Among people who are alike in the controls, no difference beyond chance: {left}."
-    return f"Among people who are alike in the controls, the groups still differ: {left}."
+def _flat(found: dict[str, Any]) -> dict[str, Any]:
+    peak, names = found.pop("widest"), found.pop("names")
+    widest = {
+        "threshold": peak.threshold,
+        "more": names[peak.high_group],
+        "more_share": peak.high_share,
+        "fewer": names[peak.low_group],
+        "fewer_share": peak.low_share,
+    }
+    return {**found, "widest": widest}
+
+
+def _difference(found: Distances) -> str:
+    """The largest difference that is established, or that there is none."""
+    pair = found.largest
+    if pair is None:
+        return (
+            f"No difference beyond chance: KS {share(found.ks)}, where chance alone shows up to about "
+            f"{share(found.ks_floor)} at these group sizes."
+        )
+    peak, (more, fewer) = found.widest, (found.names[found.widest.high_group], found.names[found.widest.low_group])
+    low = 0.0 if pair.ks_interval is None else pair.ks_interval[0]
+    parts = [
+        f"Predictions differ between {pair.groups[0]} and {pair.groups[1]}: KS {share(pair.ks)} (95% interval "
+        f"{interval(pair.ks_interval, share)}; chance alone shows about {share(pair.ks_floor)}).",
+        "How large the difference is remains uncertain." if low < pair.ks / 2 else "",
+        f"{peak.high_share:.0%} of {more} but {peak.low_share:.0%} of {fewer} score at or below "
+        f"{number(peak.threshold)}.",
+    ]
+    if len(found.pairs) > 1:
+        parts.append(f"{sum(p.established for p in found.pairs)} of {len(found.pairs)} pairs of groups differ.")
+    return " ".join(part for part in parts if part)
 
 
 def audit_predictions(
@@ -147,9 +188,10 @@ def audit_predictions(
     *,
     sample_weight: Any = None,
     control_features: Any = None,
+    min_group_rows: int = MIN_GROUP_ROWS,
     seed: int = 0,
 ) -> Audit:
-    """Figures of predictions by group, with errors when there are labels.
+    """Measure predictions by group, with errors when there are labels.
 
     Parameters
     ----------
@@ -157,18 +199,19 @@ def audit_predictions(
     groups : (rows,) labels or (rows, attributes), whose combinations are the groups
     y : (rows,) labels, if there are any
     sample_weight : (rows,) how many people a row stands for; rows of weight 0 are left out
-    control_features : (rows,) or several columns that gaps are adjusted for, beside the raw ones
+    control_features : (rows,) or several columns that gaps are adjusted for, next to the raw ones
+    min_group_rows : groups with fewer rows are not compared
     seed : of the resamples behind the intervals
 
     Raises
     ------
     ValueError
-        Fewer than two groups, a group of one row, lengths that differ, missing or infinite values.
+        Fewer than two groups with enough rows, lengths that differ, missing or infinite values.
 
     Examples
     --------
-    >>> found = audit_predictions([1, 2, 3, 4], ["a", "a", "b", "b"])
-    >>> found.ks, found.mean_gap, [group.rows for group in found.groups]
+    >>> found = audit_predictions([1, 2, 3, 4], ["a", "a", "b", "b"], min_group_rows=2)
+    >>> found.between.ks, found.between.mean_gap, [group.rows for group in found.groups]
     (1.0, 2.0, [2, 2])
     """
     scores = check_column(predictions, len(predictions), "predictions")
@@ -182,42 +225,75 @@ def audit_predictions(
         scores, codes, weight, truth = scores[live], codes[live], weight[live], None if truth is None else truth[live]
     names = [label_text(label) for label in labels]
     sizes = np.bincount(codes, minlength=len(names))
-    if sizes.min() < 2:
+    judged = np.flatnonzero(sizes >= max(min_group_rows, 2))
+    if len(judged) < 2:
         raise InputError(
-            "group {name!r} has {rows} row(s); a distribution needs at least 2. Pass more rows, or leave small groups "
-            "out: {min_group_rows}.",
-            name=names[int(sizes.argmin())], rows=int(sizes.min()), min_group_rows=Given(),
+            "{count} of {all} groups have {min_group_rows} rows or more; a comparison needs two. Pass more rows, or "
+            "lower it.",
+            count=len(judged), all=len(names), min_group_rows=Given(max(min_group_rows, 2)),
         )  # fmt: skip
-    found = Groups.of(codes, len(names), weight)
+    inside = np.flatnonzero(np.isin(codes, judged))
+    compared = np.searchsorted(judged, codes[inside])
+    own = None if weight is None else weight[inside]
+    kept = tuple(names[g] for g in judged)
+    found = Groups.of(compared, len(judged), own)
+    adjusted, outside = None, None
+    if strata is not None:
+        plain = np.ones(len(inside)) if own is None else own
+        weights = adjusted_weights(compared, len(judged), strata[inside], plain)
+        same_mix = Groups.of(compared, len(judged), weights, strata[inside])
+        adjusted, outside = _distances(scores[inside], same_mix, kept, seed), outside_support(plain, weights)
     return Audit(
         rows=len(scores),
-        **_distances(scores, found, seed),
-        variance_gap=float(np.ptp(found.variances(scores))),
-        wasserstein=wasserstein_distance(scores, sensitive_features=codes, sample_weight=weight),
+        between=_distances(scores[inside], found, kept, seed),
+        variance_gap=float(np.ptp(found.variances(scores[inside]))),
+        wasserstein=wasserstein_distance(scores[inside], sensitive_features=compared, sample_weight=own),
         mse=None if truth is None else float(np.average((scores - truth) ** 2, weights=weight)),
-        widest=ks_peak(scores, found),
+        r2=None if truth is None else _r2(scores, truth, weight),
         groups=_groups(names, Groups(codes, len(names), weight), scores, truth),
-        adjusted=None if strata is None else _adjusted(scores, codes, len(names), strata, weight, seed),
+        groups_set_aside={names[g]: int(n) for g, n in enumerate(sizes) if g not in judged},
+        adjusted=adjusted,
+        outside_support=outside,
     )
 
 
-def _distances(scores: Array, groups: Groups, seed: int) -> dict[str, Any]:
-    """What is said of the raw gaps and of adjusted ones."""
-    null = ks_null(groups, scores, seed)
-    return {
-        "ks": ks_between(scores, groups),
-        "ks_interval": ks_interval(Ranked(scores, groups), 0.95, floor=null, draws=1000, random_state=seed),
-        "ks_floor": null.floor,
-        "ks_chance": null.quantile(0.95),
-        "mean_gap": float(np.ptp(groups.means(scores))),
-    }
+def _distances(scores: Array, groups: Groups, names: tuple[str, ...], seed: int) -> Distances:
+    """Figures of all pairs, and of the most different one."""
+    pairs = Pairs(groups, scores, seed)
+    found = pairs.compare(scores)
+    first, second = pairs.index
+    shown = set(found.order[-SHOWN_PAIRS:].tolist())
+    figures = [
+        PairFigures(
+            groups=(names[first[i]], names[second[i]]),
+            ks=float(found.distances[i]),
+            ks_interval=pairs.interval(scores, i, 0.95) if i in shown else None,
+            ks_population=float(found.estimates[i]),
+            ks_floor=float(found.floors[i]),
+            p_value=float(found.p_values[i]),
+            established=bool(found.established[i]),
+        )
+        for i in range(len(pairs))
+    ]
+    spoken_of = found.order[-1]
+    return Distances(
+        ks=float(found.distances.max()),
+        ks_population=found.largest,
+        ks_interval=pairs.largest_interval(scores),
+        ks_floor=float(found.floors.max()),
+        mean_gap=float(np.ptp(groups.means(scores))),
+        pairs=tuple(figures),
+        widest=_peak(scores, groups, int(first[spoken_of]), int(second[spoken_of])),
+        names=names,
+    )
 
 
-def _adjusted(scores: Array, codes: Codes, count: int, strata: Codes, weight: Array | None, seed: int) -> Adjusted:
-    plain = np.ones(len(scores)) if weight is None else weight
-    adjusted = adjusted_weights(codes, count, strata, plain)
-    found = _distances(scores, Groups.of(codes, count, adjusted, strata), seed)
-    return Adjusted(**found, outside_support=outside_support(plain, adjusted))
+def _peak(scores: Array, groups: Groups, g: int, h: int) -> Peak:
+    """Where two groups differ most; numbered as all groups are."""
+    rows = np.flatnonzero((groups.codes == g) | (groups.codes == h))
+    weight = None if groups.weight is None else groups.weight[rows]
+    peak = ks_peak(scores[rows], Groups.of((groups.codes[rows] == h).astype(np.intp), 2, weight))
+    return peak._replace(high_group=(g, h)[peak.high_group], low_group=(g, h)[peak.low_group])
 
 
 def _groups(names: Sequence[str], groups: Groups, scores: Array, truth: Array | None) -> tuple[GroupFigures, ...]:
@@ -234,7 +310,7 @@ def _groups(names: Sequence[str], groups: Groups, scores: Array, truth: Array | 
                 group=name,
                 rows=len(mine),
                 mean=float(np.average(mine, weights=w)),
-                mean_interval=mean_interval(mine, w),
+                mean_interval=mean_interval(mine, w, (scores.min(), scores.max())),
                 std=_spread(mine, w),
                 ks_to_rest=float(to_rest.distance[g]),
                 ks_to_rest_interval=(float(to_rest.low[g]), float(to_rest.high[g])),
@@ -246,24 +322,37 @@ def _groups(names: Sequence[str], groups: Groups, scores: Array, truth: Array | 
     return tuple(found)
 
 
-def mean_interval(values: Array, weight: Array | None = None) -> tuple[float, float]:
-    """Student's 95 % interval of a (weighted) mean; of values that are never negative it starts at 0 at the least.
+def mean_interval(
+    values: Array, weight: Array | None = None, within: tuple[float, float] | None = None
+) -> tuple[float, float]:
+    """Student's 95% interval of a (weighted) mean, cut to a range that the values have.
 
-    With Σw = 1 the variance is Σ w²(x−x̄)²/(1−w), s²/n without weights, on 1/Σw² − 1 degrees of freedom.
+    With Σw = 1 the variance is Σ w²(x−x̄)²/(1−w), s²/n without weights, on 1/Σw² − 1 degrees of freedom. By default the
+    range is from 0 for values that are never negative. One row has no interval: the range itself.
     """
+    lowest, highest = within or (0.0 if values.min() >= 0 else -np.inf, np.inf)
     w = _shares(values, weight)
-    mean = float(w @ values)
+    mean, effective = float(w @ values), 1 / float(w @ w)
+    if effective <= 1 + 1e-9:
+        return float(lowest), float(highest)
     variance = float((w**2 / (1 - w)) @ (values - mean) ** 2)
-    half = float(stdtrit(1 / (w @ w) - 1, 0.975)) * variance**0.5  # Student's quantile
-    low = max(0.0, mean - half) if values.min() >= 0 else mean - half
-    return low, mean + half
+    half = float(stdtrit(effective - 1, 0.975)) * variance**0.5  # Student's quantile
+    return max(float(lowest), mean - half), min(float(highest), mean + half)
 
 
 def _shares(values: Array, weight: Array | None) -> Array:
     return np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
 
 
+def _r2(scores: Array, truth: Array, weight: Array | None) -> float:
+    """R²; 0 where the labels do not vary."""
+    w = _shares(truth, weight)
+    variance = float(w @ (truth - w @ truth) ** 2)
+    return 1 - float(w @ (scores - truth) ** 2) / variance if variance > 0 else 0.0
+
+
 def _spread(values: Array, weight: Array | None) -> float:
     """Standard deviation with the unbiased divisor, n − 1 without weights."""
     w = _shares(values, weight)
-    return float(np.sqrt(w @ (values - w @ values) ** 2 / (1 - w @ w)))
+    rest = 1 - float(w @ w)
+    return float(np.sqrt(w @ (values - w @ values) ** 2 / rest)) if rest > 1e-9 else 0.0

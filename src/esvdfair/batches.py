@@ -5,16 +5,18 @@ Anything that holds rows becomes `Batch`es; a `Keeper` keeps a bounded number of
 """
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from esvdfair.core.checks import (
     Label,
+    as_pandas,
     check_classes,
     check_column,
     check_groups,
@@ -30,8 +32,7 @@ from esvdfair.core.checks import (
 )
 from esvdfair.core.ks import label_parts, make_cells, split_cell
 from esvdfair.core.moments import check_squares
-from esvdfair.distributed import all_gather, first_rank_rows, rank, world_size
-from esvdfair.exceptions import Given, InputError
+from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 
 Array = NDArray[np.float64]
 
@@ -104,7 +105,7 @@ class Batch:
 
 
 class ArrayBatches:
-    """Batches of rows that are in memory; the first of them is row ``first_row`` of all ranks' rows."""
+    """Batches of rows that are in memory."""
 
     def __init__(
         self,
@@ -112,11 +113,10 @@ class ArrayBatches:
         *,
         missing: str = "error",
         batch_size: int = 8192,
-        first_row: int = 0,
         classes: Sequence[Any] | None = None,
     ) -> None:
         self.rows = row_count(data.X)
-        self._x, self._batch_size, self._first_row = data.X, batch_size, first_row
+        self._x, self._batch_size = data.X, batch_size
         self._columns = _columns(data, missing, classes)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -128,6 +128,11 @@ class ArrayBatches:
         """All rows, without their inputs."""
         return self._batch(None, 0, self.rows)
 
+    def row_hashes(self) -> NDArray[np.uint64] | None:
+        """A number for every row, equal for equal inputs and labels; None where inputs cannot be compared."""
+        found, y = hash_rows(self._x), self._columns[0]
+        return found if found is None or y is None else hash_rows((found.view(np.int64), y))
+
     def _batch(self, x: Any, start: int, stop: int) -> Batch:
         y, labels, codes, weight, group_parts = self._columns
         part = slice(start, stop)
@@ -137,7 +142,7 @@ class ArrayBatches:
             labels,
             codes[part],
             None if weight is None else weight[part],
-            np.arange(start, stop) + self._first_row,
+            np.arange(start, stop),
             group_parts,
         )
 
@@ -148,6 +153,7 @@ Columns = tuple[Array | None, tuple[Label, ...], NDArray[np.intp], Array | None,
 def _columns(data: Data, missing: str, classes: Sequence[Any] | None) -> Columns:
     """Everything but the inputs, checked: labels, groups or cells and their codes, weights, parts of a group's name."""
     rows, y, weight = row_count(data.X), data.y, data.sample_weight
+    _check_indexes(data)
     if y is not None:
         y = check_column(y, rows, "y") if classes is None else check_classes(y, rows, classes)
     labels, codes = check_groups(_named(data.X, data.sensitive_features), rows, missing)
@@ -157,6 +163,30 @@ def _columns(data: Data, missing: str, classes: Sequence[Any] | None) -> Columns
         strata = check_strata(_named(data.X, data.control_features), rows, missing)
         labels, codes = make_cells((labels, codes), strata)
     return y, labels, codes, None if weight is None else check_squares(check_weight(weight, rows)), group_parts
+
+
+def _check_indexes(data: Data) -> None:
+    """Raise where pandas objects hold the same labels in another order: rows are matched by position, not by label.
+
+    Indexes with other labels, or with labels that occur twice, do not tell which order is meant.
+    """
+    found: dict[str, Any] = {}
+    for field in fields(data):
+        value = getattr(data, field.name)
+        for part in value.values() if isinstance(value, Mapping) and field.name in COLUMNS else (value,):
+            if not isinstance(part, pd.DataFrame | pd.Series):
+                continue
+            first = field.name
+            found.setdefault(first, part.index)
+            of, index = next(iter(found.items()))
+            if part.index.equals(index) or len(part) != len(index) or part.index.nlevels != index.nlevels:
+                continue
+            if part.index.is_unique and index.is_unique and part.index.isin(index).all():
+                raise InputError(
+                    f"{{{first}}} has the index of {{{of}}} in another order, and rows are matched by position. "
+                    f"Reindex it, {{{first}}}.loc[{{{of}}}.index], or pass arrays if the order is right.",
+                    {first: Given(), of: Given()},
+                )
 
 
 def _named(x: Any, column: Any) -> Any:
@@ -175,8 +205,7 @@ class StreamBatches:
     """Batches of rows from a loader, an iterable, or a function that makes one; rows are numbered as they come.
 
     An item is (X, y, sensitive), (X, y, sensitive, weight), (X, y, sensitive, weight or None, control), or a
-    :class:`Batch`, which is taken as it is. Of several ranks, rank r is taken to hold the rows r, r + ranks,
-    r + 2 ranks, …, as a ``DistributedSampler`` without shuffling deals them out.
+    :class:`Batch`, which is taken as it is.
     """
 
     def __init__(self, source: Any, *, missing: str = "error", classes: Sequence[Any] | None = None) -> None:
@@ -195,9 +224,9 @@ class StreamBatches:
         if not isinstance(item, tuple | list) or len(item) not in (3, 4, 5):
             got = f"{len(item)} items" if isinstance(item, tuple | list) else type(item).__name__
             raise ValueError(f"a batch must be (X, y, sensitive[, weight[, control]]); got {got}.")
-        data = Data(*item)
+        data = Data(as_pandas(item[0]), *item[1:])
         y, labels, codes, weight, group_parts = _columns(data, self._missing, self._classes)
-        row_id = np.arange(start, start + row_count(data.X)) * world_size() + rank()
+        row_id = np.arange(start, start + row_count(data.X))
         return Batch(data.X, y, labels, codes, weight, row_id, group_parts)
 
 
@@ -220,10 +249,11 @@ def as_rows(x: Any) -> Any:
     Raises
     ------
     ValueError
-        A single row, or a single feature as a vector.
+        A single row, or a single feature as a vector; a table that polars has not read yet.
     """
     if hasattr(x, "tocsr"):
         return x.tocsr()  # of the sparse formats, one whose rows can be taken
+    x = as_pandas(x)
     if several_inputs(x) is not None:
         return x
     if not hasattr(x, "shape") or isinstance(x, np.ma.MaskedArray | np.matrix):
@@ -256,24 +286,21 @@ def make_batches(
 ) -> Batches:
     """Rows in memory or a stream of them, as batches that can be read again; ``name`` is what errors call them.
 
-    With ``classes``, two of them, y becomes 1 for the second and 0 for the first. All ranks call it together: rows in
-    memory are numbered rank after rank, as if the shards stood one below the other.
+    With ``classes``, two of them, y becomes 1 for the second and 0 for the first.
 
     Raises
     ------
     ValueError
-        A stream with columns beside it, or one that can be read only once; rows in memory without groups; some ranks
-        with rows in memory and others with a stream, whose numbers would collide.
+        A stream with columns beside it, or one that can be read only once; rows in memory without groups.
     """
     data = data if data.is_stream else replace(data, X=as_rows(data.X))
-    first_row = _first_row(None if data.is_stream else row_count(data.X), name)
     if not data.is_stream:
         if data.sensitive_features is None:
             raise ValueError(
                 "sensitive_features is missing; parity is between groups, so fit needs one label for each row: "
                 "fit(X, y, sensitive_features=a). Prediction will not need it."
             )
-        return ArrayBatches(data, missing=missing, batch_size=batch_size, first_row=first_row, classes=classes)
+        return ArrayBatches(data, missing=missing, batch_size=batch_size, classes=classes)
     beside = [field.name for field in fields(data)[1:] if getattr(data, field.name) is not None]
     if beside:
         raise ValueError(
@@ -288,21 +315,71 @@ def make_batches(
     return StreamBatches(data.X, missing=missing, classes=classes)
 
 
-def _first_row(rows: int | None, name: str) -> int:
-    """Global number of this rank's first row; ``rows`` is None for a stream, whose length nobody knows."""
-    counts = all_gather(rows)
-    known = [count for count in counts if count is not None]
-    if 0 < len(known) < len(counts):
-        streams = [i for i, count in enumerate(counts) if count is None]
-        raise ValueError(f"{name} is a stream on the ranks {streams} and arrays on the others; pass one kind on all.")
-    return 0 if rows is None else sum(known[: rank()])
+# --- validation rows that are training rows ---------------------------------------------------------------------------
+
+
+def check_apart(training: Batches, validation: Batches | None, confidence: float | None) -> None:
+    """Warn if validation rows are training rows, inputs and labels alike; with a confidence, raise.
+
+    Only rows in memory are compared. Some rows coincide in discrete data: a validation row counts as a copy only
+    where most do and most training rows are like no other, or where all rows are the same.
+    """
+    if not isinstance(training, ArrayBatches) or not isinstance(validation, ArrayBatches):
+        return
+    known, asked = training.row_hashes(), validation.row_hashes()
+    if known is None or asked is None or not len(asked):
+        return
+    repeated = int(np.isin(asked, known).sum())
+    _, counts = np.unique(known, return_counts=True)
+    by_chance = counts[counts > 1].sum() / len(known)  # of a row from the same population
+    copied = by_chance < 0.5 and repeated / len(asked) - by_chance > 0.5 * (1 - by_chance)
+    if not copied and not (len(asked) == len(known) and np.array_equal(np.sort(asked), np.sort(known))):
+        return
+    words = (
+        "{repeated:,} of {rows:,} rows of {validation} are rows of X too, so they cannot show what the repair does on "
+        "new rows. Pass rows that are not in X, or leave {validation} out."
+    )
+    said: dict[str, Any] = {"repeated": repeated, "rows": len(asked), "validation": Given()}
+    if confidence is not None:
+        raise InputError("{confidence} requires new rows: " + words, said, confidence=Given(confidence))
+    warnings.warn(ESVDFairWarning(words, said), stacklevel=2)
+
+
+def hash_rows(x: Any) -> NDArray[np.uint64] | None:
+    """A number for every row, equal for equal rows; None of a sparse matrix."""
+    if hasattr(x, "tocsr"):
+        return None
+    several = several_inputs(x)
+    parts = [x] if several is None else list(several.values())
+    if isinstance(x, pd.DataFrame):
+        numbers = [i for i, dtype in enumerate(x.dtypes) if dtype.kind in "biuf"]
+        others = sorted(set(range(x.shape[1])) - set(numbers))
+        parts = [x.iloc[:, numbers], x.iloc[:, others].astype(object)]
+    total = np.zeros(row_count(x), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for part in parts:
+            values = to_numpy(part).reshape(len(total), -1)
+            for start in range(0, len(total), BLOCK_ROWS):
+                rows = slice(start, start + BLOCK_ROWS)
+                total[rows] = total[rows] * np.uint64(0x9E3779B97F4A7C15) + _mixed(values[rows]).sum(axis=1)
+    return total
+
+
+def _mixed(values: NDArray[Any]) -> NDArray[np.uint64]:
+    """(n, p) numbers that depend on a value and its column: of numbers by their float64, whatever their dtype."""
+    if values.dtype.kind in "biuf":
+        words = (values.astype(np.float64) + 0.0).view(np.uint64)  # -0.0 is 0.0
+    else:
+        words = pd.util.hash_array(values.astype(object).ravel(), categorize=False).reshape(values.shape)
+    factors = np.random.default_rng(0).integers(2**64 - 1, size=values.shape[1], dtype=np.uint64) | np.uint64(1)
+    words = (words ^ (words >> np.uint64(32))) * factors
+    return words ^ (words >> np.uint64(29))
 
 
 def row_key(row_id: NDArray[np.int64], seed: int) -> Array:
     """A number in [0, 1) for every row, from its global index and the seed alone (splitmix64).
 
-    Does not depend on how rows are batched, ordered or sharded, so that the held-out rows and the bounded sample are
-    the same rows on one machine and on many.
+    Does not depend on how rows are batched or ordered, so the held-out rows and the bounded sample do not either.
     """
     with np.errstate(over="ignore"):
         z = row_id.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15) * np.uint64(2 * (seed % 2**31) + 1)
@@ -350,7 +427,7 @@ class Rows:
 
     Attributes
     ----------
-    features : (n, p) inputs of the layer, in the dtype of the model; with ``places`` those of this rank's rows alone
+    features : (n, p) inputs of the layer, in the dtype of the model
     prediction : (n,) what the model predicts for them
     y : (n,) labels; the untouched model's own predictions when there are none
     codes : (n,) groups, positions in ``Sample.labels``
@@ -358,7 +435,6 @@ class Rows:
     adjusted, strata : (n,) where gaps are adjusted, the weights that give all groups the same mix of strata, and those
     kept_of : the `Digest` of all rows, in their order, that these were kept of
     inner : (n, q) inputs of a hidden layer, where these are kept too
-    places : of every rank, where its rows stand among the n, when each rank keeps the features of its own
     """
 
     features: NDArray[Any]
@@ -370,7 +446,6 @@ class Rows:
     strata: NDArray[np.intp] | None = None
     kept_of: bytes = b""
     inner: NDArray[Any] | None = None
-    places: tuple[NDArray[np.intp], ...] | None = None
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -379,6 +454,14 @@ class Rows:
     def parity_weight(self) -> Array:
         """What a row counts where groups are compared; ``weight`` is what it counts in the error."""
         return self.weight if self.adjusted is None else self.adjusted
+
+    def take(self, index: NDArray[Any]) -> "Rows":
+        """Some of the rows."""
+        adjusted, strata = (None if column is None else column[index] for column in (self.adjusted, self.strata))
+        return Rows(
+            self.features[index], self.prediction[index], self.y[index], self.codes[index], self.weight[index],
+            adjusted=adjusted, strata=strata,
+        )  # fmt: skip
 
     @classmethod
     def none(cls, width: int) -> "Rows":
@@ -488,47 +571,20 @@ class Keeper:
                 column[part][: len(kept) - start] = column[kept[part]]
         self._size = len(kept)
 
-    def count_all_ranks(self) -> None:
-        """Add up what the ranks have seen, so that all of them know every group and its share."""
-        described = all_gather((self.counts, [column[:0] for column in self._columns]))
-        self.counts = {}
-        for counts, _ in described:
-            for label, (rows, weight) in counts.items():
-                self._count(label, rows, weight)
-        alike = list(zip(*(empty for _, empty in described if empty), strict=True))
-        # what a rank without rows has, and the dtype that all have
-        none = [each[0].astype(np.result_type(*each)) for each in alike] or [np.zeros(0)] * 5 + [np.zeros((0, 0))]
-        own = self._columns or none
-        self._columns = [
-            column[: self._size].astype(like.dtype, copy=False) for column, like in zip(own, none, strict=True)
-        ]
-
-    def rows(self, labels: tuple[Label, ...], *, apart: bool = False) -> Rows:
-        """The rows that stay, on the first rank, in an order that does not depend on how or where they came.
-
-        With ``apart`` features, the bulk of them, do not leave their ranks.
-        """
+    def rows(self, labels: tuple[Label, ...]) -> Rows:
+        """The rows that stay, in an order that does not depend on how they came."""
+        columns = [column[: self._size] for column in self._columns] or [np.zeros(0)] * 5 + [np.zeros((0, 0))]
         position = {label: i for i, label in enumerate(labels)}
         code = np.array([position.get(label, -1) for label in self._groups], dtype=np.intp)
-        key, code = self._columns[0], code[self._columns[1].astype(np.intp)]
-        known = all_gather((code, key))
-        codes, keys = (np.concatenate(part) for part in zip(*known, strict=True))
-        stays = _smallest(codes, keys, self._share([rows for rows, _ in self.counts.values()]))
-        ends = np.cumsum([0, *(len(part) for part, _ in known)])
-        places = [np.flatnonzero((stays >= start) & (stays < end)) for start, end in pairwise(ends.tolist())]
-        own = stays[places[rank()]] - ends[rank()]
-        # Only rows that stay leave their rank, and none is copied that is where it belongs.
-        code, prediction, y, weight, *features = (_picked(column, own) for column in (code, *self._columns[2:]))
-        code, prediction, y, weight = (first_rank_rows(column, places) for column in (code, prediction, y, weight))
-        apart = apart and world_size() > 1
-        features = features if apart else [first_rank_rows(column, places) for column in features]
+        code = code[columns[1].astype(np.intp)]
+        stays = _smallest(code, columns[0], self._share([rows for rows, _ in self.counts.values()]))
+        code, prediction, y, weight, *features = (_picked(column, stays) for column in (code, *columns[2:]))
         for group in np.unique(code):
             mine = code == group
             rows, total = self.counts[labels[group]]
             if mine.sum() < rows:
                 weight[mine] *= total / weight[mine].sum()  # they stand for the whole group
-        inner = features[0] if len(features) > 1 else None
-        return Rows(features[-1], prediction, y, code, weight, inner=inner, places=tuple(places) if apart else None)
+        return Rows(features[-1], prediction, y, code, weight, inner=features[0] if len(features) > 1 else None)
 
 
 def _smallest(code: NDArray[np.intp], key: Array, share: int) -> NDArray[np.intp]:

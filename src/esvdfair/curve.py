@@ -1,39 +1,38 @@
-"""The trade-off curve: what every fit reaches on rows that did not fit it, and the rule that picks one.
+"""The trade-off curve: what every candidate reaches on validation rows, the rule that picks one, and its summary.
 
-``target_ks`` speaks of the population, not of a sample (docs/method.md 2.7): a point meets it when its estimate
-``ks_population`` does and, where a confidence was asked for, when it is certified too. :meth:`Curve.meets` is the one
-place that says so; the choice, the warning, the summary and the exit code of a command all ask it.
+``target_ks`` speaks of the population, not of a sample (docs/method.md 2.7), and of every pair of groups: a point meets
+it when the estimate of each pair does and, where a confidence was asked for, when it is certified too.
+:meth:`Curve.meets` is the one place that decides it; the choice, the warning, the summary and the exit code of a
+command all ask it.
+
+A long file, since every fit passes through all of it: another would be one more stop (docs/decisions/0007).
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from math import prod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 from scipy.special import ndtr
 
 from esvdfair.batches import Rows
-from esvdfair.core.checks import by_group
+from esvdfair.core.checks import Label, by_group, label_text
 from esvdfair.core.ks import (
     Groups,
-    Normals,
-    Null,
     Ranked,
+    adjusted_weights,
     ks_between,
-    ks_interval,
-    ks_null,
     outside_support,
-    population_along_curve,
     rows_to_certify,
     upper_bound,
 )
+from esvdfair.core.pairs import Comparison, Pairs, meets, rising
 from esvdfair.core.quadratic import Fit
-from esvdfair.distributed import broadcast
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.methods import UNTOUCHED, Candidates, outputs, weights_of
 from esvdfair.models.base import ModelAdapter, Weights
@@ -41,48 +40,85 @@ from esvdfair.sample import Effort, Sample
 
 Array = NDArray[np.float64]
 
+PARITY = 0.05
+"""KS distance that is near enough to parity where no target was given."""
+KEPT = 0.5
+"""Part of the explained variance below which a repair gives up most of it."""
 DIGITS = 1e-9
 """Part of its scale to which a prediction, an error or a distance is rounded before it is compared."""
 FLAT = 0.01
-"""Part of the untouched model's standard deviation below which a model is called a constant."""
-PARITY = 0.05
-"""KS distance that is near enough to parity where no target was given."""
+"""Part of the original model's standard deviation below which a model is called a constant."""
+LARGER = 0.25
+"""Weight of the larger of two estimates beside their mean; chosen on seeds 1 to 20 (docs/method.md 2.7)."""
+SHOWN_PAIRS = 100
+"""Most pairs of groups that a summary lists."""
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One repaired model on the trade-off curve, judged on rows that did not fit it.
+    """One repaired model on the trade-off curve, evaluated on validation rows.
 
     Attributes
     ----------
-    mse, ks, ks_low, ks_high, mean_gap, variance_gap : on the judging rows
-    target : what the refit aimed at: "labels", "predictions", "optimum 0.05"; "untouched" is the model as given
-    ridge : ρ, relative to the features' mean variance
+    mse, r2, ks, mean_gap, variance_gap : on the validation rows
+    ks_low, ks_high : 95% interval of the population KS, computed when it is asked for
+    ks_upper : one-sided bound of the population KS, at the curve's confidence, 95% where none was asked for
+    target : what the refit aimed at: "labels", "predictions", "optimum 0.05"; "untouched" is the original model
+    ridge : ρ, relative to the features' variances
     strength : λ_w of transport, the factor on the reductions for paper and exact, …: 0 is the weakest
-    ks_population : estimate of the distance that any number of such people would show; the rule compares it
-    ks_upper : one-sided bound of that distance, at the curve's confidence, 95 % where none was asked for
+    ks_population : estimated population KS, the largest over the pairs of groups
+    ks_pairs : estimated population KS of every pair, in the order of ``Curve.pairs``; the rule compares these
     ks_certified : smallest target that it is certified for; None where no confidence was asked for
     constant : whether it has become one prediction for everybody
-    index : position in ``Curve.points``; a point can stand wherever its index can
+    index : position in ``Curve.points``; a point can be used wherever its index can
     """
 
     mse: float
+    r2: float
     ks: float
-    ks_low: float
-    ks_high: float
     mean_gap: float
     variance_gap: float
     target: str
     ridge: float
     strength: float
     ks_population: float
-    ks_upper: float
+    ks_pairs: tuple[float, ...]
     ks_certified: float | None
     constant: bool
     index: int
+    measure: Callable[[], tuple[float, float, float]] | None = field(default=None, repr=False, compare=False)
 
     def __index__(self) -> int:
         return self.index
+
+    @cached_property
+    def _bounds(self) -> tuple[float, float, float]:
+        assert self.measure is not None
+        return self.measure()
+
+    @property
+    def ks_low(self) -> float:
+        return self._bounds[0]
+
+    @property
+    def ks_high(self) -> float:
+        return self._bounds[1]
+
+    @property
+    def ks_upper(self) -> float:
+        return self._bounds[2]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickles and copies, which hold numbers and no validation rows."""
+        return {**self.__dict__, "_bounds": self._bounds, "measure": None}
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures of the point by name."""
+        names = [each.name for each in fields(self) if each.name not in ("measure", "index", "ks_pairs")]
+        at = names.index("ks") + 1
+        names = [*names[:at], "ks_low", "ks_high", *names[at:]]
+        names.insert(names.index("ks_population") + 1, "ks_upper")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,29 +127,35 @@ class Curve:
 
     Attributes
     ----------
-    points : tuple of CurvePoint, by falling KS distance
-    ks_floor : what two samples of one distribution would show at these group sizes
-    evaluated_on : "validation", "heldout" or "train"
+    points : tuple of CurvePoint, by falling estimated population KS
+    pairs : the pairs of groups that are compared
+    pair_floors : noise level of every pair: the mean KS that chance alone produces at these group sizes
+    pair_resolved : the smallest population KS of every pair that these rows can tell from parity
+    pair_rows : effective rows of every pair, ``1/(1/n₁ + 1/n₂)``
+    evaluated_on : "validation", "heldout", "train" or "test"
     weights : of every point, what it puts in place of the layers of the model
-    adapter : of the untouched model, which the models of the curve are copies of
-    candidates : of every point, which of the fits that were judged it is
-    ks_resolved : the smallest population distance that these rows can tell from parity
+    adapter : of the original model, which the models of the curve are copies of
+    candidates : of every point, which of the candidates it is
+    original_pairs, original_floors : estimate and noise level of every pair for the original model, where that is
+        compared on all rows; ``ks_pairs`` of its point is what other points can be compared with
     confidence, certificate : of the certificates; no confidence, no certificates
-    rows : effective rows of the two smallest groups, ``1/(1/n₁ + 1/n₂)``
-    mse_refit : error of the last layer refitted without parity; None where it is not known
+    mse_refit : error of the last layer refitted without fairness constraint; None where it is not known
     refit : that layer
     """
 
     points: tuple[CurvePoint, ...]
-    ks_floor: float
+    pairs: tuple[tuple[Label, Label], ...]
+    pair_floors: tuple[float, ...]
+    pair_resolved: tuple[float, ...]
+    pair_rows: tuple[float, ...]
     evaluated_on: str
     weights: tuple[Weights, ...]
     adapter: ModelAdapter
     candidates: tuple[int, ...] = ()
-    ks_resolved: float = 0.0
+    original_pairs: tuple[float, ...] = ()
+    original_floors: tuple[float, ...] = ()
     confidence: float | None = None
     certificate: str = "normal"
-    rows: float = np.inf
     mse_refit: float | None = None
     refit: Fit | None = None
 
@@ -123,49 +165,96 @@ class Curve:
     def __repr__(self) -> str:
         first, last = self.points[0], self.points[-1]
         return (
-            f"Curve({len(self)} points, judged on {self.evaluated_on!r}: MSE {first.mse:.4g} at KS {first.ks:.3f} to "
-            f"MSE {last.mse:.4g} at KS {last.ks:.3f})"
+            f"Curve({len(self)} points, evaluated on {self.evaluated_on!r}: MSE {first.mse:.4g} at KS {first.ks:.3f} "
+            f"to MSE {last.mse:.4g} at KS {last.ks:.3f})"
         )
 
     @property
     def untouched(self) -> CurvePoint | None:
-        """The model as it was given; None where it was no candidate."""
+        """The original model; None where it was no candidate."""
         return next((point for point in self.points if point.target == UNTOUCHED), None)
 
+    @property
+    def ks_floor(self) -> float:
+        """The largest noise level of any pair."""
+        return max(self.pair_floors)
+
+    @property
+    def ks_resolved(self) -> float:
+        """The smallest population KS that these rows can tell from parity for every pair."""
+        return max(self.pair_resolved)
+
+    def estimates(self, point: CurvePoint) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Estimated population KS of every pair, and its noise level: what is compared with a target."""
+        if point.target == UNTOUCHED and self.original_pairs:
+            return self.original_pairs, self.original_floors
+        return point.ks_pairs, self.pair_floors
+
+    def told(self, target_ks: float) -> NDArray[np.bool_]:
+        """(P,) whether the noise level of each pair is below the target; else the target cannot be told."""
+        return np.asarray(self.pair_floors) <= target_ks
+
     def meets(self, point: CurvePoint, target_ks: float) -> bool:
-        """Whether a point keeps the target: its estimate does and, where confidence was asked for, its certificate."""
+        """Whether a point keeps the target, for every pair of groups.
+
+        Each estimate is within the target, no pair's noise level exceeds it and, where confidence was asked for, the
+        point is certified.
+        """
         certified = point.ks_certified is None or point.ks_certified <= target_ks
-        return certified and point.ks_population <= target_ks
+        return certified and meets(*self.estimates(point), target_ks)
+
+    def _limits(self, target_ks: float) -> Array:
+        """(P,) what the estimate of each pair may be for a point to be chosen.
+
+        A pair whose noise level exceeds the target does not drive the choice; where that is so of all, the target
+        counts as what these rows can tell from parity: to go further would be to pay for noise.
+        """
+        told = self.told(target_ks)
+        if self.confidence is not None or told.all():
+            return np.full(len(self.pairs), target_ks)
+        return np.where(told, target_ks, np.inf) if told.any() else np.maximum(target_ks, self.pair_resolved)
 
     def select(self, *, target_ks: float) -> CurvePoint:
-        """The point that a person would take for this target.
+        """The point to take for this target.
 
-        - The untouched model, if it meets the target already, or whatever is better in both error and parity.
+        - The original model, if it meets the target already.
         - Else the most accurate point that meets the target.
         - If none does, the most accurate of those that these rows cannot tell from the fairest.
 
-        Without a certificate, a target below what these rows can tell from parity counts as that: to go further would
-        be to pay for noise.
+        A pair of groups whose noise level exceeds the target does not drive the choice. If that is so of all pairs, a
+        target below what these rows can tell from parity counts as that.
         """
-        within = target_ks if self.confidence is not None else max(target_ks, self.ks_resolved)
-        meeting = [point for point in self.points if self.meets(point, within)]
-        untouched = self.untouched
-        if untouched in meeting:
-            return _most_accurate(
-                p for p in meeting if p.mse <= untouched.mse and p.ks_population <= untouched.ks_population
-            )
+        if self.untouched is not None and self.meets(self.untouched, target_ks):
+            return self.untouched
+        compared = {p.index: self.estimates(p)[0] if self.told(target_ks).any() else p.ks_pairs for p in self.points}
+        return self._within(self._limits(target_ks), compared, target_ks)
+
+    def closest_to_parity(self) -> CurvePoint:
+        """The point to take without a target: as for 0.05, or for what these rows can tell from parity if more."""
+        compared = {point.index: point.ks_pairs for point in self.points}
+        return self._within(np.maximum(PARITY, self.pair_resolved), compared, np.inf)
+
+    def _within(self, limits: Array, compared: Mapping[int, Sequence[float]], certified_for: float) -> CurvePoint:
+        """The original model, or the most accurate point, whose pairs, in ``compared`` by index, keep limits (P,)."""
+        certified = [p for p in self.points if p.ks_certified is None or p.ks_certified <= certified_for]
+        meeting = [point for point in certified if (np.asarray(compared[point.index]) <= limits).all()]
+        if self.untouched in meeting:
+            assert self.untouched is not None
+            return self.untouched
         if not meeting:
-            alike = np.hypot(min(point.ks_population for point in self.points), self.ks_resolved)
-            meeting = [point for point in self.points if point.ks_population <= alike]
+            driving = np.isfinite(limits)
+            largest = np.array([np.asarray(p.ks_pairs)[driving].max() for p in self.points])
+            alike = np.hypot(largest.min(), np.asarray(self.pair_resolved)[driving].max())
+            meeting = [point for point, ks in zip(self.points, largest, strict=True) if ks <= alike]
         return _most_accurate(meeting)
 
     def model(self, i: int) -> Any:
-        """The repaired model of point i, of the type of the model that was given."""
+        """The repaired model of point i, of the type of the original model."""
         return self.adapter.replace(self.weights[range(len(self.points))[i]]).model
 
     def to_frame(self) -> pd.DataFrame:
         """One row for each point; ``ks_population`` and ``ks_certified`` are what the rule compares with a target."""
-        frame = pd.DataFrame([asdict(point) for point in self.points]).drop(columns="index")
+        frame = pd.DataFrame([point.to_dict() for point in self.points])
         return frame if self.confidence is not None else frame.drop(columns="ks_certified")
 
 
@@ -173,7 +262,7 @@ def _most_accurate(points: Iterable[CurvePoint]) -> CurvePoint:
     return min(points, key=lambda point: (point.mse, point.ks_population))
 
 
-# --- judging -------------------------------------------------------------------------------------------------------
+# --- judging ----------------------------------------------------------------------------------------------------------
 
 
 def judge(
@@ -185,89 +274,85 @@ def judge(
     confidence: float | None = None,
     certificate: str = "normal",
 ) -> Curve:
-    """The fits that are not beaten in both error and parity, as a curve.
+    """The candidates that no other beats in both error and parity, as a curve.
 
-    When fewer than ``effort.points`` are unbeaten, those that are beaten only by them follow, and so on. The untouched
-    model, where it is among the fits, is on every curve.
+    When fewer than ``effort.points`` are unbeaten, those that are beaten only by them follow, and so on. The original
+    model, where it is a candidate, is on every curve.
 
     Parameters
     ----------
-    adapter : of the untouched model, which the models of the curve are copies of
+    adapter : of the original model, which the models of the curve are copies of
     confidence, certificate : of the bounds by which points are certified; none without a confidence
     """
     sample, fits = candidates.sample, candidates.fits
     if confidence is not None and sample.judged_on == "train":
         raise InputError(
-            "{confidence} needs rows that neither fitted nor chose, and here all rows fitted: a certificate cannot "
-            "come from them. Pass {validation}, or more rows of every group, or leave the confidence out.",
+            "{confidence} requires rows that were neither used to fit nor to choose, and here all rows were used to "
+            "fit. Pass {validation}, or more rows of every group.",
             confidence=Given(confidence),
             validation=Given(),
         )
-
     refitted = outputs(sample.head, sample.judging, candidates.plain) if candidates.plain else None
 
-    def look() -> dict[str, Any]:
-        rows = sample.judging
-        # Neither the order of two rows nor that of two candidates may hang on the last bits of a sum.
-        judging = measurable(candidates.judging, rows.prediction)
-        here = Judging.of(rows, len(sample.labels), seed)
-        errors, distances = here.errors(judging), here.distances(judging)
-        fitted = _training_distances(sample, fits, candidates.training)
-        if fitted is None:
-            # Rows that fitted show no excess by sampling; but the untouched model was not fitted to parity.
-            excess = [here.null.floor * (fit.target == UNTOUCHED) for fit in fits]
-            population = np.sqrt(np.maximum(0.0, distances**2 - np.square(excess)))
-        else:
-            few = len(sample.training)
-            # A few of the rows that fit say which candidate is fairer, but less than those that judge how fair it is.
-            order_only = len(fits) == 1 or few < min(len(rows), sum(sample.sizes)) or not few
-            population = population_along_curve(distances, fitted, here.null.floor, order_only=order_only)
-        certified = None
-        if fitted is not None and confidence is not None:
-            certified = _certified(here, judging, fitted, confidence, certificate)
-        kept = _kept(fits, errors, population, certified, effort.points)
-        points = []
-        for place, i in enumerate(kept):
-            ranked = Ranked(judging[:, i], here.groups)
-            low, high = here.interval(ranked, effort.resamples)
-            points.append(
-                CurvePoint(
-                    mse=float(errors[i]),
-                    ks=float(distances[i]),
-                    ks_low=low,
-                    ks_high=high,
-                    mean_gap=here.mean_gap(judging[:, i]),
-                    variance_gap=here.variance_gap(judging[:, i]),
-                    target=fits[i].target,
-                    ridge=fits[i].ridge,
-                    strength=fits[i].strength,
-                    ks_population=float(population[i]),
-                    ks_upper=upper_bound(ranked, confidence or 0.95, certificate),
-                    ks_certified=None if certified is None else float(certified[i]),
-                    constant=here.constant(judging[:, i]),
-                    index=place,
-                )
-            )
-        plain = None if refitted is None else here.errors(refitted)
-        return {
-            "points": tuple(points),
-            "candidates": tuple(kept),
-            "ks_floor": here.null.floor,
-            "ks_resolved": here.resolved,
-            "rows": here.fewest,
-            "mse_refit": None if plain is None else float(plain.min()),
-            "refit": None if plain is None else candidates.plain[int(plain.argmin())],
-        }
-
-    found = broadcast(look)
+    rows = sample.judging
+    # Neither the order of two rows nor that of two candidates may hang on the last bits of a sum.
+    judging = measurable(candidates.judging, rows.prediction)
+    # Of test rows a model is judged as an audit does, with its own ties; candidates share those of the original.
+    here = Judging(rows, len(sample.labels), seed, judging[:, 0] if sample.judged_on == "test" else None)
+    errors = here.errors(judging)
+    found = _estimate(candidates, here, judging)
+    certified = None
+    if confidence is not None:
+        certified = _certified(here, judging, found.order, confidence, certificate)
+    kept = _kept(fits, errors, found.population, certified, effort.points)
+    measure = partial(_bounds, here, effort.resamples, confidence or 0.95, certificate)
+    points = tuple(
+        CurvePoint(
+            mse=float(errors[i]),
+            r2=here.r2(float(errors[i])),
+            ks=float(found.distances[i].max()),
+            mean_gap=here.mean_gap(judging[:, i]),
+            variance_gap=here.variance_gap(judging[:, i]),
+            target=fits[i].target,
+            ridge=fits[i].ridge,
+            strength=fits[i].strength,
+            ks_population=float(found.population[i]),
+            ks_pairs=tuple(found.pairs[i].tolist()),
+            ks_certified=None if certified is None else float(certified[i]),
+            constant=here.constant(judging[:, i]),
+            index=place,
+            measure=partial(measure, judging[:, i]),
+        )
+        for place, i in enumerate(kept)
+    )
+    plain = None if refitted is None else here.errors(refitted)
+    first, second = here.pairs.index
     return Curve(
+        points=points,
+        pairs=tuple((sample.labels[g], sample.labels[h]) for g, h in zip(first, second, strict=True)),
+        pair_floors=tuple(here.pairs.floors.tolist()),
+        original_pairs=() if found.original is None else tuple(found.original.estimates.tolist()),
+        original_floors=() if found.original is None else tuple(found.original.floors.tolist()),
+        pair_resolved=tuple(here.pairs.resolved.tolist()),
+        pair_rows=tuple(here.pairs.effective_rows.tolist()),
         evaluated_on=sample.judged_on,
-        weights=tuple(weights_of(sample.layer, fits[i]) for i in found["candidates"]),
+        weights=tuple(weights_of(sample.layer, fits[i]) for i in kept),
         adapter=adapter,
+        candidates=tuple(kept),
         confidence=confidence,
         certificate=certificate,
-        **found,
+        mse_refit=None if plain is None else float(plain.min()),
+        refit=None if plain is None else candidates.plain[int(plain.argmin())],
     )
+
+
+def _bounds(
+    here: "Judging", draws: int, confidence: float, certificate: str, column: Array
+) -> tuple[float, float, float]:
+    """Interval of the population KS, and its one-sided bound."""
+    ranked = Ranked(here.compared(column), here.groups)
+    low, high = here.pairs.largest_interval(here.compared(column), draws=draws)
+    return low, high, upper_bound(ranked, confidence, certificate)
 
 
 def measurable(prediction: Array, untouched: Array) -> Array:
@@ -295,20 +380,154 @@ def _rounded(values: Array, unit: float) -> Array:
     return rounded
 
 
-def _training_distances(sample: Sample, fits: Sequence[Fit], training: Array) -> Array | None:
-    """(k,) the KS distance of each fit on rows that do not judge; None where the rows that judge have fitted.
+@dataclass(frozen=True)
+class _Estimates:
+    """Of k candidates and P pairs of groups.
 
-    Only their order counts. Where there are no training rows but their moments, it is the distance of normal
-    distributions with the groups' means and variances (a head is monotone and changes no KS distance).
+    Attributes
+    ----------
+    distances : (k, P) KS distance on the validation rows
+    pairs : (k, P) estimated population KS
+    population : (k,) the largest
+    order : (k,) rises with the KS that rows other than the validation rows show
+    original : what all rows say of the original model, where some of them were held out
     """
-    if sample.judged_on == "train":
+
+    distances: Array
+    pairs: Array
+    population: Array
+    order: Array
+    original: Comparison | None = None
+
+
+def _estimate(candidates: Candidates, here: "Judging", judging: Array) -> _Estimates:
+    """Estimate the population KS of every candidate and pair (docs/method.md 2.7).
+
+    From the validation rows alone the square is T² − floor², and the smallest of many is a lucky one; so it is made to
+    rise with what the training rows say, and the larger of this and its own is taken. All candidates share the luck of
+    the validation rows, though; so candidates that are fitted without them are measured on folds of the training rows
+    too (cross-fitting), and the estimate lies between the mean of both, weighted by 1/noise², and the larger.
+
+    The original model was neither fitted to parity nor picked among many: where rows were held out, whether it meets a
+    target is decided on all rows, as an audit of them does.
+    """
+    fits, floors = candidates.fits, here.pairs.floors
+    if len(fits) == 1 and candidates.sample.judged_on != "train":
+        alone = here.pairs.compare(here.compared(judging[:, 0]))
+        return _Estimates(alone.distances[None], alone.estimates[None], np.array([alone.largest]), np.zeros(1))
+    distances = here.distances(judging)
+    squares, noise = distances**2 - floors**2, floors
+    original = np.array([fit.target == UNTOUCHED for fit in fits])
+    training = _training_squares(candidates, here.seed)
+    if candidates.sample.judged_on == "train":
+        # Rows that were fitted to show no excess by sampling; but the original model was not fitted to parity.
+        own = np.where(original[:, None], squares, distances**2)
+        squares = own if training is None else np.maximum(own, training.squares)
+    elif len(fits) > 1 and training is not None:
+        squares = np.column_stack([rising(*each) for each in zip(squares.T, training.squares.T, strict=True)])
+        if training.complete:
+            # The better known of the two counts more. Neither is taken for being small: what is chosen is.
+            trust = floors**2 / (floors**2 + training.floors**2)
+            mean = squares + trust * (training.squares - squares)
+            squares = LARGER * np.maximum(squares, training.squares) + (1 - LARGER) * np.maximum(mean, training.squares)
+            noise = floors * np.sqrt(1 - trust)
+    pairs, population = here.pairs.largest(squares, noise)
+    order = np.zeros(len(fits)) if training is None else training.squares.max(axis=1)
+    known = _on_all_rows(candidates, int(original.argmax()), here.seed) if original.any() else None
+    return _Estimates(distances, pairs, population, order, known)
+
+
+def _on_all_rows(candidates: Candidates, i: int, seed: int) -> Comparison | None:
+    """What training and held-out rows together say of a candidate that was not fitted.
+
+    None where no row was held out, or where not all training rows were kept.
+    """
+    sample, count = candidates.sample, len(candidates.sample.labels)
+    parts = sample.training, sample.judging
+    if sample.judged_on != "heldout" or np.count_nonzero(parts[0].codes < count) < sum(sample.sizes):
         return None
-    if len(fits) == 1:
-        return np.zeros(1)  # nothing to put in order
-    if len(sample.training):
-        # without the last bits, which would else decide the order of equal ones
-        groups, untouched = Judging.of(sample.training, len(sample.labels)).groups, sample.judging.prediction
-        return np.round([ks_between(measurable(column, untouched), groups) for column in training.T], 12)
+    prediction = np.concatenate([candidates.training[:, i], candidates.judging[:, i]])
+    codes, weight = (np.concatenate([getattr(part, name) for part in parts]) for name in ("codes", "weight"))
+    inside, strata = codes < count, None
+    codes, weight = codes[inside], weight[inside]
+    if parts[0].strata is not None and parts[1].strata is not None:
+        strata = np.concatenate([parts[0].strata, parts[1].strata])[inside]
+        weight = adjusted_weights(codes, count, strata, weight)
+    scores = measurable(prediction, prediction)[inside]
+    return Pairs(Groups.of(codes, count, weight, strata), scores, seed).compare(scores)
+
+
+@dataclass(frozen=True)
+class _Training:
+    """What the training rows say of k candidates and P pairs.
+
+    ``squares`` (k, P) are estimates of the squared population KS where ``complete``; else only their order counts.
+    ``floors`` (P,) is the noise level of the training rows.
+    """
+
+    squares: Array
+    floors: Array
+    complete: bool
+
+
+def _training_squares(candidates: Candidates, seed: int) -> _Training | None:
+    """None where the training rows say nothing that the validation rows do not."""
+    sample, fits = candidates.sample, candidates.fits
+    same = sample.judged_on == "train"
+    if len(fits) == 1 or (same and candidates.cross_fitted is None):
+        return None
+    rows = sample.training
+    if not len(rows):
+        order = _normal_distances(sample, fits)
+        count = len(sample.labels)
+        return _Training(np.repeat(order[:, None], count * (count - 1) // 2, axis=1), np.zeros(0), complete=False)
+    there = Judging(rows, len(sample.labels), seed)
+    # without the last bits, which would else decide the order of equal ones
+    seen = np.round(there.distances(measurable(candidates.training, rows.prediction)), 12) ** 2
+    floors = there.pairs.floors
+    original = np.array([fit.target == UNTOUCHED for fit in fits])
+    squares = np.where(original[:, None], seen - floors**2, seen)
+    crossed = candidates.cross_fitted
+    if crossed is not None:
+        apart = there.distances(measurable(crossed.predictions, rows.prediction)) ** 2 - floors**2
+        squares = _over_fitted(fits, seen, squares, crossed.fits, apart)
+    complete = len(rows) >= min(len(sample.judging), sum(sample.sizes))
+    return _Training(squares, floors, complete)
+
+
+def _over_fitted(fits: Sequence[Fit], seen: Array, squares: Array, some: Sequence[Fit], apart: Array) -> Array:
+    """Squares (k, P) of all fits from those of ``some`` that were cross-fitted.
+
+    Fits of one kind of target (and one ridge, where it is the labels) over-fit alike: what the rows that fitted say
+    (``seen``) is mapped to what rows left out say (``apart``) by a rising function through those of ``some``.
+    """
+
+    def kind(fit: Fit) -> tuple[str, float]:
+        name = fit.target.split()[0]
+        return name, fit.ridge if name == "labels" else 0.0
+
+    place = {(fit.target, fit.ridge, fit.strength): i for i, fit in enumerate(fits)}
+    found = squares.copy()
+    for each in {kind(fit) for fit in some}:
+        known = [j for j, fit in enumerate(some) if kind(fit) == each and _key(fit) in place]
+        at = [place[_key(some[j])] for j in known]
+        members = [i for i, fit in enumerate(fits) if kind(fit) == each]
+        for p in range(seen.shape[1]):
+            order = np.argsort(seen[at, p], kind="stable")
+            line = isotonic_regression(apart[known, p][order]).x
+            found[members, p] = np.interp(seen[members, p], seen[at, p][order], line)
+    return found
+
+
+def _key(fit: Fit) -> tuple[str, float, float]:
+    return fit.target, fit.ridge, fit.strength
+
+
+def _normal_distances(sample: Sample, fits: Sequence[Fit]) -> Array:
+    """(k,) KS distance of normal distributions with the groups' means and variances, where only moments are known.
+
+    A head is monotone and changes no KS distance.
+    """
     moments = sample.moments.columns(slice(0, sample.layer.weight.shape[1]))
     weight = np.array([fit.weight for fit in fits])  # (k, p)
     mean = weight @ moments.means.T  # (k, G)
@@ -326,7 +545,7 @@ def _certified(here: "Judging", judging: Array, fitted: Array, confidence: float
     running maximum; stopping at the first failure needs no correction for their number.
     """
     order = np.argsort(fitted, kind="stable")
-    bounds = [upper_bound(Ranked(judging[:, i], here.groups), confidence, method) for i in order]
+    bounds = [upper_bound(Ranked(here.compared(judging[:, i]), here.groups), confidence, method) for i in order]
     found = np.empty(len(order))
     found[order] = np.maximum.accumulate(bounds)
     return found
@@ -366,198 +585,91 @@ def _fronts(mse: Array, ks: Array) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Judging:
-    """Rows that judge, and what they say of predictions (n,) for them, or of the columns of (n, k)."""
+    """Validation rows, and what they say of predictions (n,) for them, or of the columns of (n, k).
+
+    The first ``count`` groups are compared; rows of the others, which were set aside, count in the error alone. Ties
+    among ``scores`` (n,) lower the noise level; default those of the original model's predictions.
+    """
 
     rows: Rows
-    groups: Groups
+    count: int
     seed: int = 0
-
-    @classmethod
-    def of(cls, rows: Rows, count: int, seed: int = 0) -> "Judging":
-        return cls(rows, Groups.of(rows.codes, count, rows.parity_weight, rows.strata), seed)
+    scores: Array | None = None
 
     @cached_property
-    def null(self) -> Null:
-        """What parity would show; models of one curve share the ties of the untouched one."""
-        return ks_null(self.groups, self.rows.prediction, self.seed, draws=1000, normals=self._normals)
+    def _index(self) -> NDArray[np.intp] | None:
+        """Positions of the rows that are compared; None for all."""
+        return None if self.rows.codes.max(initial=0) < self.count else np.flatnonzero(self.rows.codes < self.count)
 
-    @property
-    def resolved(self) -> float:
-        """The population distance at which a sample's, about √(k² + floor²), is the 90 % point of parity's own."""
-        return float(np.sqrt(max(0.0, self.null.quantile(0.9) ** 2 - self.null.floor**2)))
+    def compared(self, values: Array) -> Array:
+        """Of values (n,) or (n, k) those of the rows that are compared."""
+        return values if self._index is None else values[self._index]
 
-    @property
-    def fewest(self) -> float:
-        """Effective rows of the two smallest groups, ``1/(1/n₁ + 1/n₂)``."""
-        return float(1 / np.sum(1 / np.sort(self.groups.sizes)[:2]))
+    @cached_property
+    def groups(self) -> Groups:
+        """The groups that are compared."""
+        strata = None if self.rows.strata is None else self.rows.strata[... if self._index is None else self._index]
+        codes = self.rows.codes if self._index is None else self.rows.codes[self._index]
+        return Groups.of(codes, self.count, self.compared(self.rows.parity_weight), strata)
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """The pairs of groups."""
+        scores = self.rows.prediction if self.scores is None else self.scores
+        return Pairs(self.groups, self.compared(scores), self.seed)
 
     def errors(self, columns: Array) -> Array:
         """(k,) weighted mean squared error."""
         share = self.rows.weight / self.rows.weight.sum()
         return np.array([share @ (column - self.rows.y) ** 2 for column in columns.T])
 
+    def r2(self, mse: float) -> float:
+        """R² of a model with this error; 0 where the labels do not vary."""
+        share = self.rows.weight / self.rows.weight.sum()
+        variance = float(share @ (self.rows.y - share @ self.rows.y) ** 2)
+        return 1 - mse / variance if variance > 0 else 0.0
+
+    def auc(self, prediction: Array) -> float | None:
+        """Area under the ROC curve where the labels are 0 and 1, else None."""
+        if set(np.unique(self.rows.y)) != {0.0, 1.0}:
+            return None
+        from sklearn.metrics import roc_auc_score
+
+        return float(roc_auc_score(self.rows.y, prediction, sample_weight=self.rows.weight))
+
     def distances(self, columns: Array) -> Array:
-        """(k,) KS distance."""
-        return np.array([ks_between(column, self.groups) for column in columns.T])
+        """(k, P) KS distance of every pair."""
+        return np.array([self.pairs.distances(self.compared(column)) for column in columns.T])
 
     def mean_gap(self, prediction: Array) -> float:
-        return float(np.ptp(self.groups.means(prediction)))
+        return float(np.ptp(self.groups.means(self.compared(prediction))))
 
     def variance_gap(self, prediction: Array) -> float:
-        return float(np.ptp(self.groups.variances(prediction)))
-
-    def interval(self, ranked: Ranked, draws: int) -> tuple[float, float]:
-        return ks_interval(ranked, floor=self.null, draws=draws, random_state=self.seed, normals=self._normals)
-
-    @cached_property
-    def _normals(self) -> Normals:
-        """Draws that the intervals of all points share: the first of one long list."""
-        rng, known = np.random.default_rng(self.seed), np.empty(0)
-
-        def drawn(shape: tuple[int, int, int]) -> Array:
-            nonlocal known
-            missing = prod(shape) - len(known)
-            if missing > 0:  # a little more: points differ in a threshold or two
-                known = np.append(known, rng.standard_normal(missing + missing // 50))
-            return known[: prod(shape)].reshape(shape)
-
-        return drawn
+        return float(np.ptp(self.groups.variances(self.compared(prediction))))
 
     def constant(self, prediction: Array) -> bool:
-        """Whether hardly anything is left of the spread that the untouched model's predictions have."""
+        """Whether hardly anything is left of the spread that the original model's predictions have."""
         return bool(prediction.std() <= FLAT * self.rows.prediction.std())
 
     def figures(self, prediction: Array) -> dict[str, Any]:
-        """What a summary says both of the untouched model and of the repaired one."""
-        measured = measurable(prediction, self.rows.prediction)
+        """What a summary says both of the original model and of the repaired one."""
+        measured = self.compared(measurable(prediction, self.rows.prediction))
         error = (prediction - self.rows.y) ** 2
+        mse = float(self.errors(prediction[:, None])[0])
+        everybody = Groups(self.rows.codes, int(self.rows.codes.max()) + 1, self.rows.weight)
+        auc = self.auc(prediction)
         return {
-            "mse": float(self.errors(prediction[:, None])[0]),
+            "mse": mse,
+            "r2": self.r2(mse),
+            **({} if auc is None else {"auc": auc}),
             "ks": ks_between(measured, self.groups),
-            "group_mse": replace(self.groups, weight=self.rows.weight).means(error).tolist(),
+            "group_mse": everybody.means(error).tolist(),
             "mean_gap": self.mean_gap(prediction),
             "variance_gap": self.variance_gap(prediction),
         }
 
 
-# --- choosing ------------------------------------------------------------------------------------------------------
-
-
-def choose(
-    curve: Curve,
-    *,
-    target_ks: float | None = None,
-    max_mse_increase: float | None = None,
-    as_far_as_told: bool = False,
-) -> CurvePoint:
-    """A point of the curve, with a warning when none is as asked for.
-
-    Parameters
-    ----------
-    target_ks : as :meth:`Curve.select`
-    max_mse_increase : the fairest point whose error is at most this part above the untouched model's
-    as_far_as_told : without either, as for a target of 0.05, or of what these rows can tell from parity if that is
-        more; else the most accurate point that is pressed for parity at all (``strength`` above 0)
-    """
-    if max_mse_increase is not None:
-        point = _fairest_within(curve, max_mse_increase)
-    elif target_ks is not None:
-        point = curve.select(target_ks=target_ks)
-        if not curve.meets(point, target_ks):
-            _note_missed(curve, point, target_ks)
-    elif as_far_as_told:
-        point = curve.select(target_ks=max(PARITY, curve.ks_resolved))
-    else:
-        point = _most_accurate(point for point in curve.points if point.strength > 0)
-        _note_worse(curve, point)
-    if point.constant:
-        _note(
-            "the repaired model predicts nearly one number for everybody; that is parity, and of no other use. A "
-            "milder {target_ks} or {max_mse_increase} would keep more. See {curve_} for what can be reached.",
-            target_ks=Given(),
-            max_mse_increase=Given(),
-            curve_=Given(),
-        )
-    return point
-
-
-def _fairest_within(curve: Curve, increase: float) -> CurvePoint:
-    untouched = curve.untouched
-    assert untouched is not None
-    within = [point for point in curve.points if point.mse <= untouched.mse * (1 + increase)]
-    point = min(within, key=lambda point: (point.ks_population, point.mse))
-    if point is untouched:
-        _note("within {max_mse_increase} nothing is fairer than the model as given.", max_mse_increase=Given(increase))
-    return point
-
-
-def _note_missed(curve: Curve, point: CurvePoint, target_ks: float) -> None:
-    """Why the target is not met, what was taken instead, and what would help."""
-    fairest = min(curve.points, key=lambda p: (p.ks_population, p.mse))
-    taken = "took the most accurate of the fairest, with an estimated KS of {ks_population:.3f} in the population"
-    if curve.confidence is not None:
-        needed = rows_to_certify(
-            fairest.ks_population, target_ks=target_ks, confidence=curve.confidence, method=curve.certificate
-        )
-        more = "no number of rows would do, since no estimate is below the target"
-        if np.isfinite(needed):
-            more = f"about {needed / curve.rows:.1f} times as many {{rows}} rows would be needed"
-        said = (
-            f"no candidate can be certified to keep {{target_ks}} at {{confidence}} on the {{rows}} rows; {taken} and "
-            f"a bound of {{ks_upper:.3f}}; {more}. See {{curve_}} for what can be reached."
-        )
-    elif target_ks < curve.ks_resolved:
-        said = (
-            "{target_ks} is below {resolved:.3f}, the smallest KS that the {rows} rows can tell from parity (which "
-            f"shows about {{floor:.3f}} on them); {taken} and error {{mse:.4g}}. The fairest has error "
-            "{fairest:.4g}, for a difference that may be noise; more rows in the smallest group would tell."
-        )
-    else:
-        said = (
-            f"no candidate meets {{target_ks}}; {taken}, {{ks:.3f}} [{{ks_low:.3f}}, {{ks_high:.3f}}] on the {{rows}} "
-            "rows. See {curve_} for what can be reached."
-        )
-    asked = {"target_ks": Given(target_ks), "confidence": Given(curve.confidence), "curve_": Given()}
-    known = {"floor": curve.ks_floor, "resolved": curve.ks_resolved, "fairest": fairest.mse, "rows": curve.evaluated_on}
-    _note(said, **asked, **known, **asdict(point))
-
-
-def _note_worse(curve: Curve, point: CurvePoint) -> None:
-    untouched = curve.untouched
-    if untouched is not None and point.mse > untouched.mse and point.ks > untouched.ks:
-        _note(
-            "the repaired model is worse than the one given in both error ({before:.4g} to {mse:.4g}) and KS "
-            "({ks_before:.3f} to {ks:.3f}) on the {rows} rows. With {target_ks} the model given would be kept where "
-            "nothing is better.",
-            before=untouched.mse,
-            ks_before=untouched.ks,
-            rows=curve.evaluated_on,
-            target_ks=Given(),
-            **asdict(point),
-        )
-
-
-def _note(template: str, **values: Any) -> None:
-    warnings.warn(ESVDFairWarning(template, values), stacklevel=5)
-
-
-def decided_by(curve: Curve, point: CurvePoint, *, target_ks: float | None, max_mse_increase: float | None) -> str:
-    """In a few words, why this point."""
-    if max_mse_increase is not None:
-        return "the fairest within the error allowed"
-    if target_ks is None:
-        return "the model as given" if point.target == UNTOUCHED else "no target"
-    if not curve.meets(point, target_ks):
-        if curve.confidence is not None:
-            return "none can be certified: among the fairest"
-        return (
-            "as far as these rows can tell"
-            if target_ks < curve.ks_resolved
-            else "none meets the target: among the fairest"
-        )
-    if point.target == UNTOUCHED:
-        return "the model as given meets the target"
-    return "the most accurate that " + ("meets the target" if curve.confidence is None else "is certified")
+# --- the summary ----------------------------------------------------------------------------------------------------
 
 
 def summarise(
@@ -570,9 +682,10 @@ def summarise(
     target_ks: float | None,
     max_mse_increase: float | None = None,
 ) -> dict[str, Any]:
-    """What was reached on the judging rows, ``after`` (n,) being what the chosen point predicts for them."""
-    rows, labels = sample.judging, sample.labels
-    here = Judging.of(rows, len(labels))
+    """What was reached on the validation rows, ``after`` (n,) being what the chosen point predicts for them."""
+    rows, labels = sample.judging, (*sample.labels, *sample.set_aside)
+    here = Judging(rows, len(sample.labels))
+    present = [label for label, n in zip(labels, np.bincount(rows.codes, minlength=len(labels)), strict=True) if n]
     old, new = here.figures(rows.prediction), here.figures(after)
     return {
         "method": method,
@@ -582,18 +695,41 @@ def summarise(
         "confidence": curve.confidence,
         "decided_by": decided_by(curve, point, target_ks=target_ks, max_mse_increase=max_mse_increase),
         "constant": here.constant(after),
-        **before_and_after(labels, old, new),
+        **before_and_after(present, old, new),
         "mse_refit": curve.mse_refit,
-        "ks_population": point.ks_population,
+        "ks_population": max(curve.estimates(point)[0]),
         "ks_upper": point.ks_upper,
         "ks_interval": (point.ks_low, point.ks_high),
-        "ks_floor": curve.ks_floor,
-        "group_sizes": by_group(labels, np.bincount(rows.codes, minlength=len(labels)).tolist()),
+        "ks_floor": max(curve.estimates(point)[1]),
+        "pairs": _pairs(here, curve, point, measurable(after, rows.prediction)),
+        "group_sizes": by_group(sample.labels, np.bincount(rows.codes)[: len(sample.labels)].tolist()),
+        "groups_set_aside": by_group(tuple(sample.set_aside), sample.set_aside.values()),
         "evaluated_on": sample.judged_on,
         "error_against": sample.error_against,
         "rows": len(rows),
-        **_unadjusted(rows, after, len(labels)),
+        **_unadjusted(rows, after, len(sample.labels)),
     }
+
+
+def _pairs(here: Judging, curve: Curve, point: CurvePoint, after: Array) -> list[dict[str, Any]]:
+    """Figures of every pair of groups that is compared; of very many, those of the largest estimates."""
+    before = here.pairs.distances(here.compared(measurable(here.rows.prediction, here.rows.prediction)))
+    found = here.pairs.compare(here.compared(after))
+    shown = np.sort(np.argsort(curve.estimates(point)[0], kind="stable")[-SHOWN_PAIRS:])
+    upper = here.pairs.upper_bounds(here.compared(after), curve.confidence or 0.95, curve.certificate, shown)
+    estimates, floors = curve.estimates(point)
+    return [
+        {
+            "groups": curve.pairs[i],
+            "ks_before": float(before[i]),
+            "ks_after": float(found.distances[i]),
+            "ks_population": estimates[i],
+            "ks_upper": float(bound),
+            "ks_floor": floors[i],
+            "established": bool(found.established[i]),
+        }
+        for i, bound in zip(shown.tolist(), upper, strict=True)
+    ]
 
 
 def before_and_after(labels: Sequence[Any], old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -609,12 +745,167 @@ def _unadjusted(rows: Rows, after: Array, count: int) -> dict[str, Any]:
     """Beside adjusted gaps the raw ones, and the share of people who are like nobody of some other group."""
     if rows.adjusted is None:
         return {}
-    here = Judging.of(replace(rows, adjusted=None, strata=None), count)
+    here = Judging(replace(rows, adjusted=None, strata=None), count)
+    inside = rows.codes < count
     old, new = here.figures(rows.prediction), here.figures(after)
     return {
         "ks_raw_before": old["ks"],
         "ks_raw_after": new["ks"],
         "mean_gap_raw_before": old["mean_gap"],
         "mean_gap_raw_after": new["mean_gap"],
-        "outside_support": outside_support(rows.weight, rows.adjusted),
+        "outside_support": outside_support(rows.weight[inside], rows.adjusted[inside]),
     }
+
+
+# --- choosing ------------------------------------------------------------------------------------------------------
+
+
+def choose(
+    curve: Curve, *, target_ks: float | None = None, max_mse_increase: float | None = None, closest: bool = False
+) -> CurvePoint:
+    """A point of the curve, with a warning when it is not as asked for.
+
+    Parameters
+    ----------
+    target_ks : as :meth:`Curve.select`
+    max_mse_increase : the fairest point whose error is at most this part above the original model's
+    closest : without either, :meth:`Curve.closest_to_parity`; else the most accurate point that is pressed for parity
+        at all (``strength`` above 0)
+    """
+    if max_mse_increase is not None:
+        point = _fairest_within(curve, max_mse_increase)
+    elif target_ks is not None:
+        point = curve.select(target_ks=target_ks)
+        if not curve.meets(point, target_ks):
+            _warn_missed(curve, point, target_ks)
+    elif closest:
+        point = curve.closest_to_parity()
+    else:
+        point = _most_accurate(point for point in curve.points if point.strength > 0)
+    aims = target_ks is not None or closest
+    _warn_useless(curve, point, least=KEPT if aims and max_mse_increase is None else 0.0)
+    return point
+
+
+def _fairest_within(curve: Curve, increase: float) -> CurvePoint:
+    untouched = curve.untouched
+    assert untouched is not None
+    within = [point for point in curve.points if point.mse <= untouched.mse * (1 + increase)]
+    point = min(within, key=lambda point: (point.ks_population, point.mse))
+    if point is untouched:
+        _warn(
+            "No candidate within {max_mse_increase} improves parity; returning the original model.",
+            max_mse_increase=Given(increase),
+        )
+    return point
+
+
+def _warn_missed(curve: Curve, point: CurvePoint, target_ks: float) -> None:
+    """Why the target is not met, what was taken instead, and what would help."""
+    told = curve.told(target_ks)
+    taken = (
+        "the original model is returned"
+        if point is curve.untouched
+        else "the repaired model has an estimated population KS of {ks_population:.3f} and error {mse:.4g}"
+    )
+    if curve.confidence is not None:
+        fairest = min(curve.points, key=lambda p: (p.ks_population, p.mse))
+        needed = rows_to_certify(
+            fairest.ks_population, target_ks=target_ks, confidence=curve.confidence, method=curve.certificate
+        )
+        more = "No number of rows would do, since no estimate is below the target."
+        if np.isfinite(needed):
+            more = f"About {needed / min(curve.pair_rows):.1f} times as many {{rows}} rows would be needed."
+        said = f"No candidate can be certified to keep {{target_ks}} at {{confidence}} on the {{rows}} rows; {taken}."
+        said += f" {more}"
+    elif not told.all():
+        said = f"{_untold(curve, target_ks)}; {taken}."
+        if told.any() and max(np.asarray(point.ks_pairs)[told]) > target_ks:
+            said += " Among the other pairs no candidate meets it either."
+    else:
+        said = (
+            f"No candidate meets {{target_ks}}; {taken}, and KS {{ks:.3f}} on the {{rows}} rows. See {{curve_}} for "
+            "what can be reached."
+        )
+    asked = {"target_ks": Given(target_ks), "confidence": Given(curve.confidence), "curve_": Given()}
+    figures = {"ks": point.ks, "ks_population": point.ks_population, "mse": point.mse, "rows": curve.evaluated_on}
+    _warn(said, **asked, **figures)
+
+
+def _untold(curve: Curve, target_ks: float) -> str:
+    """For which pairs a target cannot be told, and how many rows would tell."""
+    told, floors = curve.told(target_ks), np.asarray(curve.pair_floors)
+    worst = int(floors.argmax())
+    more = floors[worst] ** 2 / max(target_ks, 1e-6) ** 2
+    pair = " and ".join(label_text(label) for label in curve.pairs[worst])
+    which = "any pair of groups" if not told.any() else f"{np.count_nonzero(~told)} of {len(told)} pairs of groups"
+    return (
+        f"{{target_ks}} cannot be told for {which}: chance alone shows a KS of {floors[worst]:.3f} between {pair} on "
+        f"the {{rows}} rows, and about {more:.1f} times as many of them would be needed"
+    )
+
+
+def _warn_useless(curve: Curve, point: CurvePoint, *, least: float) -> None:
+    """Warn of a point that is worse than the original in all, or keeps less than a part of what that explains."""
+    untouched = curve.untouched
+    if untouched is None or point is untouched:
+        return
+    if point.mse > untouched.mse and point.ks > untouched.ks:
+        _warn(
+            "The repaired model is worse than the original in both error ({before:.4g} to {mse:.4g}) and KS "
+            "({ks_before:.3f} to {ks:.3f}) on the {rows} rows. Pass {target_ks} to keep the original where nothing is "
+            "better.",
+            before=untouched.mse, mse=point.mse, ks_before=untouched.ks, ks=point.ks, rows=curve.evaluated_on,
+            target_ks=Given(),
+        )  # fmt: skip
+    elif point.constant or (untouched.r2 > 0 and point.r2 < least * untouched.r2):
+        _warn(
+            f"The repaired model {_kept_words(point, untouched)} (R² {{before:.3f}} to {{after:.3f}})."
+            f"{_nearest(curve)} A milder {{target_ks}} or {{max_mse_increase}} keeps more; see {{curve_}}.",
+            before=untouched.r2, after=point.r2, target_ks=Given(), max_mse_increase=Given(), curve_=Given(),
+        )  # fmt: skip
+
+
+def _kept_words(point: CurvePoint, untouched: CurvePoint) -> str:
+    if point.constant:
+        return "predicts nearly the same number for everybody"
+    if point.r2 <= 0:
+        return "predicts no better than a constant"
+    return f"keeps {point.r2 / untouched.r2:.0%} of the variance that the original model explains"
+
+
+def _nearest(curve: Curve) -> str:
+    """The fairest point that keeps half of what the original model explains."""
+    assert curve.untouched is not None
+    least = KEPT * curve.untouched.r2
+    keeping = [p for p in curve.points if p.r2 >= least and p is not curve.untouched]
+    if not keeping:
+        return ""
+    best = min(keeping, key=lambda p: (p.ks_population, p.mse))
+    return (
+        f" The fairest point that keeps half of it, number {best.index} of the curve, has an estimated population KS "
+        f"of {best.ks_population:.3f}."
+    )
+
+
+def _warn(template: str, **values: Any) -> None:
+    warnings.warn(ESVDFairWarning(template, values), stacklevel=5)
+
+
+def decided_by(curve: Curve, point: CurvePoint, *, target_ks: float | None, max_mse_increase: float | None) -> str:
+    """In a few words, why this point."""
+    if max_mse_increase is not None:
+        return "the fairest within the error allowed"
+    if target_ks is None:
+        return "the original model" if point.target == UNTOUCHED else "no target"
+    if not curve.meets(point, target_ks):
+        if curve.confidence is not None:
+            return "none can be certified: among the fairest"
+        told = curve.told(target_ks)
+        if not told.all():
+            few = f"{np.count_nonzero(~told)} of {len(told)} pairs of groups"
+            return f"the target cannot be told for {'any pair of groups' if not told.any() else few}"
+        return "none meets the target: among the fairest"
+    if point.target == UNTOUCHED:
+        return "the original model meets the target"
+    return "the most accurate that " + ("meets the target" if curve.confidence is None else "is certified")

@@ -1,7 +1,9 @@
 """ESVDFair: the scikit-learn estimator around a trained model, and `fit_curve`."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -12,18 +14,27 @@ from sklearn.utils import check_random_state, get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from esvdfair import methods
-from esvdfair.batches import COLUMNS, Batch, Data, Digest, Rows, as_rows, held_out, inputs_of, is_stream
-from esvdfair.core.checks import row_count, take, to_numpy
+from esvdfair.batches import COLUMNS, Batch, Data, Digest, Rows, as_rows, check_apart, held_out, inputs_of, is_stream
+from esvdfair.core.checks import label_text, row_count, take, to_numpy
 from esvdfair.core.edits import PAPER_REDUCTIONS, check_reduction
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.quadratic import Fit
 from esvdfair.curve import Curve, CurvePoint, choose, judge, summarise
-from esvdfair.distributed import all_gather, broadcast, few_threads, together, world_size
-from esvdfair.exceptions import Given, InputError
+from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.methods import Candidates
 from esvdfair.models import adapt
 from esvdfair.models.base import ModelAdapter
-from esvdfair.sample import Effort, Sample, Setting, draw, draw_judging, prepare
+from esvdfair.sample import (
+    MIN_GROUP_ROWS,
+    Effort,
+    Sample,
+    Setting,
+    draw,
+    draw_judging,
+    few_threads,
+    notice_missing_bias,
+    prepare,
+)
 
 METHODS = ("paper", "exact", "parity", "transport")
 
@@ -69,6 +80,10 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         What the refit may aim at, compared on rows that did not fit; "auto" takes all that the data allow.
     validation_fraction : float
         Part of the rows that is held out to choose among candidates, when ``fit`` gets no ``validation``.
+    min_group_rows : int, default 30
+        Groups with fewer training rows, or fewer validation rows, are set aside: not compared and not constrained, but
+        their rows count in the error. A warning and ``summary_["groups_set_aside"]`` name them. 2 compares every
+        group.
     missing : {"error", "group"}
         Whether a missing attribute value is an error or a group of its own.
     output : str, int or callable, optional
@@ -120,6 +135,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         layer: int | str | None = None,
         targets: str | Sequence[str] = "auto",
         validation_fraction: float = 0.25,
+        min_group_rows: int = MIN_GROUP_ROWS,
         missing: str = "error",
         output: Any = None,
         batch_size: int = 8192,
@@ -138,6 +154,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         self.layer = layer
         self.targets = targets
         self.validation_fraction = validation_fraction
+        self.min_group_rows = min_group_rows
         self.missing = missing
         self.output = output
         self.batch_size = batch_size
@@ -174,25 +191,22 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             trained on: its errors there are then too small. ``summary_["evaluated_on"]`` says which rows judged:
             "validation", "heldout", or "train" when a group has too few rows to hold any out.
 
-        Under an initialised ``torch.distributed`` process group every rank calls this with its own shard of the rows,
-        and all get the model of one process on all rows (docs/distributed.md).
-
         Returns
         -------
         self
         """
         data = Data(X, y, sensitive_features, sample_weight, control_features)
-        with together():
-            check_options(self)
-            setting = self._prepare(data, validation)
-            with few_threads(setting.width):
-                candidates = self._candidates(setting)
-                curve = self._judge(setting, candidates)
-                point = self._choose(curve)
-                if candidates.redo is not None and point.target != methods.UNTOUCHED:
-                    candidates = candidates.redo(candidates.fits[curve.candidates[point]])
-                    curve, point = _replaced(curve, point, self._judge(setting, candidates))
-                take_point(self, candidates, curve, point)
+        check_options(self)
+        setting = self._prepare(data, validation)
+        with few_threads(setting.width):
+            candidates = self._candidates(setting)
+            _warn_set_aside(candidates.sample, self.min_group_rows)
+            curve = self._judge(setting, candidates)
+            point = self._choose(curve)
+            if candidates.redo is not None and point.target != methods.UNTOUCHED:
+                candidates = candidates.redo(candidates.fits[curve.candidates[point]])
+                curve, point = _replaced(curve, point, self._judge(setting, candidates))
+            take_point(self, candidates, curve, point)
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -225,19 +239,18 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         """
         check_is_fitted(self, "estimator_")
         data = Data(X, y, sensitive_features, sample_weight, control_features)
-        with together():
-            setting = self._setting(adapt(self.model_, output=self.output), data, validation_fraction=0.0)
-            labels, layer = tuple(self.summary_["group_sizes"]), setting.last
-            rows = draw_judging(setting, labels)
-            after = draw_judging(replace(setting, adapter=self._predictor), labels).prediction
-            against = "labels" if setting.has_labels else "predictions"
-            none = Rows.none(layer.weight.shape[1])
-            sample = Sample(labels, GroupMoments(), layer, setting.head, none, rows, "test", against)
-            refit = self.curve_.refit if hasattr(self, "curve_") else None
-            fits, plain = (Fit(layer.weight[0], 0.0),), () if refit is None else (refit,)
-            curve = self._judge(setting, Candidates(sample, fits, after[:, None], np.zeros((0, 1)), plain))
-            asked: dict[str, Any] = {"method": self.method, "target_ks": self.target_ks}
-            found = broadcast(lambda: summarise(sample, after, curve, curve.points[0], **asked))
+        setting = self._setting(adapt(self.model_, output=self.output), data, validation_fraction=0.0)
+        layer = setting.last
+        rows, labels, aside = draw_judging(setting)
+        after = draw_judging(replace(setting, adapter=self._predictor))[0].prediction
+        against = "labels" if setting.has_labels else "predictions"
+        none = Rows.none(layer.weight.shape[1])
+        sample = Sample(labels, GroupMoments(), layer, setting.head, none, rows, "test", against, set_aside=aside)
+        refit = self.curve_.refit if hasattr(self, "curve_") else None
+        fits, plain = (Fit(layer.weight[0], 0.0),), () if refit is None else (refit,)
+        curve = self._judge(setting, Candidates(sample, fits, after[:, None], np.zeros((0, 1)), plain=plain))
+        asked: dict[str, Any] = {"method": self.method, "target_ks": self.target_ks}
+        found = summarise(sample, after, curve, curve.points[0], **asked)
         return found | {"decided_by": self.summary_["decided_by"]}
 
     def judged(self, rows: Batch) -> NDArray[np.bool_] | None:
@@ -266,13 +279,10 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
     # --- the steps of fit ------------------------------------------------------------------------------------------
 
     def _prepare(self, data: Data, validation: Any) -> Setting:
-        """The model and the rows, checked; the same on every rank but for the rows."""
+        """The model and the rows, checked."""
         data = data if data.is_stream else replace(data, X=self._rows(data.X, reset=True))
-        _check_ranks(self, validation)
-        counts = all_gather(None if data.is_stream else row_count(data.X))  # a stream's length nobody knows
-        known = [rows for rows in counts if rows is not None]
-        if len(known) == len(counts) and sum(known) < 2:
-            raise ValueError(f"X has n_samples={sum(known)}; parity between groups needs at least two of each.")
+        if not data.is_stream and row_count(data.X) < 2:
+            raise ValueError(f"X has n_samples={row_count(data.X)}; parity between groups needs at least two of each.")
         seed = self.seed()
         setting = self._setting(
             lambda: self._adapter(data, None if validation is not None else seed),
@@ -282,19 +292,22 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             seed=seed,
             classes=self._classes(data.y),
         )
+        check_apart(setting.batches, setting.validation, self.confidence)
         if data.is_stream and hasattr(setting.probe, "shape"):
             self.n_features_in_ = int(setting.probe.shape[1])
         self.model_ = setting.adapter.model
         return setting
 
     def _setting(self, adapter: Any, data: Data, **options: Any) -> Setting:
-        known: dict[str, Any] = {"missing": self.missing, "batch_size": self.batch_size, "effort": self.effort}
+        known = {name: getattr(self, name) for name in ("missing", "batch_size", "effort", "min_group_rows")}
         return prepare(adapter, data, **known, **options)
 
     def _candidates(self, setting: Setting) -> Candidates:
         """What the method has to offer: of the last layer alone, after one pass, or after edits of a hidden one."""
         if self.method in ("paper", "exact"):
             return self._edited(setting)
+        if self.method not in ("parity", "transport"):
+            raise NotImplementedError(f"method {self.method!r} is in METHODS, but ESVDFair does not implement it.")
         targets, given = self._targets(setting.has_labels), [self.mean_reduction, self.covariance_reduction]
         if self.method == "parity" and not self._has_target() and given == [None, None]:
             given = [np.inf, np.inf]
@@ -306,12 +319,12 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         sample = draw(setting)
         # Rows that certify may not even choose a regularisation.
         fitting = sample if self.confidence is None else replace(sample, judging=sample.training)
-        options: dict[str, Any] = {"targets": targets, "effort": setting.effort}
         if self.method == "transport":
-            fits = methods.transport(fitting, **options)
+            solve = methods.transport(targets, setting.effort)
         else:
-            fits = methods.parity(fitting, mean_reduction=given[0], covariance_reduction=given[1], **options)
-        return Candidates.of(sample, [*fits, methods.untouched(sample.layer)])
+            solve = methods.parity(targets, setting.effort, mean_reduction=given[0], covariance_reduction=given[1])
+        fits, crossed = methods.solve_all(fitting, solve, setting.effort, scans=given == [None, None])
+        return Candidates.of(sample, [*fits, methods.untouched(sample.layer)], crossed)
 
     def _edited(self, setting: Setting) -> Candidates:
         refit = "parity" if self.method == "exact" else (self.refit or "sgd")
@@ -339,7 +352,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             curve,
             target_ks=self.target_ks,
             max_mse_increase=self.max_mse_increase,
-            as_far_as_told=self.method == "transport",
+            closest=self.method == "transport",
         )
 
     # --- inputs ----------------------------------------------------------------------------------------------------
@@ -360,11 +373,6 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         try:
             return adapt(self.model, output=self.output)
         except NotFittedError:
-            if world_size() > 1:
-                raise NotFittedError(
-                    f"the {type(self.model).__name__} is not fitted, and each rank would fit another one on its shard; "
-                    "fit it first, and give the same to all ranks."
-                ) from None
             if data.is_stream or data.y is None:
                 raise NotFittedError(
                     f"the {type(self.model).__name__} is not fitted; fit it first, or pass X and y as arrays so that "
@@ -389,7 +397,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
     def _targets(self, has_labels: bool) -> tuple[str, ...]:
         if isinstance(self.targets, str) and self.targets == "auto":
             return methods.TARGETS if has_labels else methods.TARGETS[1:]
-        names = (self.targets,) if isinstance(self.targets, str) else tuple(self.targets)
+        names = (self.targets,) if isinstance(self.targets, str | int | float) else tuple(self.targets)
         unknown = [name for name in names if name not in methods.TARGETS]
         if unknown or not names:
             raise ValueError(f"targets={self.targets!r}; expected 'auto' or some of {methods.TARGETS}.")
@@ -401,16 +409,33 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         return self.target_ks is not None or self.max_mse_increase is not None
 
     def seed(self) -> int:
-        """A whole number from ``random_state``, the same on every rank; another each time where that is a generator."""
+        """A whole number from ``random_state``; another each time where that is a generator."""
         state = self.random_state
         if isinstance(state, int | np.integer):
-            return broadcast(lambda: int(state))
-        return broadcast(lambda: int(check_random_state(state).randint(2**31 - 1)))
+            return int(state)
+        return int(check_random_state(state).randint(2**31 - 1))
 
 
-def take_model(fair: ESVDFair, repaired: ModelAdapter) -> None:
-    """Let a repaired model be what ``fair`` predicts with."""
-    fair.estimator_, fair._predictor = repaired.model, repaired
+def _warn_set_aside(sample: Sample, least: int) -> None:
+    """Name the groups that are too small to be compared."""
+    if not sample.set_aside:
+        return
+    names = [f"{label_text(label)} ({rows} rows)" for label, rows in sample.set_aside.items()]
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    needed = (
+        "{min_group_rows} rows"
+        if sample.judged_on == "train"
+        else "{min_group_rows} rows to fit, and as many to validate"
+    )
+    warnings.warn(
+        ESVDFairWarning(
+            "{count} too small to judge and set aside: {names}{more}. Their rows count in the error only. "
+            f"A group needs {needed}.",
+            count="1 group is" if len(names) == 1 else f"{len(names)} groups are",
+            names=", ".join(names[:10]), more=more, min_group_rows=Given(least),
+        ),
+        stacklevel=3,
+    )  # fmt: skip
 
 
 def take_point(fair: ESVDFair, candidates: Candidates, curve: Curve, point: CurvePoint) -> None:
@@ -419,14 +444,16 @@ def take_point(fair: ESVDFair, candidates: Candidates, curve: Curve, point: Curv
     fit = candidates.fits[chosen]
     fair.curve_, fair.point_ = curve, point
     fair._judged_of = sample.judging.kept_of, sample.seed
-    take_model(fair, curve.adapter.replace(curve.weights[point.index]))
-    fair.edits_ = [] if fit.target == methods.UNTOUCHED else broadcast(lambda: methods.account_for(sample, fit))
+    fair._predictor = curve.adapter.replace(curve.weights[point.index])
+    fair.estimator_ = fair._predictor.model
+    notice_missing_bias(sample, candidates.judging[:, chosen])
+    fair.edits_ = [] if fit.target == methods.UNTOUCHED else methods.account_for(sample, fit)
     asked: dict[str, Any] = {
         "method": fair.method,
         "target_ks": fair.target_ks,
         "max_mse_increase": fair.max_mse_increase,
     }
-    fair.summary_ = broadcast(lambda: summarise(sample, candidates.judging[:, chosen], curve, point, **asked))
+    fair.summary_ = summarise(sample, candidates.judging[:, chosen], curve, point, **asked)
 
 
 def _replaced(curve: Curve, point: CurvePoint, again: Curve) -> tuple[Curve, CurvePoint]:
@@ -456,11 +483,16 @@ CHOICES = {
     "certificate": ("normal", "hoeffding"),
 }
 """Values of the options that have a few."""
-RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "target_ks": (lambda value: 0 <= value <= 1, "a KS distance lies between 0 and 1"),
     "max_mse_increase": (lambda value: value >= 0, "expected a number that is not negative"),
     "confidence": (lambda value: 0 < value < 1, "expected a number between 0 and 1, such as 0.9"),
     "validation_fraction": (lambda value: 0 <= value < 1, "expected a number from 0 to below 1"),
+    "min_group_rows": (
+        lambda value: value >= 2 and not isinstance(value, float),
+        "expected a whole number of at least 2",
+    ),
+    "batch_size": (lambda value: value >= 1 and not isinstance(value, float), "expected a whole number of at least 1"),
 }
 """What the options that are numbers must be."""
 
@@ -477,8 +509,15 @@ def check_options(fair: ESVDFair) -> None:
             allowed = " or ".join(repr(choice) for choice in choices if choice is not None)
             raise InputError(f"{{{name}}}; expected {allowed}.", {name: Given(value)})
     for name, (right, expected) in RANGES.items():
-        if name in given and not right(getattr(fair, name)):
-            raise InputError(f"{{{name}}}; {expected}.", given)
+        value = getattr(fair, name)
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        absent = value is None and name not in ("validation_fraction", "batch_size", "min_group_rows")
+        if not absent and not (number and right(value)):
+            words = expected if number else "expected a number"
+            raise InputError(f"{{{name}}}; {words}.", {name: Given(value)})
+    state: Any = fair.random_state
+    if isinstance(state, bool) or (isinstance(state, int | np.integer) and state < 0):
+        raise InputError("{random_state}; expected a whole number of at least 0, a RandomState or None.", given)
     if fair.refit is not None and fair.method != "paper":
         raise InputError("{refit} belongs to method='paper'; {method} has its own refit.", given)
     if fair.layer is not None and fair.method in ("parity", "transport"):
@@ -502,20 +541,9 @@ def check_options(fair: ESVDFair) -> None:
     if reductions and fair.method == "transport":
         raise ValueError(f"{' and '.join(reductions)} belong to the other methods; transport takes target_ks.")
     for name in reductions:
+        if isinstance(getattr(fair, name), bool) or not isinstance(getattr(fair, name), Real):
+            raise InputError(f"{{{name}}}; expected a number of at least 1, or inf.", given)
         check_reduction(getattr(fair, name))
-
-
-def _check_ranks(fair: ESVDFair, validation: Any) -> None:
-    """That all ranks were given the same options; a batch may be of another size, and a seed is rank 0's."""
-    own = ("model", "output", "batch_size", "random_state")
-    options = {name: repr(value) for name, value in fair.get_params(deep=False).items() if name not in own}
-    given = all_gather(options | {"validation": "missing" if validation is None else "given"})
-    for i, other in enumerate(given):
-        for name, value in given[0].items():
-            if other[name] != value:
-                raise ValueError(
-                    f"{name} is {value} on rank 0 and {other[name]} on rank {i}; all ranks must be given the same."
-                )
 
 
 def fit_curve(model: Any, X: Any, y: Any = None, **options: Any) -> Curve:

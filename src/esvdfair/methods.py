@@ -5,8 +5,7 @@ attribute-unaware predictor could do), how close to stay to the original weights
 None of them can be known beforehand, so all combinations are solved and rows that did not fit them choose.
 
 ``transport`` and ``parity`` refit the last layer of a :class:`Sample`; ``paper`` and ``exact`` edit a hidden layer
-first and see what features it leaves, so they go over the rows again (:class:`HiddenEdit`). Of several ranks the first
-solves.
+first and see what features it leaves, so they go over the rows again (:class:`HiddenEdit`).
 """
 
 import warnings
@@ -25,11 +24,11 @@ from sklearn.exceptions import ConvergenceWarning
 from esvdfair.batches import Rows
 from esvdfair.core.edits import LayerEdit, edit_exact, edit_paper
 from esvdfair.core.ks import Groups, ks_between
+from esvdfair.core.moments import GroupMoments
 from esvdfair.core.optimum import fit_optimum
 from esvdfair.core.parity import ParityProblem
-from esvdfair.core.quadratic import FeatureSpace, Fit, Head, Quadratic, blocks, finetune
+from esvdfair.core.quadratic import FeatureSpace, Fit, Head, Quadratic, blocks, finetune, unit_factors
 from esvdfair.core.transport import TransportProblem, transport_path
-from esvdfair.distributed import broadcast, first_rank_rows
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models.base import LinearLayer, Weights, find_layer
 from esvdfair.sample import Effort, Sample, Setting, draw, hold
@@ -45,7 +44,16 @@ LARGEST_NEWTON = 2048
 """Up to so many coefficients P(group | features) is found by Newton's method, whose Hessian has as many columns."""
 
 FAINT = 1e-3
-"""Principal axes with less than this part of the features' mean variance tell nothing about the group."""
+"""Principal axes with less than this part of a feature's variance say nothing about the group."""
+
+FOLDS = 4
+"""Of the training rows, to learn how much a refit over-fits them."""
+
+FEW = 3
+"""Every third strength is cross-fitted; the others lie between."""
+
+MANY_ROWS = 40
+"""Rows of the smallest group for each feature from which a refit hardly over-fits."""
 
 REFIT_RIDGE = 1e-4
 """Of the closed-form refits of `exact` and `paper`, about the original weights; without one, features of condition 1e11
@@ -56,17 +64,12 @@ let the error explode."""
 
 
 def outputs(head: Head, rows: Rows, fits: Sequence[Fit]) -> Array:
-    """(n, k) what the fits predict, column by column in memory; what the untouched model does is known.
-
-    All ranks call it together: where each has the features of its own rows, the first gets what they predict.
-    """
+    """(n, k) what the fits predict, column by column in memory; what the untouched model does is known."""
     known = [fit.target == UNTOUCHED for fit in fits]
     if all(known):
         return np.repeat(rows.prediction[:, None], len(fits), axis=1)
     weight, bias = np.array([fit.weight for fit in fits]), np.array([fit.bias for fit in fits])
     output = _outputs(rows.features, weight, bias, head.apply)
-    if rows.places is not None:
-        output = np.asfortranarray(first_rank_rows(output, rows.places))
     output[:, known] = rows.prediction[:, None]
     return output
 
@@ -89,7 +92,9 @@ class Candidates:
     ----------
     sample : what they were made from
     fits : k of them
-    judging, training : (n, k) their predictions for the rows that judge, and for those that fitted them
+    judging, training : (n, k) their predictions for the validation rows, and for the training rows
+    cross_fitted : some of them, fitted again without one fold of the training rows after the other, and what they
+        predict for the rows of that fold (n, some of k); None where that would change nothing
     plain : refits of the last layer without parity, which tell what a refit alone would bring
     redo : where these are of a part of the rows, does one of the fits again on all of them
     """
@@ -98,17 +103,26 @@ class Candidates:
     fits: tuple[Fit, ...]
     judging: Array
     training: Array
+    cross_fitted: "CrossFitted | None" = None
     plain: tuple[Fit, ...] = ()
     redo: "Callable[[Fit], Candidates] | None" = None
 
     @classmethod
-    def of(cls, sample: Sample, fits: Sequence[Fit]) -> "Candidates":
+    def of(cls, sample: Sample, fits: Sequence[Fit], cross_fitted: "CrossFitted | None" = None) -> "Candidates":
         """Fits of the last layer alone."""
         judging = outputs(sample.head, sample.judging, fits)
         same = sample.training is sample.judging
         training = judging if same else outputs(sample.head, sample.training, fits)
         plain = tuple(fit for fit in fits if fit.diagnostics.get("plain"))
-        return cls(sample, tuple(fits), judging, training, plain)
+        return cls(sample, tuple(fits), judging, training, cross_fitted, plain)
+
+
+@dataclass(frozen=True)
+class CrossFitted:
+    """Fits made without a fold of the training rows, and their predictions (n, k) for the rows of that fold."""
+
+    fits: tuple[Fit, ...]
+    predictions: Array
 
 
 def untouched(layer: LinearLayer) -> Fit:
@@ -119,38 +133,39 @@ def untouched(layer: LinearLayer) -> Fit:
 # --- the last layer alone ------------------------------------------------------------------------------------------
 
 
-def transport(sample: Sample, *, targets: Sequence[str] = TARGETS, effort: Effort | None = None) -> list[Fit]:
-    """The transport path of every target and ridge (docs/method.md 2.4, 2.6)."""
-    effort = effort or Effort()
-    strengths = effort.strengths
-    # The optimum's targets are as fair as their level, and transport only cleans up: a few small strengths will do.
-    # The model's own predictions win where labels over-fit; a coarser path finds that out.
-    path = {
-        "labels": strengths,
-        "predictions": strengths[:: 2 if "labels" in targets else 1],
-        "optimum": strengths[: max(len(strengths) // 2, 1) : 3],
-    }
+Solve = Callable[["Refits", bool], list[Fit]]
+"""The candidates of some refits: all of them, or every few, which is enough to learn how much they over-fit."""
 
-    def solve() -> list[Fit]:
-        refits = Refits(sample, effort)
+
+def transport(targets: Sequence[str], effort: Effort) -> Solve:
+    """The transport path of every target and ridge (docs/method.md 2.4, 2.6)."""
+
+    def solve(refits: Refits, few: bool) -> list[Fit]:
+        strengths = effort.strengths
+        # The optimum's targets are as fair as their level, and transport only cleans up: a few small strengths will do.
+        # The model's own predictions win where labels over-fit; a coarser path finds that out.
+        path = {
+            "labels": strengths[:: FEW if few else 1],
+            "predictions": strengths[:: FEW if few else 2 if "labels" in targets else 1],
+            "optimum": strengths[: max(len(strengths) // 2, 1) : 2 * FEW if few else 3],
+        }
         return [
             replace(fit, target=name, diagnostics={"plain": name == "labels" and not fit.strength})
             for target in targets
-            for name, quadratic in refits.quadratics(target, _ridges(effort, target, targets))
+            for name, quadratic in refits.quadratics(target, _ridges(effort, target, targets, few=few))
             for fit in transport_path(refits.problem, quadratic, strengths=path[target])
         ]
 
-    return broadcast(solve)
+    return solve
 
 
 def parity(
-    sample: Sample,
+    targets: Sequence[str],
+    effort: Effort,
     *,
-    targets: Sequence[str] = TARGETS,
     mean_reduction: float | None = None,
     covariance_reduction: float | None = None,
-    effort: Effort | None = None,
-) -> list[Fit]:
+) -> Solve:
     """Equal group means and variances (docs/method.md 2.3); a grid of both when no reduction is given.
 
     First come the refits towards the labels without any parity, of strength 0: what they err is what the refit alone
@@ -159,15 +174,18 @@ def parity(
     Needs the moments alone: there may be no training rows at hand, and then the labels before a curved head cannot be a
     target.
     """
-    effort = effort or Effort()
 
-    def solve() -> list[Fit]:
-        refits = Refits(sample, effort)
+    def solve(refits: Refits, few: bool) -> list[Fit]:
+        given = mean_reduction is not None or covariance_reduction is not None
+        several = len(refits.sample.labels) > 2
+        space = refits.space.denoised() if several and not given else refits.space
         quadratics = [
-            found for target in targets for found in refits.quadratics(target, _ridges(effort, target, targets))
+            (name, replace(quadratic, space=space))
+            for target in targets
+            for name, quadratic in refits.quadratics(target, _ridges(effort, target, targets, few=few))
         ]
         plain = [_plain(quadratic) for name, quadratic in quadratics if name == "labels"]
-        if mean_reduction is not None or covariance_reduction is not None:
+        if given:
             return plain + [
                 replace(_parity_at(quadratic, mean_reduction or 1.0, covariance_reduction or 1.0), target=name)
                 for name, quadratic in quadratics
@@ -180,24 +198,87 @@ def parity(
         return plain + [
             replace(at.solve(at.budget(reduction), quadratic), target=name, strength=penalty)
             for name, quadratic in quadratics
-            for penalty in _thinned(effort.mean_penalties, name)
+            for penalty in _thinned(effort.mean_penalties, few or name != "labels")
             for at in [problem(quadratic.ridge, penalty)]
-            for reduction in _thinned(effort.variance_reductions, name)
+            for reduction in _thinned(effort.variance_reductions, few or name != "labels")
         ]
 
-    return broadcast(solve)
+    return solve
 
 
-def _ridges(effort: Effort, target: str, targets: Sequence[str]) -> Sequence[float]:
-    """All ridges, but one in the middle for predictions beside labels: where they win, they hardly over-fit."""
-    if target == "predictions" and "labels" in targets:
+def _thinned(grid: Sequence[float], few: bool) -> Sequence[float]:
+    """All values, or the ends and the middle (see :func:`transport`)."""
+    return sorted({grid[0], grid[len(grid) // 2], grid[-1]}) if few else grid
+
+
+def solve_all(sample: Sample, solve: Solve, effort: Effort, *, scans: bool) -> tuple[list[Fit], CrossFitted | None]:
+    """The candidates and, where a point is going to be chosen among them (``scans``), some of them cross-fitted."""
+    refits = Refits(sample, effort)
+    return solve(refits, False), _cross_fit(refits, solve) if scans else None
+
+
+def _cross_fit(refits: "Refits", solve: Solve) -> CrossFitted | None:
+    """The closed form without a fold of the training rows, for each of a few folds (docs/method.md 2.7).
+
+    None where the rows are so many next to the features that it would change nothing, or not all of them are kept.
+    What the refit aims at is that of all rows; what is left out are the rows of the fold in moments and bins.
+    """
+    sample, rows = refits.sample, refits.sample.training
+    judged = rows.codes < len(sample.labels)
+    if np.count_nonzero(judged) < sum(sample.sizes) or not len(rows):
+        return None
+    if min(sample.sizes) >= MANY_ROWS * len(refits.space.variances):
+        return None
+    fold = np.empty(len(rows), dtype=np.intp)
+    for code in np.unique(rows.codes):  # rows of a group are in random order
+        mine = np.flatnonzero(rows.codes == code)
+        fold[mine] = np.arange(len(mine)) % FOLDS
+    pooled = sample.moments.has_own_pool
+    moments = [_moments_of(rows.take(fold == k), sample.labels, pooled=pooled) for k in range(FOLDS)]
+    fits: list[Fit] = []
+    predictions: Array | None = None
+    for k in range(FOLDS):
+        index = np.flatnonzero(fold != k)
+        without = _merged([each for i, each in enumerate(moments) if i != k])
+        part = replace(sample, moments=without, training=rows.take(index))
+        few = replace(refits.effort, transport_rows=refits.effort.transport_rows // 4)
+        fits = solve(Refits(part, few, whole=refits, index=index), True)
+        out = np.flatnonzero(fold == k)
+        found = outputs(sample.head, rows.take(out), fits)
+        predictions = np.empty((len(rows), len(fits)), order="F") if predictions is None else predictions
+        predictions[out] = found
+    assert predictions is not None
+    return CrossFitted(tuple(fits), predictions)
+
+
+def _moments_of(rows: Rows, labels: Sequence[Any], *, pooled: bool) -> tuple[GroupMoments, GroupMoments]:
+    """Moments of ``[h, y]`` of the groups that are compared and, where these are not all rows as they are, of all."""
+    groups, everyone = GroupMoments(), GroupMoments()
+    judged = np.flatnonzero((rows.codes < len(labels)) & (rows.parity_weight > 0))
+    for block in blocks(len(judged), 8192):
+        i = judged[block]
+        groups.update_codes(rows.features[i], labels, rows.codes[i], rows.parity_weight[i], beside=rows.y[i])
+    if pooled:
+        everyone.update_codes(rows.features, ("",), np.zeros(len(rows), dtype=np.intp), rows.weight, beside=rows.y)
+    return groups, everyone
+
+
+def _merged(parts: Sequence[tuple[GroupMoments, GroupMoments]]) -> GroupMoments:
+    groups, everyone = GroupMoments(), GroupMoments()
+    for mine, all_rows in parts:
+        groups.merge(mine)
+        everyone.merge(all_rows)
+    return groups.with_pooled(everyone) if everyone.labels else groups
+
+
+def _ridges(effort: Effort, target: str, targets: Sequence[str], *, few: bool) -> Sequence[float]:
+    """All ridges, but one in the middle for predictions next to labels: where they win, they hardly over-fit.
+
+    Of a ``few`` one will do for the optimum too, whose targets are smooth.
+    """
+    if (target == "predictions" and "labels" in targets) or (target == "optimum" and few):
         return effort.ridges[len(effort.ridges) // 2 :][:1]
     return effort.ridges
-
-
-def _thinned(grid: Sequence[float], target: str) -> Sequence[float]:
-    """All values for the labels; for the other targets the ends and the middle (see :func:`transport`)."""
-    return grid if target == "labels" else sorted({grid[0], grid[len(grid) // 2], grid[-1]})
 
 
 # --- a hidden layer first ------------------------------------------------------------------------------------------
@@ -238,16 +319,16 @@ class HiddenEdit:
         found += [Candidates.of(sample, beside)] if beside else []
         judging = np.concatenate([each.judging for each in found], axis=1)
         training = np.concatenate([each.training for each in found], axis=1)
-        plain = broadcast(lambda: plain_refits(sample))
+        plain = plain_refits(sample)
         fits = tuple(fit for each in found for fit in each.fits)
-        return Candidates(sample, fits, judging, training, plain, self._redo if setting.partial else None)
+        redo = self._redo if setting.partial else None
+        return Candidates(sample, fits, judging, training, None, plain, redo)
 
     def _redo(self, fit: Fit) -> Candidates:
         return self.candidates([fit.diagnostics["reductions"]], beside=[])
 
     def _fit(self, setting: Setting, sample: Sample, mean: float, covariance: float) -> Candidates:
-        solve = partial(
-            self._edit,
+        steps = self._edit(
             self._inner.weight,
             self._first.inner[self._inner.name],
             mean_reduction=mean,
@@ -255,7 +336,6 @@ class HiddenEdit:
             bias=self._inner.bias,
             layer=self._inner.name,
         )
-        steps = broadcast(solve)  # all ranks run the very same edited layer
         edited = draw(setting, _after(steps) or None)
         if edited.training.kept_of != sample.training.kept_of:
             raise InputError(
@@ -263,8 +343,8 @@ class HiddenEdit:
                 "cannot be used in the next. Pass a loader without shuffling, or arrays.",
                 X=Given(),
             )
-        fit = broadcast(lambda: refit_edited(edited, self._refit, mean, covariance, seed=setting.seed))
-        last = broadcast(lambda: account_for(edited, fit))
+        fit = refit_edited(edited, self._refit, mean, covariance, seed=setting.seed)
+        last = account_for(edited, fit)
         known = {**fit.diagnostics, "reductions": (mean, covariance)}
         fit = replace(fit, edits=(*steps, *last), strength=float(mean), diagnostics=known)
         return Candidates.of(edited, [fit])
@@ -361,6 +441,8 @@ class Refits:
 
     sample: Sample
     effort: Effort
+    whole: "Refits | None" = None  # of all training rows, where these are without a fold
+    index: NDArray[np.intp] | None = None  # the rows of ``whole`` that these are of
 
     def __post_init__(self) -> None:
         rows = self.sample.training if len(self.sample.training) else self.sample.judging
@@ -376,10 +458,20 @@ class Refits:
         return fit.weight, fit.bias
 
     @cached_property
+    def _unit_factors(self) -> Array | None:
+        """(p,) of the features; None where no training rows are at hand."""
+        if self.whole is not None:
+            return self.whole._unit_factors
+        rows, centred = self.sample.training, self.sample.layer.bias is not None
+        return unit_factors(rows.features, rows.weight, centred=centred) if len(rows) else None
+
+    @cached_property
     def space(self) -> FeatureSpace:
         """Principal axes of the features."""
         layer = self.sample.layer
-        return FeatureSpace.from_moments(self.sample.moments, layer.weight.shape[1], intercept=layer.bias is not None)
+        return FeatureSpace.from_moments(
+            self.sample.moments, layer.weight.shape[1], intercept=layer.bias is not None, factors=self._unit_factors
+        )
 
     @cached_property
     def problem(self) -> TransportProblem:
@@ -437,7 +529,7 @@ class Refits:
         rotated = self.space.rotate(rows.features)
         y, share, variances = rows.y, rows.weight / rows.weight.sum(), self.space.variances
         original, bias = self._original
-        start = np.append(original @ axes, self.space.mean @ original + bias)
+        start = np.append(original @ self.space.dual, self.space.mean @ original + bias)
         penalty = 1e-6 * float(np.var(y)) / max(float(variances @ start[:-1] ** 2), 1e-300)
 
         def loss(v: Array) -> tuple[float, Array]:
@@ -459,6 +551,8 @@ class Refits:
         Kept within the range of the model's own outputs: where a head is flat, an output far out costs nothing after
         the head, but would dominate a squared error before it.
         """
+        if self.whole is not None:
+            return self.whole.head_aware_outputs[self.index]
         weight, bias = self._head_aware_layer
         training = self.sample.training
         outputs = self.sample.head.inverse(training.prediction)
@@ -467,14 +561,19 @@ class Refits:
     @cached_property
     def _optimum_values(self) -> tuple[list[float], list[Array]]:
         """Levels of the attribute-unaware optimum, and its values f*(x) for the training rows (docs/method.md 2.6)."""
+        if self.whole is not None:  # every other level
+            levels, values = self.whole._optimum_values
+            return levels[1::2], [value[self.index] for value in values[1::2]]
         training, groups = self.sample.training, len(self.sample.labels)
         weight, bias = self.regression_layer
         eta = _outputs(training.features, weight[None], np.array([bias]), self.sample.head.apply)[:, 0]
         probability = self.group_probability(training.features)
-        before = ks_between(eta, Groups(training.codes, groups, training.parity_weight))
+        judged = np.flatnonzero(training.codes < groups)
+        share = training.parity_weight[judged]
+        before = ks_between(eta[judged], Groups(training.codes[judged], groups, share))
         levels = [part * before for part in self.effort.levels]
         coarse = {"n_cells": 512, "n_grid": int(np.clip(384 // groups, 48, 64))}  # as good a target as twice as fine
-        fitted = fit_optimum(eta, probability, levels=levels, sample_weight=training.parity_weight, **coarse)
+        fitted = fit_optimum(eta[judged], probability[judged], levels=levels, sample_weight=share, **coarse)
         return levels, [optimum.predict(eta, probability) for optimum in fitted]
 
     @cached_property
@@ -487,13 +586,14 @@ class Refits:
         from sklearn.linear_model import LogisticRegression  # half of what importing esvdfair would cost
 
         training, judging, index, space = self.sample.training, self.sample.judging, self._bounded, self.space
-        unit = float(space.variances.sum() / len(space.mean))
-        faint = int(np.searchsorted(space.variances, FAINT * unit, side="right"))  # they ascend
-        axes = space.axes[:, faint:] / np.sqrt(unit)
+        judged = np.flatnonzero(judging.codes < len(self.sample.labels))
+        axes = space.axes[:, space.variances > FAINT]
         known = _outputs(training.features[index], axes.T, -space.mean @ axes, np.positive)
         codes, weight = training.codes[index], training.parity_weight[index]
         # They stand for all rows of their group.
-        weight *= (np.bincount(training.codes, training.parity_weight) / np.bincount(codes, weight))[codes]
+        weight *= (np.bincount(training.codes, training.parity_weight)[: codes.max() + 1] / np.bincount(codes, weight))[
+            codes
+        ]
         # Newton's steps cost a Gram matrix each, and few are needed from one regularisation to the next.
         small = known.shape[1] * len(self.sample.labels) <= LARGEST_NEWTON
         classifier = LogisticRegression(solver="newton-cholesky" if small else "lbfgs", max_iter=200, warm_start=True)
@@ -507,8 +607,8 @@ class Refits:
                 coef = np.vstack([np.zeros_like(coef), coef])
             bias = np.append(0.0, classifier.intercept_)[-len(coef) :] - coef @ space.mean
             found.append(partial(_outputs, weight=coef, bias=bias, after=partial(softmax, axis=0)))
-            chance = found[-1](judging.features)[np.arange(len(judging)), judging.codes]
-            losses.append(-np.average(np.log(np.maximum(chance, 1e-6)), weights=judging.parity_weight))
+            chance = found[-1](judging.features)[judged, judging.codes[judged]]
+            losses.append(-np.average(np.log(np.maximum(chance, 1e-6)), weights=judging.parity_weight[judged]))
         return found[int(np.argmin(losses))]
 
     @cached_property

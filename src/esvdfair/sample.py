@@ -2,21 +2,23 @@
 
 The moments know every training row; the rows that are kept, a bounded number, are those that the whole distribution is
 read from (transport, the optimum) and those on which a point is chosen. Nothing else is kept, so memory does not
-depend on the number of rows. Here ranks of ``torch.distributed`` that fit together meet: each reads its own rows, the
-moments of all are added up on every rank, and the rows that are kept go to the first rank, which solves.
+depend on the number of rows.
 """
 
-import hashlib
+import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from threading import Lock, local
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
+from threadpoolctl import ThreadpoolController
 
 from esvdfair.batches import (
     ArrayBatches,
@@ -35,7 +37,6 @@ from esvdfair.batches import (
 from esvdfair.core.checks import (
     Label,
     count_not_finite,
-    each_input,
     row_count,
     row_slice,
     several_inputs,
@@ -46,7 +47,6 @@ from esvdfair.core.checks import (
 from esvdfair.core.ks import adjusted_weights, split_cell
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.quadratic import Head
-from esvdfair.distributed import all_gather, broadcast, few_threads, reading, together, world_size
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.models.base import PROBE_ROWS, LinearLayer, ModelAdapter, Weights
 
@@ -61,8 +61,18 @@ STRIP_ROWS = 16
 LARGEST = 1e120
 """Labels, predictions and weights beyond it are refused: squares of sums of their squares leave float64."""
 
-MIN_GROUP_ROWS = 5
-"""A group needs so many rows on both sides of the split; otherwise all rows fit and all rows judge."""
+SHIFT_COST = 0.02
+"""Part of the error that a missing bias may cost without a warning."""
+
+MIN_GROUP_ROWS = 30
+"""Groups with fewer training rows, or fewer validation rows, are set aside: not compared, not constrained."""
+
+FEWEST_ROWS = 5
+"""A smaller `min_group_rows` sets nobody aside whom the split leaves with too few rows: then no row is held out."""
+
+
+WIDE = 768
+"""Layers of this width on are large enough for threads to pay."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +126,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Setting:
-    """The model and the rows of a fit; the same on every rank but for the rows.
+    """The model and the rows of a fit.
 
     Attributes
     ----------
@@ -131,6 +141,7 @@ class Setting:
     probe : some inputs
     partial : whether the rows are a part of those that were given, held in memory (:func:`hold`)
     moments_alone : whether the method reads no more of the rows that fit than their moments
+    min_group_rows : groups with fewer training or validation rows are set aside
     """
 
     adapter: ModelAdapter
@@ -145,6 +156,7 @@ class Setting:
     probe: Any = field(repr=False)
     partial: bool = False
     moments_alone: bool = False
+    min_group_rows: int = MIN_GROUP_ROWS
 
     @property
     def last(self) -> LinearLayer:
@@ -163,16 +175,17 @@ class Sample:
 
     Attributes
     ----------
-    labels : the groups, sorted
-    moments : of ``[h, y]`` over the training rows, h the inputs of the last layer
+    labels : the groups that are compared, sorted
+    moments : of ``[h, y]`` over the training rows, h the inputs of the last layer; the pooled ones are of all rows
     layer, head : the last layer, and what maps its output to the prediction
-    training, judging : rows that fit and rows that judge, the same when no row could be held out; on the first rank
+    training, judging : rows that fit and rows that judge, the same when no row could be held out
     judged_on : "validation", "heldout" or "train"
     error_against : "labels", or "predictions" of the untouched model
     inner : by name, moments of the inputs of other layers
-    sizes, judging_sizes : (G,) how many rows of each group fit, and judge
+    sizes, judging_sizes : (G,) training and validation rows of each group
     seed : of the split that holds rows out
     partial : whether it is of a part of the rows (:func:`hold`)
+    set_aside : groups too small to be compared, with their rows; their codes follow those of ``labels``
     """
 
     labels: tuple[Label, ...]
@@ -188,6 +201,62 @@ class Sample:
     judging_sizes: tuple[int, ...] = ()
     seed: int = 0
     partial: bool = False
+    set_aside: Mapping[Label, int] = field(default_factory=dict)
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+class _Pools:
+    """What is known of the thread pools while they are limited; guarded by the lock."""
+
+    lock = Lock()
+    inside = 0  # Python threads
+    before: tuple[tuple[Any, int], ...] = ()  # BLAS libraries, and how many threads they had
+    torch_threads = 1
+    here = local()  # whether this very Python thread is inside
+
+
+@contextmanager
+def few_threads(width: int) -> Iterator[None]:
+    """One thread for BLAS and torch where layers are narrower than ``WIDE``; afterwards as many as before.
+
+    The pools of torch and of NumPy's BLAS wait for work by spinning. On small matrices, taken in turn, each spins on
+    the cores that the other needs, and two threads are slower than one.
+
+    Several Python threads may be inside at once: the first limits the pools, and the last gives back what the first
+    found. Torch keeps a number for each thread, so each sets and resets its own.
+    """
+    if width >= WIDE or getattr(_Pools.here, "inside", False):
+        yield
+        return
+    torch = sys.modules.get("torch")
+    with _Pools.lock:
+        if _Pools.inside == 0:
+            libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+            _Pools.before = tuple((library, library.num_threads) for library in libraries)
+            _Pools.torch_threads = 1 if torch is None else torch.get_num_threads()
+            for library in libraries:
+                _set_threads(library, 1)
+        _Pools.inside += 1
+    if torch is not None:
+        torch.set_num_threads(1)
+    _Pools.here.inside = True
+    try:
+        yield
+    finally:
+        _Pools.here.inside = False
+        if torch is not None:
+            torch.set_num_threads(_Pools.torch_threads)
+        with _Pools.lock:
+            _Pools.inside -= 1
+            for library, threads in _Pools.before if _Pools.inside == 0 else ():
+                _set_threads(library, threads)
+
+
+def _set_threads(library: Any, threads: int) -> None:
+    # threadpoolctl leaves OpenBLAS to the Python thread that set it first, and silently does nothing for the others.
+    getattr(library, "_real_set_num_threads", library.set_num_threads)(threads)
 
 
 # --- what a fit starts from ----------------------------------------------------------------------------------------
@@ -204,14 +273,15 @@ def prepare(
     seed: int = 0,
     effort: Effort | None = None,
     classes: Sequence[Any] | None = None,
+    min_group_rows: int = MIN_GROUP_ROWS,
 ) -> Setting:
-    """Check rows and model, and that all ranks have the same model.
+    """Check rows and model.
 
     Parameters
     ----------
     adapter : of the model, or a function that makes it once the rows are known to be good
     data, validation : as :meth:`esvdfair.ESVDFair.fit` takes them
-    missing, batch_size, validation_fraction : as in :class:`esvdfair.ESVDFair`
+    missing, batch_size, validation_fraction, min_group_rows : as in :class:`esvdfair.ESVDFair`
     classes : the two that a classifier tells apart, where ``adapter`` is a function; else it knows them
     """
     classes = adapter.classes if isinstance(adapter, ModelAdapter) else classes
@@ -222,13 +292,16 @@ def prepare(
     split = held_out(validation_fraction, seed) if apart is None and validation_fraction else None
     setting = meet(adapter, batches, seed=seed, effort=effort)
     _check_finite(adapter, data.X)
-    return replace(setting, validation=apart, split=split)
+    return replace(setting, validation=apart, split=split, min_group_rows=min_group_rows)
 
 
 @few_threads(0)  # what it is looked at with is small, however wide it is
 def meet(adapter: ModelAdapter, batches: Batches, *, seed: int = 0, effort: Effort | None = None) -> Setting:
     """Let the model meet its first rows; all rows of the setting fit, and the same rows judge."""
-    probe, labels, has_labels = _share_probe(batches)
+    first = next((batch for batch in batches if len(batch.codes)), None)
+    if first is None:
+        raise ValueError("there are no rows to fit on: the data is empty.")
+    probe, labels = first.x, first.y
     width = adapter.n_features
     if width is not None and len(getattr(probe, "shape", ())) == 2 and probe.shape[1] != width:
         raise InputError(
@@ -236,13 +309,12 @@ def meet(adapter: ModelAdapter, batches: Batches, *, seed: int = 0, effort: Effo
             X=Given(), found=probe.shape[1], width=width,
         )  # fmt: skip
     layers = adapter.layers(probe)
-    _check_one_model(layers)
     _check_size(layers)
     with np.errstate(over="ignore", invalid="ignore"):  # predictions that are not finite are refused as they come
         head = adapter.head(probe)
     if labels is not None and head.is_affine:
         _notice_logits(adapter, probe, labels)
-    return Setting(adapter, layers, head, batches, None, None, seed, has_labels, effort or Effort(), probe)
+    return Setting(adapter, layers, head, batches, None, None, seed, labels is not None, effort or Effort(), probe)
 
 
 def _notice_logits(adapter: ModelAdapter, probe: Any, labels: Array) -> None:
@@ -265,57 +337,54 @@ def _notice_logits(adapter: ModelAdapter, probe: Any, labels: Array) -> None:
         )
 
 
-def _share_probe(batches: Batches) -> tuple[Any, Array | None, bool]:
-    """Inputs on which to look at the model, their labels, and whether there are such; a rank without rows gets inputs.
-
-    Raises
-    ------
-    ValueError
-        No rank has rows, or some have labels and others have none.
-    """
-    first = next(iter(batches), None)
-    labelled = _agree_on_labels(None if first is None else first.y is not None)
-    source = next(i for i, known in enumerate(labelled) if known is not None)
-    probe = None if first is None else first.x
-    if None in labelled:
-        found = broadcast(lambda: _on_cpu(row_slice(probe, 0, PROBE_ROWS)), source)
-        probe = found if first is None else probe
-    return probe, None if first is None else first.y, bool(labelled[source])
-
-
-def _agree_on_labels(labelled: bool | None) -> list[bool | None]:
-    """Of every rank whether its rows have labels; None for a rank without rows."""
-    found = all_gather(labelled)
-    with_y, without = ([i for i, known in enumerate(found) if known is wanted] for wanted in (True, False))
-    if with_y and without:
-        raise ValueError(f"the ranks {with_y} have labels and the ranks {without} have none; pass y on all or on none.")
-    if not with_y and not without:
-        raise ValueError("there are no rows to fit on: the data is empty.")
-    return found
-
-
-def _on_cpu(rows: Any) -> Any:
-    return each_input(rows, _on_cpu) or (rows.cpu() if hasattr(rows, "cpu") else rows)
-
-
-def _check_one_model(layers: Sequence[LinearLayer]) -> None:
-    """Raise ValueError, on every rank, when a rank holds another model than the first."""
-    if world_size() == 1:
+def _notice_units(rows: Rows, head: Head) -> None:
+    """Warn when the model predicts the labels worse than their mean does; not of logits, of which was warned."""
+    y, p, total = rows.y, rows.prediction, rows.weight.sum()
+    binary = head.is_affine and set(np.unique(y)) == {0.0, 1.0}
+    if not total > 0 or (binary and np.mean((expit(p) - y) ** 2) < np.mean((p - y) ** 2)):
         return
-    found = all_gather([(layer.name, layer.weight.shape, _digest(layer)) for layer in layers])
-    for i, other in enumerate(found):
-        if other != found[0]:
-            names = [a[0] for a, b in zip(found[0], other, strict=False) if a != b]
-            raise ValueError(
-                f"rank {i} holds another model than rank 0 (layers {names or 'differ in number'}); load the same "
-                "weights on all ranks."
-            )
+    mean, other = (float(rows.weight @ values / total) for values in (y, p))
+    spread, wide, error = (float(rows.weight @ d**2 / total) ** 0.5 for d in (y - mean, p - other, y - p))
+    if error > spread:
+        warnings.warn(
+            ESVDFairWarning(
+                "the model predicts the labels worse than a constant: they have mean {mean:.3g} and standard deviation "
+                "{spread:.3g}, the predictions {other:.3g} and {wide:.3g}. Check that {y} is in the units of the "
+                "predictions.",
+                mean=mean,
+                spread=spread,
+                other=other,
+                wide=wide,
+                y=Given(),
+            ),
+            stacklevel=2,
+        )
 
 
-def _digest(layer: LinearLayer) -> str:
-    digest = hashlib.sha256(layer.weight.tobytes())
-    digest.update(b"" if layer.bias is None else layer.bias.tobytes())
-    return digest.hexdigest()
+def notice_missing_bias(sample: Sample, prediction: Array) -> None:
+    """Warn when a shift of all repaired predictions would lower the error, and the last layer has no bias for it.
+
+    ``prediction`` are those of ``sample.judging``. Of n rows a shift takes 1/n of the error by chance.
+    """
+    rows = sample.judging
+    if sample.layer.bias is not None or sample.error_against != "labels" or not len(rows):
+        return
+    share = rows.weight / rows.weight.sum()
+    shift, before = (float(share @ (rows.y - values)) for values in (prediction, rows.prediction))
+    rest = float(share @ (rows.y - prediction - shift) ** 2)
+    if shift**2 > max(SHIFT_COST, 9 * float(share @ share)) * rest and abs(shift) > abs(before):
+        warnings.warn(
+            ESVDFairWarning(
+                "the last layer {layer!r} has no bias, so the repaired predictions are off by {off:+.3g} on average, "
+                "which makes the mean squared error {part:.0%} larger. Add {shift:+.3g} to the predictions, or give "
+                "the layer a bias.",
+                layer=sample.layer.name,
+                off=-shift,
+                shift=shift,
+                part=shift**2 / rest,
+            ),
+            stacklevel=2,
+        )
 
 
 def _check_size(layers: Sequence[LinearLayer]) -> None:
@@ -349,7 +418,6 @@ def _each(x: Any) -> list[Any]:
 # --- one pass ------------------------------------------------------------------------------------------------------
 
 
-@together()
 def draw(setting: Setting, weights: Weights | None = None, *, inner: Sequence[str] = ()) -> Sample:
     """Run the model once over the training rows, and once over the validation rows when there are any.
 
@@ -358,32 +426,44 @@ def draw(setting: Setting, weights: Weights | None = None, *, inner: Sequence[st
     weights : ``{name: (W, b)}`` put into a copy of the model first
     inner : names of layers whose input moments are gathered too
     """
-    run = _Pass(setting, weights, inner)
+    run, least = _Pass(setting, weights, inner), setting.min_group_rows
     if setting.validation is not None:
-        seen = run.over(setting.batches, None, judged_elsewhere=True)
-        apart = run.over(setting.validation, _everything)
-        judging = _relabelled(apart.rows(1), apart.labels, seen.labels)
-        return run.sample(seen, judging, "validation", apart.sizes(1, seen.labels))
+        seen, apart = run.over(setting.batches, None, judged_elsewhere=True), run.over(setting.validation, _everything)
+        return run.sample(seen, (apart, 1), "validation", _large(seen.counts(0), apart.counts(1), least=least))
     seen = run.over(setting.batches, setting.split, judged_elsewhere=setting.split is not None)
     if setting.split is None:
-        return run.sample(seen, None, "train")
-    if min(*seen.sizes(0), *seen.sizes(1)) >= MIN_GROUP_ROWS:
-        return run.sample(seen, seen.rows(1), "heldout", seen.sizes(1))
+        return run.sample(seen, None, "train", _large(seen.counts(0), least=least))
+    groups = _large(seen.counts(0), seen.counts(1), least=least)
+    rows = seen.counts(0) + seen.counts(1)
+    everybody = least >= FEWEST_ROWS or len(groups) == len(_large(rows, least=least))
+    if len(groups) >= 2 and everybody:
+        return run.sample(seen, (seen, 1), "heldout", groups)
+    _check_enough(rows, _large(rows, least=least), least)
     warnings.warn(
         ESVDFairWarning(
-            "a group has too few rows to hold some of them out, so all rows fit and the same rows judge: expect the "
-            "repaired model to do worse on new people. Pass {validation}, or more rows.",
+            "{min_group_rows}: too few rows to hold some of them out, so all rows are used both to fit and to choose. "
+            "Expect worse results on new data; pass {validation}, or more rows.",
+            min_group_rows=Given(least),
             validation=Given(),
         ),
         stacklevel=2,
     )
-    return run.sample(run.over(setting.batches, None), None, "train")
+    whole = run.over(setting.batches, None)
+    return run.sample(whole, None, "train", _large(whole.counts(0), least=least))
 
 
-def draw_judging(setting: Setting, labels: tuple[Label, ...]) -> Rows:
-    """Run the model over rows that judge; their groups must be ``labels``, those of the rows that fitted elsewhere."""
+def _large(*counts: Counter[Label], least: int) -> tuple[Label, ...]:
+    """The groups that have at least so many rows in all of the counts, sorted."""
+    return tuple(sorted((g for g in counts[0] if min(each[g] for each in counts) >= least), key=sort_key))
+
+
+def draw_judging(setting: Setting) -> tuple[Rows, tuple[Label, ...], dict[Label, int]]:
+    """Run the model over test rows: these, the groups that are compared, and those set aside with their rows."""
     seen = _Pass(setting, None, ()).over(setting.batches, _everything)
-    return _relabelled(seen.rows(1), seen.labels, labels)
+    judged = _large(seen.counts(1), least=setting.min_group_rows)
+    _check_enough(seen.counts(1), judged, setting.min_group_rows)
+    others = seen.others(judged)
+    return seen.rows(1, judged, others), judged, {label: seen.counts(1)[label] for label in others}
 
 
 def hold(setting: Setting, sample: Sample) -> Setting:
@@ -399,6 +479,7 @@ def hold(setting: Setting, sample: Sample) -> Setting:
     if setting.validation is not None:
         parts.append((setting.validation, sample.judging_sizes))
     shares = [{k: most / len(sizes) / n for k, n in zip(sample.labels, sizes, strict=True)} for _, sizes in parts]
+    shares = [share | dict.fromkeys(sample.set_aside, 1.0) for share in shares]
     if all(isinstance(batches, ArrayBatches) for batches, _ in parts) and min(min(s.values()) for s in shares) >= 1.0:
         return setting
     held = [_held(batches, share, setting.seed) for (batches, _), share in zip(parts, shares, strict=True)]
@@ -427,18 +508,6 @@ def _nothing(row_id: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.zeros(len(row_id), dtype=bool)
 
 
-def _relabelled(rows: Rows, labels: tuple[Label, ...], known: tuple[Label, ...]) -> Rows:
-    """Codes of validation rows in terms of the groups of the training rows."""
-    unknown = [label for label in labels if label not in known]
-    if unknown:
-        raise ValueError(f"validation has the groups {unknown}, which the training rows do not have: {list(known)}.")
-    absent = [label for label in known if label not in labels]
-    if absent:
-        raise ValueError(f"validation has no rows of the groups {absent}; it must hold every group to judge parity.")
-    position = np.array([known.index(label) for label in labels], dtype=np.intp)
-    return replace(rows, codes=position[rows.codes])
-
-
 @dataclass(frozen=True)
 class _Seen:
     """What a pass has seen: moments of the rows that fit, and kept rows, first those that fit, then the others.
@@ -452,7 +521,6 @@ class _Seen:
     inner: Mapping[str, GroupMoments]
     kept: tuple[Keeper, Keeper]
     digest: bytes
-    apart: bool  # whether features of rows that judge stay on their ranks
 
     @cached_property
     def labels(self) -> tuple[Label, ...]:
@@ -461,32 +529,44 @@ class _Seen:
 
     def cell_rows(self, part: int) -> Rows:
         """Kept rows, their codes those of cells."""
-        return replace(self.kept[part].rows(self.cells, apart=self.apart and part == 1), kept_of=self.digest)
+        return replace(self.kept[part].rows(self.cells), kept_of=self.digest)
 
-    def grouped(self, rows: Rows) -> Rows:
+    def rows(self, part: int, judged: tuple[Label, ...], others: tuple[Label, ...]) -> Rows:
+        """Kept rows, their codes those of groups: first those that are compared, then the others."""
+        return self.grouped(self.cell_rows(part), judged, others)
+
+    def grouped(self, rows: Rows, judged: tuple[Label, ...], others: tuple[Label, ...]) -> Rows:
         """Rows of cells as rows of groups."""
-        if not self.group_parts or not len(rows):
+        labels = (*judged, *others)
+        if not len(rows):
             return rows
+        if not self.group_parts:
+            position = np.array([labels.index(label) for label in self.cells], dtype=np.intp)
+            return replace(rows, codes=position[rows.codes])
         pairs = [split_cell(cell, self.group_parts) for cell in self.cells]
         strata = sorted({stratum for _, stratum in pairs}, key=sort_key)
-        group, stratum = np.array([(self.labels.index(g), strata.index(s)) for g, s in pairs], dtype=np.intp).T
-        codes = group[rows.codes]
-        weight = adjusted_weights(codes, len(self.labels), stratum[rows.codes], rows.weight)
-        return replace(rows, codes=codes, adjusted=weight, strata=stratum[rows.codes])
+        group, stratum = np.array([(labels.index(g), strata.index(s)) for g, s in pairs], dtype=np.intp).T
+        codes, strata_codes = group[rows.codes], stratum[rows.codes]
+        weight, compared = np.zeros(len(codes)), codes < len(judged)
+        weight[compared] = adjusted_weights(codes[compared], len(judged), strata_codes[compared], rows.weight[compared])
+        return replace(rows, codes=codes, adjusted=weight, strata=strata_codes)
 
-    def rows(self, part: int) -> Rows:
-        return self.grouped(self.cell_rows(part))
-
-    def sizes(self, part: int, labels: tuple[Label, ...] | None = None) -> tuple[int, ...]:
-        """(G,) rows of each group."""
+    def counts(self, part: int) -> Counter[Label]:
+        """Rows of each group."""
         counts = Counter[Label]()
         for cell, (rows, _) in self.kept[part].counts.items():
             counts[group_of(cell, self.group_parts)] += rows
-        return tuple(counts[label] for label in labels or self.labels)
+        return counts
 
-    def adjusted(self, moments: GroupMoments) -> GroupMoments:
-        """Moments of cells as moments of groups."""
-        return moments.adjusted(self.group_parts) if self.group_parts and moments.labels else moments
+    def others(self, judged: tuple[Label, ...], *more: Label) -> tuple[Label, ...]:
+        """The groups that are not compared."""
+        return tuple(sorted({*self.labels, *more} - {*judged}, key=sort_key))
+
+    def moments_of(self, moments: GroupMoments, judged: tuple[Label, ...]) -> GroupMoments:
+        """Moments of cells as moments of the groups that are compared; the pooled ones stay those of all rows."""
+        if not moments.labels:
+            return moments
+        return moments.adjusted(self.group_parts, judged) if self.group_parts else moments.only(judged)
 
 
 class _Pass:
@@ -503,10 +583,9 @@ class _Pass:
         effort = setting.effort
         few = effort.transport_rows if setting.moments_alone and judged_elsewhere else None
         kept = Keeper(effort.training_rows, setting.seed, few=few), Keeper(effort.judging_rows, setting.seed)
-        labelled: bool | None = None
         group_parts = 0
         digest = Digest()
-        if isinstance(batches, ArrayBatches) and world_size() == 1:
+        if isinstance(batches, ArrayBatches):
             whole = batches.whole()
             out = split(whole.row_id)
             for keeper, chosen in zip(kept, (~out, out), strict=True):
@@ -514,61 +593,64 @@ class _Pass:
         later = kept[0].keeps_all  # then moments are gathered once, from what is kept (`_in_order`)
         # Of a part of the rows, features of an inner layer would serve nobody.
         alone = self.inner if len(self.inner) == 1 and later is not False else ()
-        with reading() as listen:
-            for batch in batches:
-                rows = len(batch.codes)
-                inputs, prediction = self._captured(batch)
-                check_prediction(prediction, rows)
-                labelled, group_parts = batch.y is not None, batch.group_parts
-                y = self._labels(batch, prediction)
-                _check_unit(y, prediction)
-                digest.add(batch)
-                out = split(batch.row_id)
-                weight = (~out).astype(np.float64) if batch.weight is None else batch.weight * ~out
-                features = inputs[last.name]
-                check_features(last, features, rows)
-                beside = [inputs[name] for name in alone if name != last.name]
-                beside = [each for each in beside if each.ndim == 2 and each.shape[0] == rows]
-                for name, found in inner.items() if not (later and beside) else ():
-                    found.update_codes(inputs[name], batch.labels, batch.codes, weight)
-                if not later:
-                    moments.update_codes(features, batch.labels, batch.codes, weight, beside=y)
-                kept[0].add(batch, ~out, [*beside, features], prediction, y)
-                kept[1].add(batch, out, [features], prediction, y)
-                listen()
-        _agree_on_labels(labelled)
-        for keeper in kept:
-            keeper.count_all_ranks()
+        for batch in batches:
+            rows = len(batch.codes)
+            inputs, prediction = self._captured(batch)
+            check_prediction(prediction, rows)
+            group_parts = batch.group_parts
+            y = self._labels(batch, prediction)
+            _check_unit(y, prediction)
+            digest.add(batch)
+            out = split(batch.row_id)
+            weight = (~out).astype(np.float64) if batch.weight is None else batch.weight * ~out
+            features = inputs[last.name]
+            check_features(last, features, rows)
+            beside = [inputs[name] for name in alone if name != last.name]
+            beside = [each for each in beside if each.ndim == 2 and each.shape[0] == rows]
+            for name, found in inner.items() if not (later and beside) else ():
+                found.update_codes(inputs[name], batch.labels, batch.codes, weight)
+            if not later:
+                moments.update_codes(features, batch.labels, batch.codes, weight, beside=y)
+            kept[0].add(batch, ~out, [*beside, features], prediction, y)
+            kept[1].add(batch, out, [features], prediction, y)
+        if not any(keeper.counts for keeper in kept):
+            raise ValueError("there are no rows to fit on: the data is empty.")
         cells = tuple(sorted(set(kept[0].counts) | set(kept[1].counts), key=sort_key))
-        inner = {name: found.all_reduce() for name, found in inner.items()}
-        group_parts = max(all_gather(group_parts))  # a rank without rows does not know
-        return _Seen(cells, group_parts, moments.all_reduce(), inner, kept, digest.value, setting.moments_alone)
+        return _Seen(cells, group_parts, moments, inner, kept, digest.value)
 
     def sample(
-        self, seen: _Seen, judging: Rows | None, judged_on: str, judging_sizes: tuple[int, ...] | None = None
+        self, seen: _Seen, judging: "tuple[_Seen, int] | None", judged_on: str, judged: tuple[Label, ...]
     ) -> Sample:
         setting, cells = self.setting, seen.cell_rows(0)
         moments, inner = seen.moments, dict(seen.inner)
-        if len(cells) == sum(seen.sizes(0)) and len(cells):
+        if len(cells) == sum(seen.counts(0).values()) and len(cells):
             moments = _in_order(cells, seen.cells, cells.y)
             if cells.inner is not None:
                 inner = dict.fromkeys(inner, _in_order(replace(cells, features=cells.inner), seen.cells))
-        cells = replace(cells, inner=None)
-        training = seen.grouped(cells)
+        counts = [seen.counts(0)] if judging is None else [seen.counts(0), judging[0].counts(judging[1])]
+        everybody = Counter[Label]()
+        for each in counts:
+            everybody += each
+        others = seen.others(judged, *everybody)
+        _check_enough(everybody, judged, setting.min_group_rows)
+        training = seen.grouped(replace(cells, inner=None), judged, others)
+        if setting.has_labels and not self.edited and not setting.partial:
+            _notice_units(training, setting.head)
         return Sample(
-            labels=seen.labels,
-            moments=seen.adjusted(moments),
+            labels=judged,
+            moments=seen.moments_of(moments, judged),
             layer=setting.last,
             head=setting.head,
             training=training,
-            judging=training if judging is None else judging,
+            judging=training if judging is None else judging[0].rows(judging[1], judged, others),
             judged_on=judged_on,
             error_against="labels" if setting.has_labels else "predictions",
-            inner={name: seen.adjusted(found) for name, found in inner.items()},
-            sizes=seen.sizes(0),
-            judging_sizes=judging_sizes or seen.sizes(0),
+            inner={name: seen.moments_of(found, judged) for name, found in inner.items()},
+            sizes=tuple(counts[0][label] for label in judged),
+            judging_sizes=tuple(counts[-1][label] for label in judged),
             seed=setting.seed,
             partial=setting.partial,
+            set_aside={label: everybody[label] for label in others},
         )
 
     def _captured(self, batch: Batch) -> tuple[dict[str, Any], Any]:
@@ -608,6 +690,21 @@ def _in_order(rows: Rows, labels: tuple[Label, ...], beside: Array | None = None
         y = None if beside is None else beside[part]
         moments.update_codes(rows.features[part], labels, rows.codes[part], rows.weight[part], beside=y)
     return moments
+
+
+def _check_enough(rows: Counter[Label], judged: Sequence[Label], least: int) -> None:
+    """Raise unless two groups or more are compared."""
+    if len(judged) >= 2:
+        return
+    found = ", ".join(f"{label!r}: {count}" for label, count in sorted(rows.items(), key=lambda item: -item[1])[:6])
+    if len(rows) < 2:
+        raise InputError("{sensitive_features} holds one group, {found}; parity needs at least two.",
+                         sensitive_features=Given(), found=found)  # fmt: skip
+    raise InputError(
+        "{min_group_rows} rows in the training data and in the validation data leave fewer than two groups to compare "
+        "({found}). Pass more rows, merge groups, or lower it.",
+        min_group_rows=Given(least), found=found,
+    )  # fmt: skip
 
 
 def check_features(layer: LinearLayer, features: Any, rows: int) -> None:

@@ -22,6 +22,18 @@ def some_names(names: Sequence[str], shown: int) -> str:
     return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
 
 
+def too_small(groups: Mapping[Any, int], shown: int = 5) -> str:
+    """The sentence about groups that are too small to be compared.
+
+    Examples
+    --------
+    >>> too_small({"x": 7, "z": 1})
+    'Too small to judge: x (7 rows), z (1 row).'
+    """
+    names = [f"{label_text(label)} ({rows:,} row{'' if rows == 1 else 's'})" for label, rows in groups.items()]
+    return f"Too small to judge: {some_names(names, shown)}."
+
+
 def printable(text: str, widest: int = WIDEST) -> str:
     """Text from a user's file that can neither steer a terminal nor break a table."""
     safe = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
@@ -66,12 +78,12 @@ def quoted(name: str) -> str:
 
 
 EVALUATED_ON = {
-    "validation": "rows set aside for validation",
-    "heldout": "rows held out from the repair",
-    "test": "rows that neither fitted nor chose",
-    "train": "the very rows that fitted it, so new people will fare worse",
+    "validation": "validation data",
+    "heldout": "validation rows held out from the repair",
+    "test": "test data",
+    "train": "the training rows themselves, so results on new data will be worse",
 }
-"""``summary_["evaluated_on"]`` -> which rows judged a repair, in words."""
+"""``summary_["evaluated_on"]`` -> on which rows a repair was evaluated, in words."""
 
 
 def error_name(summary: Mapping[str, Any]) -> str:
@@ -84,56 +96,69 @@ def summary_table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]
     adjusted = ", adjusted" if "ks_raw_before" in summary else ""
     names = {
         "ks": f"KS distance{adjusted}",
-        "ks_raw": "  as it is, not adjusted",
+        "ks_raw": "  not adjusted",
         "mse": error_name(summary),
-        "mean_gap": f"gap of means{adjusted}",
-        "mean_gap_raw": "  as it is, not adjusted",
-        "variance_gap": "gap of variances",
+        "r2": "R²",
+        "auc": "AUC",
+        "mean_gap": f"difference in means{adjusted}",
+        "mean_gap_raw": "  not adjusted",
+        "variance_gap": "difference in variances",
     }
     sizes, lines = summary["group_sizes"], []
     groups = list(zip(sizes, distinct_names(list(sizes)), strict=True))
-    for key, name in (names | {"r2": "R²"}).items():
+    for key, name in names.items():
         old, new = (summary.get(f"{key}_{when}") for when in ("before", "after"))
         if old is None or new is None:
             continue
         if key in ("ks", "ks_raw"):
             lines.append([name, share(old), share(new), interval(summary["ks_interval"], share) if key == "ks" else ""])
             continue
-        lines.append([name, number(old), number(new, beside=old), ""])
+        form = share if key in ("r2", "auc") else number
+        lines.append([name, form(old), form(new) if form is share else number(new, beside=old), ""])
         if key == "mse" and summary.get("mse_refit"):
-            lines.append(["  last layer refitted without parity", "", number(summary["mse_refit"], beside=old), ""])
+            lines.append(["  refit without fairness constraint", "", number(summary["mse_refit"], beside=old), ""])
         olds, news = (summary.get(f"group_{key}_{when}") or {} for when in ("before", "after"))
         for label, group in groups if olds and news else ():
             line = f"  of {group} ({sizes[label]:,} rows)", number(olds[label]), number(news[label], beside=olds[label])
             lines.append([*line, ""])
-    judged = summary["ks_interval"] is not None
-    return ["", "before", "after", *["95 % interval, after"] * judged], [line[: 3 + judged] for line in lines]
+    known = summary["ks_interval"] is not None
+    return ["", "before", "after", *["95% interval, after"] * known], [line[: 3 + known] for line in lines]
 
 
 def verdict(summary: Mapping[str, Any]) -> str:
-    """Whether the target was met, as ``summary_`` has it; what to expect of such people; what parity would show."""
+    """Whether the target was met, what is kept of the explained variance, and which groups are too small."""
     parts, target = [], summary["target_ks"]
-    if summary.get("outside_support"):
-        parts.append(
-            f"{percent(summary['outside_support'])} of people are like nobody of another group and are left out."
-        )
-    if target is not None:
-        sure = f", certified at {summary['confidence']:.0%} confidence" if summary.get("certified") else ""
-        found = f"met{sure}" if summary["met"] else f"not met ({summary['decided_by']})"
-        parts.append(f"Target KS ≤ {target:g}: {found}.")
-    if summary.get("constant"):
-        parts.append("The repaired model predicts nearly one value for everybody.")
-    if summary.get("ks_population") is not None:
-        at = summary["confidence"] or 0.95
-        parts.append(
-            f"Any number of such people would show a KS distance of about {share(summary['ks_population'])}, at most "
-            f"{share(summary['ks_upper'])} with {at:.0%} confidence."
-        )
-    if summary["ks_floor"] is None:
-        parts.append("The KS distance is not known: moments tell means and variances, not whole distributions.")
+    estimate = (
+        f"estimated population KS {share(summary['ks_population'])}, at most {share(summary['ks_upper'])} with "
+        f"{summary['confidence'] or 0.95:.0%} confidence"
+    )
+    if target is None:
+        parts.append(f"{estimate[0].upper()}{estimate[1:]}.")
     else:
-        parts.append(f"Parity itself would show a KS distance of about {share(summary['ks_floor'])} on so many rows.")
-    return " ".join(parts)
+        sure = ", certified" if summary.get("certified") else ""
+        found = f"met{sure}" if summary["met"] else f"not met ({summary['decided_by']})"
+        parts.append(f"Target KS ≤ {target:g}: {found}; {estimate}.")
+    parts.append(kept_words(summary))
+    if summary.get("outside_support"):
+        parts.append(f"{percent(summary['outside_support'])} of the rows are in strata that lack a group.")
+    if aside := summary.get("groups_set_aside"):
+        parts.append(too_small(aside))
+    parts.append(f"Noise level: chance alone shows a KS of about {share(summary['ks_floor'])} at these group sizes.")
+    return " ".join(part for part in parts if part)
+
+
+def kept_words(summary: Mapping[str, Any]) -> str:
+    """How much of what the original model explained is kept."""
+    before, after = summary["r2_before"], summary["r2_after"]
+    if summary.get("constant"):
+        return "The repaired model predicts nearly the same number for everybody."
+    if after <= 0:
+        return f"The repaired model predicts no better than a constant (R² {share(before)} to {share(after)})."
+    if before <= 0:
+        return f"R² {share(before)} before, {share(after)} after."
+    if summary["error_against"] != "labels":
+        return ""
+    return f"Keeps {percent(after / before)} of the explained variance (R² {share(before)} to {share(after)})."
 
 
 def to_json(value: Any) -> str:

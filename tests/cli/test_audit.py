@@ -35,13 +35,13 @@ def test_the_numbers_are_those_of_the_library(files, invoke):
 def test_a_table_for_people(files, invoke):
     text = invoke("audit", files.model, files.data, *SEX, "--target", "income").stdout
     assert f"{files.model} on 600 rows of {files.data}\n" in text
-    for words in ("mean prediction", "95 % interval", "MSE", "KS distance", "its floor", "Wasserstein distance"):
+    for words in ("mean prediction", "95% interval", "MSE", "KS distance", "noise level", "Wasserstein distance"):
         assert words in text
     lines = [line for line in text.splitlines() if line.startswith(("female", "male"))]
     assert len(lines) == 2
     assert len({len(line) for line in lines}) == 1  # columns stand under each other
-    assert "The groups are predicted differently: KS" in flat(text)
-    assert "The model errs about as much in every group." in flat(text)
+    assert "Predictions differ between female and male: KS" in flat(text)
+    assert "Error is similar across groups." in flat(text)
 
 
 def test_predictions_from_a_column_and_two_attributes(files, invoke):
@@ -56,7 +56,23 @@ def test_predictions_from_a_column_and_two_attributes(files, invoke):
 def test_a_target_decides_the_exit_code(files, invoke, target, code, word):
     result = invoke("audit", files.model, files.data, *SEX, "--features", "age,hours,school", "--target-ks", target)
     assert result.exit_code == code
-    assert result.stdout.endswith(f"Target KS ≤ {target}: {word}.\n")
+    found = json.loads(
+        invoke("audit", files.model, files.data, *SEX, "--features", "age,hours,school", "--json").stdout
+    )
+    estimate = f"estimated population KS {found['ks_population']:.3f}"
+    assert result.stdout.endswith(f"Target KS ≤ {target}: {word} ({estimate}).\n")
+
+
+def test_a_target_below_the_noise_level_that_the_estimate_keeps_cannot_be_told(invoke, tmp_path):
+    """Scores of two groups that hardly differ, on so few rows that chance alone shows more than the target."""
+    pd.DataFrame({"score": np.arange(100.0), "sex": np.resize(["f", "m"], 100)}).to_csv(
+        tmp_path / "alike.csv", index=False
+    )
+    words = ["audit", tmp_path / "alike.csv", "--predictions", "score", *SEX, "--target-ks"]
+    result = invoke(*words, 0.1)
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert result.stdout.endswith("Target KS ≤ 0.1: cannot be told (estimated population KS 0.000).\n")
+    assert invoke(*words, 0.2).stdout.endswith("Target KS ≤ 0.2: met (estimated population KS 0.000).\n")
 
 
 def test_features_choose_and_order_the_inputs(files, invoke):
@@ -147,13 +163,16 @@ def test_compressed_tables_and_other_marks(files, invoke, tmp_path):
         assert json.loads(invoke(*words).stdout)["ks"] == plain["ks"]
 
 
-def test_a_group_of_one_is_named_by_its_label(files, refused, tmp_path):
+def test_a_group_of_one_is_named_by_its_label(files, invoke, refused, tmp_path):
     data = pd.read_csv(files.data)
     data.loc[0, "sex"] = "neither"
     data.to_csv(tmp_path / "one.csv", index=False)
-    said = refused("audit", files.model, tmp_path / "one.csv", *SEX, "--target", "income")
-    assert "group 'neither' has 1 row(s)" in said
-    assert "--min-group-rows" in said
+    words = ["audit", files.model, tmp_path / "one.csv", *SEX, "--target", "income"]
+    assert "Too small to judge: neither (1 row)." in flat(invoke(*words).stdout)
+    data.loc[20:, "sex"] = "male"
+    data.to_csv(tmp_path / "one.csv", index=False)
+    said = refused(*words)
+    assert "1 of 3 groups have --min-group-rows 30 rows or more; a comparison needs two" in said
 
 
 def test_small_groups(files, invoke, tmp_path):
@@ -163,9 +182,18 @@ def test_small_groups(files, invoke, tmp_path):
     data.to_csv(tmp_path / "few.csv", index=False)
     words = ["audit", files.model, tmp_path / "few.csv", *SEX, "--target", "income", "--min-group-rows", 5, "--json"]
     result = invoke(*words)
-    assert "note: 6 rows of" in result.stderr
-    assert "were left out, as their groups have fewer than 5: 'x' 3, 'z' 3." in result.stderr
+    assert result.stderr == ""
     found = json.loads(result.stdout)
-    assert (found["rows"], found["small_groups"]) == (594, {"x": 3, "z": 3})
-    joined = json.loads(invoke(*words, "--other").stdout)
+    assert (found["rows"], found["groups_set_aside"]) == (600, {"x": 3, "z": 3})
+    assert [pair["groups"] for pair in found["pairs"]] == [["female", "male"]]
+    predicted = OnnxAdapter(files.model).predict(data[["age", "hours", "school"]])
+    assert found["mse"] == pytest.approx(np.mean((predicted - data["income"]) ** 2))  # of their rows too
+    large = data["sex"].isin(["female", "male"])
+    assert found["ks"] == ks_distance(predicted[large], sensitive_features=data["sex"][large])
+    assert "Too small to judge: x (3 rows), z (3 rows)." in flat(invoke(*words[:-1]).stdout)
+    other = invoke(*words, "--other")
+    assert "note: 6 rows of" in other.stderr
+    assert "became the group 'other', as their groups have fewer than 5: 'x' 3, 'z' 3." in other.stderr
+    joined = json.loads(other.stdout)
     assert [(g["group"], g["rows"]) for g in joined["groups"]][-1] == ("other", 6)
+    assert joined["groups_set_aside"] == {}

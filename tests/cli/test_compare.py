@@ -15,7 +15,7 @@ from esvdfair.tables import Roles, TableBatches
 
 ROLES = ["--sensitive", "sex", "--target", "income"]
 NAMES = [
-    "the model as it is", "transport", "parity", "exact", "paper", "barycenter", "barycenter, group predicted",
+    "the original model", "transport", "parity", "exact", "paper", "barycenter", "barycenter, group predicted",
     "private histogram", "private histogram, group predicted", "unaware optimum",
 ]  # fmt: skip
 
@@ -39,7 +39,7 @@ def test_every_method_is_judged_on_rows_it_has_not_seen(files, invoke):
         "barycenter",
         "private histogram",
     }
-    before = scores["the model as it is"]
+    before = scores["the original model"]
     assert all(scores[name]["ks"] < before["ks"] for name in ("transport", "parity", "barycenter"))
     assert before["mse"] < scores["transport"]["mse"]
 
@@ -70,10 +70,32 @@ def test_a_method_that_cannot_be_applied_says_why(files, invoke, monkeypatch):
 
 
 def test_groups_too_small_to_split(files, refused, tmp_path):
-    data = pd.read_csv(files.data).iloc[:30]
-    data["sex"] = ["a"] * 29 + ["b"]
+    data = pd.read_csv(files.data).iloc[:80]
+    data["sex"] = ["a"] * 45 + ["b"] * 35
     data.to_csv(tmp_path / "few.csv", index=False)
-    assert "--validation" in refused("compare", files.model, tmp_path / "few.csv", *ROLES)
+    said = refused("compare", files.model, tmp_path / "few.csv", *ROLES)
+    assert "fewer than two groups have --min-group-rows 30 rows to fit on, and as many to judge on" in said
+    assert "--validation" in said
+    data["sex"] = ["a"] * 79 + ["b"]
+    data.to_csv(tmp_path / "few.csv", index=False)
+    said = refused("compare", files.model, tmp_path / "few.csv", *ROLES)
+    assert "1 of 2 groups with --min-group-rows 30 rows or more" in said
+
+
+def test_a_group_with_few_rows_to_judge_on_is_left_out(files, invoke, tmp_path, monkeypatch):
+    """Of its 40 rows ten judge: the distance to them would be noise, whatever the method."""
+    without_scans(monkeypatch, *NAMES[1:5], *NAMES[6:])
+    data = pd.read_csv(files.data)
+    alone = data[:-40]  # rows are held out by their place in the file
+    data.loc[data.index[-40:], "sex"] = "x"
+    found = []
+    for name, table in (("all.csv", data), ("alone.csv", alone)):
+        table.to_csv(tmp_path / name, index=False)
+        found.append(invoke("compare", files.model, tmp_path / name, *ROLES, "--json"))
+    assert "note: Too small to judge: x (40 rows). They are left out." in found[0].stderr
+    scores = [json.loads(result.stdout)["scores"] for result in found]
+    assert list(scores[0][0]["group_mse"]) == ["female", "male"]
+    assert [score["ks"] for score in scores[0]] == pytest.approx([score["ks"] for score in scores[1]])
 
 
 def test_the_split_is_by_rows_and_seed(files):
@@ -93,7 +115,7 @@ def test_the_split_is_by_rows_and_seed(files):
 )
 def test_the_same_words_give_what_repair_gives(files, invoke, tmp_path, monkeypatch, more):
     """Learnt from, chosen and judged on the same rows as `esvdfair repair`."""
-    without_scans(monkeypatch, *set(NAMES) - {"the model as it is", "parity"})
+    without_scans(monkeypatch, *set(NAMES) - {"the original model", "parity"})
     files.people(300, 8).to_parquet(tmp_path / "test")
     more = [{"new": files.new, "test": tmp_path / "test"}.get(word, word) for word in more]
     words = [files.model, files.data, *ROLES, "--target-ks", "0.3", "--quick", "--seed", 3, "--json", *more]
@@ -113,7 +135,7 @@ def test_baselines_adjust_for_controls(files, invoke, tmp_path, monkeypatch):
     files.people(3000, 5).assign(job=lambda t: (t["age"] + t["school"] > 0.8).astype(int)).to_csv(
         tmp_path / "test.csv", index=False
     )
-    without_scans(monkeypatch, *set(NAMES) - {"the model as it is", "barycenter"})
+    without_scans(monkeypatch, *set(NAMES) - {"the original model", "barycenter"})
     words = ["compare", files.model, tmp_path / "jobs.csv", *ROLES, "--features", "age,hours,school", "--json"]
     found = json.loads(invoke(*words, "--control", "job", "--test", tmp_path / "test.csv").stdout)
     before, barycenter = found["scores"]

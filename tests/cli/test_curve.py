@@ -34,7 +34,7 @@ def test_a_table_a_plot_in_text_and_a_picture(files, invoke, refused, tmp_path, 
     words = ["curve", files.model, files.data, *ROLES, *EXACT, "--target-ks", "0.9", "--plot", picture]
     result = invoke(*words)
     assert result.exit_code == 0
-    for said in ("rows held out from the repair", "95 % interval", "aims at", "◉", "└───", "KS floor", "met by →"):
+    for said in ("rows held out from the repair", "95% interval", "aims at", "◉", "└───", "Noise level", "met by →"):
         assert said in result.stdout
     assert result.stdout.count("→") == 2  # the point, and the sentence about it
     assert written() == ["curve.svg"]

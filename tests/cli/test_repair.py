@@ -71,7 +71,7 @@ def test_a_target_out_of_reach_gives_exit_code_1_and_a_file(files, invoke, tmp_p
     assert result.exit_code == 1
     assert written() == ["fair.onnx", "fair.onnx.json"]
     assert "Target KS ≤ 0: not met" in " ".join(result.stdout.split())
-    assert result.stderr.startswith("note: --target-ks 0 is below")
+    assert result.stderr.startswith("note: --target-ks 0 cannot be told for any pair of groups")
     assert result.stderr.count("\n") == 1
 
 
@@ -337,7 +337,9 @@ def test_a_model_card(files, invoke, refused, tmp_path, written):
     reached = json.loads((tmp_path / "fair.onnx.json").read_text())["reached"]
     card = hub.ModelCard.load(place)
     metrics = {found.metric_type: found.metric_value for found in card.data.eval_results}
-    assert metrics == pytest.approx({"mse": reached["mse_after"], "ks": reached["ks_after"]})
+    assert metrics == pytest.approx(
+        {"mse": reached["mse_after"], "r_squared": reached["r2_after"], "ks": reached["ks_after"]}
+    )
     for said in (
         "income, in EUR a year", "age, hours, school", "people.csv, 600 rows", sha256(files.data), sha256(files.model),
         sha256(out), "female (", "KS ≤ 0.2: met", f"| KS distance | {reached['ks_before']:.3f} |", np.__version__,
@@ -356,7 +358,7 @@ def test_the_headline_is_about_rows_that_neither_fitted_nor_chose(files, invoke,
     assert (tested["evaluated_on"], record["reached"]["evaluated_on"]) == ("test", "heldout")
     assert tested["mse_after"] == pytest.approx(audited["mse"], rel=1e-4)
     assert result.exit_code == (0 if tested["met"] else 1)
-    assert "rows that neither fitted nor chose" in result.stdout
+    assert "evaluated on 400 rows, test data" in result.stdout
     assert f"{tested['mse_after']:.4g}"[:4] in result.stdout
     assert record["test"]["sha256"] == sha256(files.new)
     assert page.exists()
@@ -365,7 +367,7 @@ def test_the_headline_is_about_rows_that_neither_fitted_nor_chose(files, invoke,
 def test_everything_says_of_test_rows_what_the_exit_code_says(files, invoke, tmp_path):
     """Printed verdict, record, report, card: one summary, of rows that neither fitted nor chose."""
     files.people(400, 7).to_csv(tmp_path / "test.csv", index=False)
-    for target, code in (("0.6", 0), ("0.3", 1)):
+    for target, code, repaired in (("0.25", 0, True), ("0.3", 1, False)):  # new rows exceed what validation rows meet
         out, page, card = (tmp_path / f"{code}{end}" for end in (".onnx", ".html", ".md"))
         words = [files.model, files.data, *ROLES, "--method", "parity", "--quick", "--validation", files.new]
         words += ["--test", tmp_path / "test.csv", "--target-ks", target]
@@ -380,7 +382,40 @@ def test_everything_says_of_test_rows_what_the_exit_code_says(files, invoke, tmp
         unmet = "does not meet the target" in page.read_text() or "but does not on these" in page.read_text()
         assert unmet is bool(code)
         assert "400 rows that neither fitted the repair nor chose it" in page.read_text()
-        change = (
-            f"from {100 * record['tested']['ks_before']:.1f} to {100 * record['tested']['ks_after']:.1f} percentage"
-        )
+        before, after = (f"{100 * record['tested'][f'ks_{when}']:.1f}" for when in ("before", "after"))
+        assert (before != after) is repaired
+        change = f"from {before} to {after} percentage points" if repaired else f"are {before} percentage points apart"
         assert change in page.read_text()
+
+
+def test_a_table_with_a_tiny_group_is_repaired_and_reported(files, invoke, tmp_path):
+    """Of three rows none can be held out, and the two large groups are repaired all the same."""
+    data = pd.read_csv(files.data)
+    data.loc[:2, "sex"] = "neither"
+    data.to_csv(tmp_path / "tiny.csv", index=False)
+    out, page, card = tmp_path / "fair.onnx", tmp_path / "fair.html", tmp_path / "card.md"
+    words = [files.model, tmp_path / "tiny.csv", *ROLES, "--method", "parity", "--quick", "--target-ks", "0.2"]
+    result = invoke("repair", *words, "-o", out, "--report", page, "--model-card", card)
+    assert result.exit_code == 0, result.stderr
+    assert "1 group is too small to judge and set aside: neither (3 rows)" in result.stderr
+    said = "Too small to judge: neither (3 rows)."
+    assert said in " ".join(result.stdout.split())
+    assert said in page.read_text()
+    assert said in card.read_text()
+    record = json.loads((tmp_path / "fair.onnx.json").read_text())
+    assert record["reached"]["groups_set_aside"] == {"neither": 3}
+    assert record["reached"]["ks_after"] < record["reached"]["ks_before"] > 0.25
+    assert 0 < record["reached"]["r2_after"] < record["reached"]["r2_before"]
+    kept = record["reached"]["r2_after"] / record["reached"]["r2_before"]
+    assert f"Keeps {kept:.0%} of the explained variance" in " ".join(result.stdout.split())
+    assert f"keeping {kept:.0%} of the explained variance" in page.read_text()
+
+
+def test_validation_and_test_files_are_named_once_each(files, invoke, tmp_path):
+    files.people(400, 7).to_csv(tmp_path / "test.csv", index=False)
+    words = [files.model, files.data, *ROLES, "--method", "parity", "--quick", "--validation", files.new]
+    words += ["--test", tmp_path / "test.csv", "-o", tmp_path / "fair.onnx", "--report", tmp_path / "fair.html"]
+    assert invoke("repair", *words).exit_code == 0
+    page = (tmp_path / "fair.html").read_text()
+    assert f"{files.data.name}, validation data {files.new.name}, test data test.csv<" in page
+    assert "judged on" not in page

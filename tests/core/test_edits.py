@@ -256,10 +256,11 @@ def test_algorithm_1_is_the_covariance_edit_then_the_mean_edit(algorithm):
     covariance, mean = (
         (edit_covariance_paper, edit_mean_paper) if algorithm is edit_paper else (edit_covariance, edit_mean)
     )
-    alone = covariance(w, moments, reduction=150, bias=b)
-    np.testing.assert_allclose(first.weight_after, alone.weight_after, atol=1e-12)
+    unit = np.ones(len(w)) if algorithm is edit_paper else np.std(x @ w.T, axis=0)  # exact: outputs in their own units
+    alone = covariance(w / unit[:, None], moments, reduction=150, bias=b / unit)
+    np.testing.assert_allclose(first.weight_after, unit[:, None] * alone.weight_after, atol=1e-12)
     chained = mean(alone.weight_after, moments, reduction=15, bias=alone.bias_after)
-    np.testing.assert_allclose(second.weight_after, chained.weight_after, atol=1e-9)
+    np.testing.assert_allclose(second.weight_after, unit[:, None] * chained.weight_after, atol=1e-9)
     assert len(algorithm(w, moments, mean_reduction=None, covariance_reduction=150, bias=b)) == 1
     assert len(algorithm(w, moments, mean_reduction=15, covariance_reduction=None, bias=b)) == 1
 
@@ -268,11 +269,30 @@ def test_the_account_of_the_exact_edit_says_where_the_covariance_gap_ends():
     x, g, w, b = case(1)
     moments = GroupMoments().update(x, g)
     first, second = edit_exact(w, moments, bias=b)
-    ends, between = (gaps.squared_covariance_gap(e.weight_after, moments) for e in (second, first))
+    unit = np.std(x @ w.T, axis=0)[:, None]
+    ends, between = (gaps.squared_covariance_gap(e.weight_after / unit, moments) for e in (second, first))
     assert first.gap_after == pytest.approx(ends, rel=1e-9)
     assert ends != pytest.approx(between, rel=1e-3)  # the mean edit moved it
     (alone,) = edit_exact(w, moments, mean_reduction=None, bias=b)
     assert alone.gap_after == pytest.approx(between, rel=1e-9)
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+def test_the_exact_edit_does_not_depend_on_units(groups):
+    """An input, or an output, times a number and the weights divided by it is the same layer."""
+    x, g, w, b = case(1)
+    g = g + (np.arange(len(g)) % 5 == 0) if groups == 3 else g
+    inputs, outputs = 10.0 ** np.linspace(-6, 6, w.shape[1]), 10.0 ** np.linspace(6, -6, len(w))
+    plain = edit_exact(w, GroupMoments().update(x, g), bias=b)
+    scaled = edit_exact(
+        outputs[:, None] * w / inputs, GroupMoments().update(x * inputs, g), bias=outputs * b, layer="net.2"
+    )
+    for one, other in zip(plain, scaled, strict=True):
+        change = (one.weight_after - w) @ x.T
+        moved = (other.weight_after * inputs / outputs[:, None] - w) @ x.T
+        np.testing.assert_allclose(moved, change, rtol=0, atol=1e-6 * np.abs(change).max())
+        np.testing.assert_allclose(other.sigma_after, one.sigma_after, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(other.bias_after / outputs, one.bias_after, rtol=1e-6, atol=1e-9)
 
 
 def test_the_papers_edit_leaves_the_bias_alone():

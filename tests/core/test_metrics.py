@@ -14,7 +14,7 @@ from scipy.optimize import linprog
 from sklearn.metrics import mean_squared_error
 
 from esvdfair.core import ks
-from esvdfair.core.ks import Groups, ks_between, ks_null, ks_peak, ks_to_rest, rows_to_certify
+from esvdfair.core.ks import Groups, ks_between, ks_peak, ks_to_rest, rows_to_certify
 from esvdfair.core.metrics import (
     group_mse,
     ks_bound,
@@ -27,6 +27,7 @@ from esvdfair.core.metrics import (
     variance_gap,
     wasserstein_distance,
 )
+from esvdfair.core.pairs import Pairs, rising
 
 Floats = NDArray[np.float64]
 DISTANCES = [ks_distance, ks_distance_ci, wasserstein_distance, mean_gap, variance_gap]
@@ -347,16 +348,36 @@ def test_interval_near_the_floor_of_many_rows() -> None:
 
 
 def test_interval_of_many_groups_subtracts_what_parity_shows() -> None:
+    """Of the pair that is farthest apart, at a level that allows for all pairs."""
     rng = np.random.default_rng(10)
     codes = codes_of(*[30] * 20)
     apart = rng.standard_normal(600) + 3 * (codes == 0)
+    near = rng.standard_normal(600) + 0.7 * (codes == 0)
     alike = rng.standard_normal(600)
-    null = ks_null(Groups(codes, 20), alike)
+    (null,) = Pairs(Groups(codes_of(30, 30), 2)).nulls
     assert ks_distance_ci(alike, sensitive_features=codes)[0] == 0
-    low, high = ks_distance_ci(apart, sensitive_features=codes, floor=null)
-    distance = ks_distance(apart, sensitive_features=codes)
-    assert distance - null.quantile(0.975) <= low <= distance - null.quantile(0.95)
-    assert high == 1
+    for scores, far in ((near, False), (apart, True)):
+        low, high = ks_distance_ci(scores, sensitive_features=codes)
+        distance = ks_distance(scores, sensitive_features=codes)
+        assert high >= distance
+        if far:
+            assert distance - null.quantile(1 - 0.025 / 190) <= low < distance - null.quantile(0.5)
+            assert high == 1
+        else:
+            assert low == pytest.approx(distance - null.quantile(1 - 0.05 / 190))
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_interval_of_many_small_groups_covers(shift: float) -> None:
+    """The lower end, which has to allow for the luckiest of 190 pairs, is above the truth in 5 % of samples at most."""
+    rng = np.random.default_rng(11)
+    codes = codes_of(*[30] * 20)
+    true = 2 * stats.norm.cdf(shift / 2) - 1
+    above = sum(
+        ks_distance_ci(rng.standard_normal(600) + shift * (codes == 0), sensitive_features=codes)[0] > true
+        for _ in range(100)
+    )
+    assert above <= 9  # 10 or more of 100 have a probability of 3 % where 5 % are allowed
 
 
 def test_complete_separation_is_not_certain() -> None:
@@ -499,7 +520,7 @@ def test_many_groups_are_bounded_as_few_are(monkeypatch: pytest.MonkeyPatch) -> 
     scores = rng.standard_normal(170) + 0.2 * codes
     for method in ("normal", "hoeffding"):
         pairs = ks_bound(scores, sensitive_features=codes, method=method)
-        monkeypatch.setattr(ks, "_FEW_GROUPS", 1)
+        monkeypatch.setattr(ks, "FEW_GROUPS", 1)
         assert ks_bound(scores, sensitive_features=codes, method=method) == pytest.approx(pairs, abs=1e-12)
         monkeypatch.undo()
 
@@ -513,7 +534,9 @@ def test_the_estimate_takes_off_what_sampling_adds() -> None:
     plain = [ks_distance(scores, sensitive_features=codes) for scores in draws]
     assert np.mean(estimates) == pytest.approx(2 * floor, rel=0.1)
     assert np.mean(plain) > 2.2 * floor
-    assert ks_population(draws[0], sensitive_features=codes, floor=1.0) == 0
+    alike = np.arange(400)  # of both groups at every place: below the noise level
+    assert ks_distance(alike, sensitive_features=np.resize([0, 0, 1], 400)) < floor
+    assert ks_population(alike, sensitive_features=np.resize([0, 0, 1], 400)) == 0
 
 
 def test_the_best_of_many_estimates_is_not_a_lucky_one() -> None:
@@ -526,21 +549,11 @@ def test_the_best_of_many_estimates_is_not_a_lucky_one() -> None:
     )
     floor = ks_floor(sensitive_features=codes)
     single = np.sqrt(np.maximum(0, judged**2 - floor**2))
-    along = ks.population_along_curve(judged, other, floor, order_only=True)
+    along = np.sqrt(np.maximum(0, rising(judged**2 - floor**2, other)))
     assert single.min() < 0.06
     assert along.min() > 0.1
     assert (along >= single).all()
-    assert ks.population_along_curve(judged[:1], other[:1], floor, order_only=True) == pytest.approx(single[:1])
-
-
-def test_rows_that_fitted_vouch_for_half_and_for_no_more_than_a_floor() -> None:
-    judged, floor = np.array([0.05, 0.1]), 0.04
-    single = judged**2 - floor**2
-    fitted = np.array([0.06, 0.09])
-    both = ks.population_along_curve(judged, fitted, floor)
-    assert both == pytest.approx(np.sqrt((single + fitted**2) / 2))
-    over = ks.population_along_curve(judged, np.zeros(2), floor, order_only=False)
-    assert over[1] >= np.sqrt(single[1] - floor**2)  # fitted to nothing left: it lowers by a floor at most
+    assert rising(judged[:1] ** 2, other[:1]) == pytest.approx(judged[:1] ** 2)
 
 
 def test_rows_to_certify_are_those_at_which_the_bound_meets_the_target() -> None:

@@ -160,19 +160,12 @@ def test_save_and_load_give_the_same_moments(tmp_path, labels):
     assert [path.name for path in tmp_path.iterdir()] == ["site.moments"]
 
 
-def test_a_file_says_what_it_is_about(tmp_path):
+def test_plain_numpy_reads_a_file(tmp_path):
     moments = GroupMoments().update(np.eye(4), [0, 0, 1, 1])
-    about = {"model": "ü", "weight": [0.1, -1e-300, 1 / 3], "bias": None, "labelled": True}
-    moments.save(tmp_path / "new", about=about)
-    again, said = GroupMoments.load_with_about(tmp_path / "new")
-    assert said == about
-    np.testing.assert_array_equal(again.scatters, moments.scatters)
-    moments.save(tmp_path / "old")  # nothing is said, as in files before there was anything to say
-    assert GroupMoments.load_with_about(tmp_path / "old")[1] is None
-    with np.load(tmp_path / "old") as file:  # plain NumPy can read it
-        assert json.loads(file["header.json"]).keys() == {"format", "labels", "width", "about", "sha256"}
+    moments.save(tmp_path / "a")
+    with np.load(tmp_path / "a") as file:
+        assert json.loads(file["header.json"]).keys() == {"format", "labels", "arrays", "sha256"}
         np.testing.assert_array_equal(file["scatters"], moments.scatters)
-    assert GroupMoments.load(tmp_path / "new").labels == (0, 1)
 
 
 def test_empty_moments_survive_a_file_and_merge_as_nothing(tmp_path):
@@ -194,7 +187,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
         GroupMoments.load(bad)
     with open(bad, "wb") as file:
         np.savez(file, header=np.array([{"format": "x"}], dtype=object))  # a pickle, and never run
-    with pytest.raises(ValueError, match="older version"):
+    with pytest.raises(ValueError, match="not a moments file"):
         GroupMoments.load(bad)
     write(bad, {"header.json": json.dumps({"format": "other", "labels": []}).encode()})
     with pytest.raises(ValueError, match="format 'other'"):
@@ -213,7 +206,7 @@ def write(path, parts, compression=zipfile.ZIP_STORED):
 def parts(tmp_path):
     """What a file of moments of two groups and four columns holds, by name."""
     x, g = sample(np.random.default_rng(0), rows=60, groups=("a", "b"))
-    GroupMoments().update(x, g).save(tmp_path / "a", about={"layer": {"weight": [0.5, -1.0]}, "head": "identity"})
+    GroupMoments().update(x, g).save(tmp_path / "a")
     with zipfile.ZipFile(tmp_path / "a") as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
@@ -229,12 +222,11 @@ def f4(content):
         ("scatters.npy", lambda content: content[:-8] + np.float64(7).tobytes()),
         ("means.npy", lambda content: content[:-8] + np.float64(7).tobytes()),
         ("means.npy", lambda content: content + bytes(8)),
-        ("header.json", lambda content: content.replace(b"0.5", b"0.6")),
-        ("header.json", lambda content: content.replace(b"identity", b"sigmoid")),
         ("header.json", lambda content: content.replace(b'["a", "b"]', b'["a", "a"]')),
         ("header.json", lambda content: content.replace(b'["a", "b"]', b'[1, "1"]')),
         ("header.json", lambda content: content.replace(b'["a", "b"]', b'["b", "a"]')),
-        ("header.json", lambda content: content.replace(b'"width": 4', b'"width": 99999999')),
+        ("header.json", lambda content: content.replace(b'"<f8", 2, 4]', b'"<f8", 2, 99999999]')),
+        ("header.json", lambda content: content.replace(b'"<f8", 2, 4]', b'"<f8", 4, 2]')),
         ("header.json", lambda content: b"[" * 100_000),
     ],
 )
@@ -265,7 +257,7 @@ def test_moments_that_no_rows_have(tmp_path, change):
     broken = [arrays[name] * change.get(name, 1) for name in arrays]
     for made in (broken, [*list(arrays.values())[:-1], skewed]):
         GroupMoments.from_arrays(moments.labels, *made).save(tmp_path / "a")
-        with pytest.raises(ValueError, match=r"a': no rows have such moments"):
+        with pytest.raises(ValueError, match=r"a' is not a moments file .*no rows have such moments"):
             GroupMoments.load(tmp_path / "a")
 
 
@@ -282,7 +274,7 @@ def test_constant_and_dead_columns_are_possible(tmp_path):
 def test_mutated_files_are_refused_or_the_same(tmp_path, parts):
     """Bytes changed, cut out, doubled or cut off, 2,000 times."""
     write(tmp_path / "a", parts)
-    whole, digest = (tmp_path / "a").read_bytes(), GroupMoments.load(tmp_path / "a").digest()
+    whole, scatters = (tmp_path / "a").read_bytes(), GroupMoments.load(tmp_path / "a").scatters
     rng = np.random.default_rng(0)
     same = 0
     for _ in range(2000):
@@ -292,7 +284,7 @@ def test_mutated_files_are_refused_or_the_same(tmp_path, parts):
         changed = whole[:place] if middle is None else whole[:place] + middle + whole[place + 1 if kind == 0 else end :]
         (tmp_path / "b").write_bytes(changed)
         with suppress(ValueError):
-            assert GroupMoments.load(tmp_path / "b").digest() == digest
+            np.testing.assert_array_equal(GroupMoments.load(tmp_path / "b").scatters, scatters)
             same += 1
     assert same < 600  # what the zip says twice, dates, permissions
 
@@ -351,13 +343,6 @@ def test_labels_that_read_alike_are_neither_merged_nor_lost():
     assert twice.counts.tolist() == [3, 1]
 
 
-def test_moments_of_linear_combinations():
-    x, g = sample(np.random.default_rng(0))
-    matrix = np.random.default_rng(1).normal(size=(3, 4))
-    found = GroupMoments().update(x, g, np.arange(1, 201)).mapped(matrix)
-    assert_equals_numpy(found, x @ matrix.T, g, np.arange(1, 201))
-
-
 def test_merging_what_are_no_moments_is_an_error():
     with pytest.raises(TypeError, match="merge takes GroupMoments, got dict"):
         GroupMoments().merge({})
@@ -381,21 +366,13 @@ def test_repr_names_the_groups():
     assert repr(GroupMoments().update(np.eye(3), ["a", "a", "b"])) == "GroupMoments(width=3, counts={'a': 2, 'b': 1})"
 
 
-def test_all_reduce_without_a_process_group_changes_nothing():
-    moments = GroupMoments().update(np.eye(3), ["a", "a", "b"])
-    assert moments.all_reduce() is moments
-    assert moments.counts.tolist() == [2, 1]
-
-
-def test_adjusted_moments_are_neither_mapped_nor_merged_nor_saved(tmp_path):
+def test_adjusted_moments_are_neither_merged_nor_saved(tmp_path):
     """They are of groups with weights of their own and no longer add up: those of the cells do."""
     rng = np.random.default_rng(0)
     cells = [(group, stratum) for group in "ab" for stratum in (0, 1)]
     moments = GroupMoments().update(rng.normal(size=(40, 3)), cells * 10)
-    moments.mapped(np.eye(3)[:2])
     adjusted = moments.adjusted(1)
     for use in (
-        lambda: adjusted.mapped(np.eye(3)[:2]),
         lambda: adjusted.merge(moments),
         lambda: moments.merge(adjusted),
         lambda: adjusted.save(tmp_path / "a"),

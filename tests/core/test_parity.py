@@ -19,8 +19,10 @@ def diagonal_quadratic(form, z, mean_gap=None):
     space = FeatureSpace(
         mean=np.zeros(len(z)),
         axes=np.eye(len(z)),
+        dual=np.eye(len(z)),
         variances=np.ones(len(z)),
-        mean_gaps=gap[None, :],
+        group_means=np.array([gap, np.zeros(len(z))]),
+        group_rows=np.ones(2),
         group_covariances=np.array([5 * np.eye(len(z)) + form, 5 * np.eye(len(z))]),
     )
     return Quadratic(space, cross=z, target_mean=0.0, original=z, ridge=0.0)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esvdfair.core.moments import GroupMoments
-from esvdfair.core.quadratic import FeatureSpace, Quadratic
+from esvdfair.core.quadratic import FeatureSpace, Quadratic, unit_factors
 
 
 def make_rows(seed=0, rows=90, p=5, dead=0, scale=1.0):
@@ -25,16 +25,25 @@ def make_quadratic(h, t, groups, original, *, ridge, weights=None, intercept=Tru
     return Quadratic.from_moments(moments, space=space, target=h.shape[1], original=original, ridge=ridge)
 
 
-def penalised_least_squares(h, t, original, penalty, weights=None, intercept=True):
-    """Oracle: the rows themselves and, below them, one row for each ridge term; the minimum change by lstsq."""
+def spread(h, weights=None, intercept=True):
+    """(p,) the units of features: standard deviations, about zero without an intercept; 1 for a constant."""
+    share = np.ones(len(h)) / len(h) if weights is None else weights / np.sum(weights)
+    centred = h - share @ h if intercept else h
+    unit = np.sqrt(share @ centred**2)
+    return np.where(unit > 1e-12 * np.abs(h).max(axis=0), unit, 1.0)
+
+
+def penalised_least_squares(h, t, original, ridge, weights=None, intercept=True):
+    """Oracle: standardised rows and, below them, one row for each ridge term; the minimum change by lstsq."""
     w = np.ones(len(t)) if weights is None else np.asarray(weights, dtype=float)
     share = w / w.sum()
     root = np.sqrt(share)[:, None]
     h_mean, t_mean = (share @ h, share @ t) if intercept else (np.zeros(h.shape[1]), 0.0)
-    centred = (h - h_mean) * root
-    left = np.vstack([centred, np.sqrt(penalty) * np.eye(h.shape[1])])
-    right = np.append((t - t_mean) * root[:, 0] - centred @ original, np.zeros(h.shape[1]))
-    weight = original + np.linalg.lstsq(left, right, rcond=1e-10)[0]
+    unit = spread(h, weights, intercept)
+    centred = (h - h_mean) * root / unit
+    left = np.vstack([centred, np.sqrt(ridge) * np.eye(h.shape[1])])
+    right = np.append((t - t_mean) * root[:, 0] - centred @ (unit * original), np.zeros(h.shape[1]))
+    weight = original + np.linalg.lstsq(left, right, rcond=1e-10)[0] / unit
     return weight, t_mean - h_mean @ weight
 
 
@@ -48,7 +57,7 @@ def test_minimiser_is_the_penalised_least_squares_solution(ridge, weighted, inte
 
     weight, bias = quadratic.layer(quadratic.minimiser)
 
-    expected_weight, expected_bias = penalised_least_squares(h, t, original, quadratic.penalty, weights, intercept)
+    expected_weight, expected_bias = penalised_least_squares(h, t, original, ridge, weights, intercept)
     np.testing.assert_allclose(weight, expected_weight, rtol=1e-8, atol=1e-9)
     assert bias == pytest.approx(expected_bias, rel=1e-8, abs=1e-12)
 
@@ -65,15 +74,15 @@ def test_what_the_rows_say_is_a_plain_distance_in_whitened_coordinates(seed, rid
     h, t, groups, original = make_rows(seed, rows=40, p=3, dead=dead, scale=2.0**exponent)
     quadratic = make_quadratic(h, t, groups, original, ridge=ridge, intercept=intercept)
 
+    unit = spread(h, intercept=intercept)
+
     def objective(u):
         weight, bias = quadratic.layer(u)
-        return np.mean((t - h @ weight - bias) ** 2) + quadratic.penalty * np.sum((weight - original) ** 2)
+        return np.mean((t - h @ weight - bias) ** 2) + ridge * np.sum((unit * (weight - original)) ** 2)
 
     u = np.random.default_rng(seed).normal(size=len(quadratic.minimiser))
     distance = np.sum((u - quadratic.minimiser) ** 2)
     assert objective(u) == pytest.approx(objective(quadratic.minimiser) + distance, rel=1e-9)
-    spread = np.var(h, axis=0) if intercept else np.mean(h**2, axis=0)
-    assert quadratic.penalty == pytest.approx(ridge * spread.mean(), rel=1e-9)
 
 
 def test_differs_from_the_paper_dead_units_and_no_intercept():
@@ -189,3 +198,52 @@ def test_errors_say_what_is_wrong():
             make_quadratic(h, t, groups, original, ridge=ridge)
     with pytest.raises(ValueError, match="has 1 row"):
         make_quadratic(h, t, np.arange(len(t)) == 3, original, ridge=0.0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_features_that_vary_on_a_few_rows_are_held_and_constants_are_left_out(dtype):
+    rng = np.random.default_rng(0)
+    h = np.maximum(rng.normal(size=(1000, 6)), 0.0).astype(dtype)
+    h[:, 1] = 0.0
+    h[:9, 1] = 3.0  # a unit that fires on 9 rows
+    h[:, 2] = 0.0
+    h[:30, 2] = 3.0
+    h[:, 3] = 0.1 * (1 + np.finfo(dtype).eps * rng.integers(0, 2, 1000))  # a constant up to rounding
+    h[:, 4] = 1e-12 * h[:, 5]
+    factors = unit_factors(h, np.ones(1000))
+    assert factors[[0, 2, 4, 5]].tolist() == [1.0] * 4
+    assert factors[3] == 0.0
+    assert factors[1] > 1e4
+    assert unit_factors(1e9 * h, np.ones(1000)).tolist() == factors.tolist()
+    weighted = np.where(np.arange(1000) < 100, 10.0, 1e-9)  # nothing but the first hundred rows counts
+    assert unit_factors(h, weighted)[0] == 1.0
+
+
+def test_a_held_feature_keeps_its_weight_and_the_others_are_refitted():
+    rng = np.random.default_rng(0)
+    h, groups = rng.normal(size=(500, 3)), np.arange(500) % 2
+    h[:, 2] = np.arange(500) < 3
+    t = h @ [1.0, 2.0, 30.0]
+    moments = GroupMoments().update(np.column_stack([h, t]), groups)
+    space = FeatureSpace.from_moments(moments, 3, factors=unit_factors(h, np.ones(500)))
+    quadratic = Quadratic.from_moments(moments, space=space, target=3, original=np.array([0.0, 0.0, 5.0]), ridge=1e-6)
+    weight, _ = quadratic.layer(quadratic.minimiser)
+    assert weight[2] == pytest.approx(5.0, rel=0.01)
+    expected, _ = penalised_least_squares(h[:, :2], t - 5 * h[:, 2], np.zeros(2), 1e-6)
+    np.testing.assert_allclose(weight[:2], expected, rtol=1e-3)
+
+
+def test_denoised_moments_keep_a_gap_that_rows_show_and_drop_noise():
+    rng = np.random.default_rng(0)
+    groups = np.repeat([0, 1, 2], [4000, 4000, 40])
+    h = rng.normal(size=(8040, 10))
+    h[groups == 1, 0] += 1.0
+    space = FeatureSpace.from_moments(GroupMoments().update(h, groups))
+    clean = space.denoised()
+    raw, kept = (np.linalg.norm(each.mean_gaps, axis=1) for each in (space, clean))
+    assert kept[0] == pytest.approx(raw[0], rel=0.02)
+    assert raw[1] > 0.5 * np.sqrt(10 / 40)  # what chance alone shows
+    shown = clean.group_means[2] - 0.5 * (clean.group_means[0] + clean.group_means[1])
+    assert np.linalg.norm(shown) < 0.7 * np.linalg.norm(space.group_means[2])
+    noise = [np.abs(each.group_covariances[2] - each.group_covariances[0]).max() for each in (space, clean)]
+    assert noise[1] < 0.3 * noise[0]

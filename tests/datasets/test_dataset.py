@@ -1,13 +1,12 @@
 """A Dataset refuses what later steps could not use."""
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from esvdfair.datasets import Dataset, fetch_compas, fetch_law
+from esvdfair.datasets import Dataset
 
 
 def tiny(**changes: object) -> Dataset:
@@ -47,12 +46,3 @@ def test_is_frozen() -> None:
 def test_refuses(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tiny(**changes)
-
-
-@pytest.mark.parametrize("fetch", [fetch_law, fetch_compas])
-def test_unknown_preparation_is_refused_before_any_file_is_sought(
-    fetch: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ESVDFAIR_DATA", "/nonexistent")
-    with pytest.raises(ValueError, match="'dirty'; choose 'clean'"):
-        fetch("dirty", download_if_missing=False)

@@ -1,13 +1,9 @@
 """70/15/15, disjoint, repeatable, and scaled without looking at held-out rows."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
-import pytest
 
-from esvdfair.datasets import COMPAS, DATES, Dataset, fetch_compas, load_wages, split
+from esvdfair.datasets import Dataset, load_wages, split
 
 
 def made_up(rows: int = 200, **changes: object) -> Dataset:
@@ -87,16 +83,3 @@ def test_wages() -> None:
     assert [len(p.y) for p in (parts.train, parts.validation, parts.test)] == [4734, 1014, 1015]
     np.testing.assert_allclose(parts.train.X.std(axis=0), 1)
     assert abs(parts.test.X.mean()) > 1e-6
-
-
-@pytest.mark.skipif(
-    not (Path(os.environ.get("ESVDFAIR_DATA", "nowhere")) / COMPAS.path).is_file(),
-    reason=f"ESVDFAIR_DATA names no folder with {COMPAS.path}",
-)
-def test_compas_dates_are_ranged_by_the_training_rows() -> None:
-    dataset = fetch_compas()
-    parts = split(dataset, 33)
-    columns = [dataset.feature_names.index(d) for d in DATES]
-    assert (parts.train.X[:, columns].min(axis=0) == 0).all()
-    np.testing.assert_allclose(parts.train.X[:, columns].max(axis=0), 1)
-    assert parts.heldout.X[:, columns].min() < 0 or parts.heldout.X[:, columns].max() > 1

@@ -123,7 +123,7 @@ def test_after_is_the_exact_edit_for_a_model():
     moments = GroupMoments().update(X, a)
     edit = edit_exact(coefs[0].T, moments, bias=np.zeros(6))[-1]
     assert found.after == "exact edit"
-    assert found.mean_gap_after == pytest.approx(edit.gap_after)
+    assert found.mean_gap_after == pytest.approx(gaps.squared_mean_gap(edit.weight_after, moments))
     assert found.covariance_gap_after < found.covariance_gap_before / 100
     axes, values = gaps.covariance_spectrum(moments)
     after = edit.weight_after @ (axes * np.sqrt(np.abs(values)))

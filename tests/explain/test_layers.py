@@ -12,6 +12,9 @@ from esvdfair import ESVDFair, ESVDFairWarning
 from esvdfair.batches import Data, make_batches
 from esvdfair.explain import LayerGap, LayerScan, scan_layers
 
+# Untrained networks do for what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore:the model predicts the labels worse than a constant")
+
 
 def network(*coefs, activation="relu"):
     """An MLPRegressor with the given (inputs, outputs) weights and biases of zero."""
@@ -92,7 +95,7 @@ def test_a_gap_that_the_second_layer_lets_go_is_found_in_the_first():
     assert scan.ks_before < 2 * scan.ks_floor
 
 
-@pytest.mark.filterwarnings("ignore:the repaired model is worse than the one given")
+@pytest.mark.filterwarnings("ignore:The repaired model is worse than the original in both")
 @pytest.mark.parametrize("labels", [True, False])
 def test_what_is_reached_is_what_the_estimator_reaches(labels):
     X, y, a = people()
@@ -149,11 +152,11 @@ def test_dead_units_and_a_dead_layer():
 
 def test_an_edit_that_leaves_nothing_is_said_and_the_rest_still_told():
     rng = np.random.default_rng(0)
-    a = rng.integers(0, 2, 200)
+    a = rng.integers(0, 2, 400)
     X = a[:, None].astype(float)  # nothing but the group
     with pytest.warns(ESVDFairWarning, match=r"edit of layer 'coefs_\[0\]' there is no refit.*for every row"):
         scan = scan_layers(
-            network([[1.0]], [[1.0]]), X, a + rng.normal(size=200), sensitive_features=a, mean_reduction=np.inf
+            network([[1.0]], [[1.0]]), X, a + rng.normal(size=400), sensitive_features=a, mean_reduction=np.inf
         )
     assert scan.layers[0].ks is None
     assert scan.layers[0].mean_gap == pytest.approx(1)
@@ -174,13 +177,13 @@ def test_no_hidden_layer_and_no_gap():
 
 
 def test_groups_too_small_to_hold_out_warn_once():
-    X, y, a = people(rows=40)
-    a = np.arange(40) < 6
+    X, y, a = people(rows=120)
+    a = np.arange(120) < 35
     with pytest.warns(ESVDFairWarning, match="too few rows") as caught:
         scan = scan_layers(random_network(), X, y, sensitive_features=a)
-    assert len(caught) == 1
+    assert len([each for each in caught if "too few rows" in str(each.message)]) == 1
     assert scan.evaluated_on == "train"
-    assert scan.rows == 40
+    assert scan.rows == 120
 
 
 def test_best_is_the_most_accurate_within_the_floor_of_the_fairest():
@@ -194,12 +197,12 @@ def test_best_is_the_most_accurate_within_the_floor_of_the_fairest():
 
 
 def test_bad_input_is_named():
-    X, y, a = people(rows=60)
+    X, y, a = people(rows=400)
     model = random_network()
     with pytest.raises(ValueError, match="sensitive_features is missing"):
         scan_layers(model, X, y)
-    with pytest.raises(ValueError, match="found 1 group"):
-        scan_layers(model, X, y, sensitive_features=np.zeros(60))
+    with pytest.raises(ValueError, match="holds one group"):
+        scan_layers(model, X, y, sensitive_features=np.zeros(400))
     with pytest.raises(ValueError, match="2 features"):
         scan_layers(model, X[:, :2], y, sensitive_features=a)
     with pytest.raises(TypeError, match="random_state=None"):

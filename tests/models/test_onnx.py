@@ -474,6 +474,44 @@ def test_a_sum_of_activations_is_no_bias():
     assert OnnxAdapter(shown.SerializeToString(), output="y").head(X).offset == pytest.approx(3)
 
 
+@pytest.mark.parametrize(
+    "between",
+    [
+        [make_node("Cast", ["p"], ["c"], to=TensorProto.FLOAT)],
+        [make_node("Cast", ["p"], ["i"], to=TensorProto.DOUBLE), make_node("Cast", ["i"], ["c"], to=TensorProto.FLOAT)],
+        [make_node("Identity", ["p"], ["c"])],
+        [make_node("Squeeze", ["p", "axis"], ["c"])],
+        [make_node("Reshape", ["p", "flat"], ["c"])],
+    ],
+    ids=["Cast", "two Casts", "Identity", "Squeeze", "Reshape"],
+)
+def test_a_bias_is_found_behind_what_leaves_numbers_alone(between):
+    shapes = [numpy_helper.from_array(np.array([value]), name) for name, value in (("axis", 1), ("flat", -1))]
+    nodes = [make_node("MatMul", ["x", "w"], ["p"], "only"), *between, make_node("Add", ["c", "b"], ["y"])]
+    adapter = OnnxAdapter(
+        model_of(nodes, [tensor("w", LAYERS[0][0][:1].T), tensor("b", [3.0]), *shapes]).SerializeToString()
+    )
+    (layer,) = adapter.layers(X)
+    assert layer.bias == pytest.approx([3.0])
+    assert adapter.head(X).kind == "identity"
+    edited = adapter.replace({"only": (2 * layer.weight, layer.bias + 1)})
+    np.testing.assert_allclose(edited.predict(X), X @ (2 * layer.weight[0]) + 4, atol=1e-5)
+
+
+def test_a_bias_of_another_precision_than_the_weight():
+    nodes = [
+        make_node("MatMul", ["x", "w"], ["p"], "only"),
+        make_node("Cast", ["p"], ["c"], to=TensorProto.DOUBLE),
+        make_node("Add", ["c", "b"], ["z"]),
+        make_node("Sigmoid", ["z"], ["s"]),
+        make_node("Cast", ["s"], ["y"], to=TensorProto.FLOAT),
+    ]
+    tensors = [tensor("w", LAYERS[0][0][:1].T), tensor("b", [0.5], np.float64)]
+    adapter = OnnxAdapter(model_of(nodes, tensors).SerializeToString())
+    assert adapter.layers(X)[0].bias == pytest.approx([0.5])
+    assert adapter.head(X).kind == "sigmoid"
+
+
 def test_a_vector_is_a_weight_with_one_output():
     nodes = [make_node("MatMul", ["x", "w"], ["p"], "only"), make_node("Add", ["p", "b"], ["y"])]
     model = model_of(nodes, [tensor("w", np.arange(6.0)), tensor("b", 3.0)])

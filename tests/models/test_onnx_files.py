@@ -392,3 +392,15 @@ def test_a_written_model_does_not_need_its_original(tmp_path, damage):
     (tmp_path / damage).unlink()
     save_model(adapter.replace({}).model, tmp_path / "fair.onnx")
     np.testing.assert_array_equal(OnnxAdapter(tmp_path / "fair.onnx").predict(X), EXPECTED)
+
+
+def test_a_nul_in_a_path_is_named(tmp_path):
+    said = "holds a NUL character, which no file name has"
+    for path in ("a\0b.onnx", tmp_path / "a\0b.onnx"):
+        with pytest.raises(ValueError, match=said):
+            adapt(path)
+    model = external(tmp_path, "weights.bin", file=tmp_path / "weights.bin")
+    with pytest.raises(ValueError, match=said):
+        save_model(model, tmp_path / "a\0b.onnx")
+    with pytest.raises(ValueError, match=said):
+        adapt(external(tmp_path, "a\0b.bin", file=tmp_path / "weights.bin"))

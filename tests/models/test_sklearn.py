@@ -400,3 +400,50 @@ def test_capture_of_an_unknown_layer():
 
 def test_a_head_is_found_from_a_single_row():
     assert adapt(fitted("log target")).head(X[:1]).kind == "exp"
+
+
+class LogRidge(Ridge):
+    """Fits the logarithm and predicts what it is the logarithm of."""
+
+    def fit(self, X, y):
+        return super().fit(X, np.log(y))
+
+    def predict(self, X):
+        return np.exp(super().predict(X))
+
+
+class Rounded(Pipeline):
+    """Rounds what its last step predicts."""
+
+    def predict(self, X):
+        return np.round(super().predict(X), -1)
+
+
+class Sharpened(LogisticRegression):
+    """Scores other than those of its own coefficients."""
+
+    def predict_proba(self, X):
+        return super().predict_proba(X) ** 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LogRidge().fit(X, Y),
+        lambda: make_pipeline(StandardScaler(), LogRidge()).fit(X, Y),
+        lambda: Rounded([("scale", StandardScaler()), ("line", Ridge())]).fit(X, Y),
+        lambda: Sharpened().fit(X, LABELS),
+    ],
+    ids=["subclass", "in a pipeline", "pipeline", "scores"],
+)
+def test_a_predict_of_its_own_is_refused(make):
+    with pytest.raises(ValueError, match="as its predict changes what they compute") as caught:
+        adapt(make()).head(X)
+    assert str(caught.value).count(". ") == 1
+
+
+def test_columns_of_very_different_sizes_are_no_other_predict():
+    rng = np.random.default_rng(0)
+    table = (rng.normal(size=(300, 3)) * [1, 1e5, 1e-4] + [0, 1e7, 0]).astype(np.float32)
+    model = LinearRegression().fit(table, rng.normal(size=300) + table[:, 0])
+    assert adapt(model).head(table).kind == "identity"

@@ -1,5 +1,6 @@
 import collections
 import copy
+import pickle
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -1005,3 +1006,92 @@ def test_a_repaired_model_can_be_exported():
     original = torch.export.export(model, (rows,), dynamic_shapes=({0: torch.export.Dim("rows")},))
     assert str(program.graph) == str(original.graph)
     torch.testing.assert_close(program.module()(rows[:7]), edited(rows[:7]))
+
+
+# --- an intercept that stands beside its layer -----------------------------------------------------------------------
+
+
+class Beside(nn.Module):
+    """A last layer without bias, and a parameter that is added to what it gives."""
+
+    def __init__(self, finish=lambda z: z, shape=(1,), width=1):
+        super().__init__()
+        self.body, self.out = nn.Sequential(nn.Linear(6, 8), nn.Tanh()), nn.Linear(8, width, bias=False)
+        self.other, self.shift, self.finish = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.ones(shape)), finish
+
+    def forward(self, x):
+        return self.finish(self.out(self.body(x * self.other.mean())) + 3 * self.shift - 2 * self.shift)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({}, "identity"),
+        ({"shape": ()}, "identity"),
+        ({"finish": lambda z: z.squeeze(-1)}, "identity"),
+        ({"finish": lambda z: torch.sigmoid(z)}, "sigmoid"),
+        ({"finish": lambda z: z[:, 1], "shape": (3,), "width": 3}, "identity"),
+    ],
+    ids=["a number", "no axis", "squeezed", "sigmoid", "one of three"],
+)
+def test_a_parameter_that_is_added_to_the_last_layer_is_its_bias(options, kind):
+    torch.manual_seed(0)
+    model = Beside(**options)
+    before = copy.deepcopy(model.state_dict())
+    adapter = adapt(model)
+    last = adapter.layers(X)[-1]
+    assert last.bias == pytest.approx([1.0])
+    assert adapter.head(X).kind == kind
+    inputs, prediction = adapter.capture(X, ["out"])
+    z = inputs["out"].numpy() @ last.weight[0]
+    np.testing.assert_allclose(prediction, adapter.head(X).apply(z + 1), atol=1e-5)
+    edited = adapter.replace({"out": (2 * last.weight, last.bias + 0.5)})
+    np.testing.assert_allclose(edited.predict(X), adapter.head(X).apply(2 * z + 1.5), atol=1e-5)
+    assert edited.model.out.bias is None
+    assert edited.model.shift.shape == model.shift.shape
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_pickled_adapter_still_knows_the_parameter_that_is_the_bias():
+    adapter = adapt(Beside(finish=torch.sigmoid))
+    last = adapter.layers(X)[-1]
+    again = pickle.loads(pickle.dumps(adapter))
+    edited = again.replace({"out": (last.weight, last.bias + 1)})
+    np.testing.assert_array_equal(edited.predict(X), adapter.replace({"out": (last.weight, last.bias + 1)}).predict(X))
+
+
+def test_a_parameter_that_does_more_than_add_is_no_bias():
+    class Scaled(Beside):
+        def forward(self, x):
+            return self.shift * self.out(self.body(x)) + self.shift
+
+    assert adapt(Scaled()).layers(X)[-1].bias is None
+
+    class Inside(Beside):
+        def forward(self, x):
+            return self.out(self.body(x + self.shift)) + self.shift
+
+    assert adapt(Inside()).layers(X)[-1].bias is None
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.int16, np.uint8, np.uint32])
+@pytest.mark.parametrize("as_table", [False, True])
+def test_whole_numbers_of_numpy_stay_whole_for_an_embedding(as_table, dtype):
+    model = Wrapped(lambda self, x: self.out(self.table(x).mean(dim=1)), table=nn.Embedding(5, 4), out=nn.Linear(4, 1))
+    rows = np.random.default_rng(0).integers(0, 5, (40, 3))
+    expected = model(torch.as_tensor(rows)).detach().numpy().ravel()
+    adapter = adapt(model)
+    table = pd.DataFrame(rows.astype(dtype)) if as_table else rows.astype(dtype)
+    assert [layer.name for layer in adapter.layers(table)] == ["out"]
+    np.testing.assert_array_equal(adapter.predict(table), expected)
+    assert adapter.head(table).kind == "identity"
+
+
+def test_a_model_that_makes_its_own_indices_gets_floats_as_before():
+    def forward(self, x):
+        return self.out(torch.cat([self.table(x[:, 0].long()), self.numbers(x[:, 1:])], dim=1))
+
+    model = Wrapped(forward, table=nn.Embedding(5, 4), numbers=nn.Linear(2, 4), out=nn.Linear(8, 1))
+    rows = np.random.default_rng(0).integers(0, 5, (40, 3))
+    expected = model(torch.as_tensor(rows, dtype=torch.float32)).detach().numpy().ravel()
+    np.testing.assert_array_equal(adapt(model).predict(rows), expected)

@@ -35,7 +35,7 @@ def case():
 
 @pytest.fixture(scope="session")
 def fair(case):
-    return case.repaired(target_ks=0.25, effort=Effort.quick())
+    return case.repaired(target_ks=0.16, effort=Effort.quick())
 
 
 @pytest.fixture(scope="session")

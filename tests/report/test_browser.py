@@ -124,9 +124,9 @@ def test_the_slider_redraws_the_densities_by_keyboard(visit):
     slider.press("Home")
     untouched = drawn(tab, "density-step"), drawn(tab, "tradeoff"), tab.locator("#readout").text_content()
     assert all(old != new for old, new in zip(start, untouched, strict=True))
-    assert untouched[2].startswith("Untouched model")
+    assert untouched[2].startswith("Original model")
     assert slider.get_attribute("aria-valuetext") == untouched[2]
-    assert "Untouched model" in tab.locator("#density-step").get_attribute("aria-label")
+    assert "Original model" in tab.locator("#density-step").get_attribute("aria-label")
     paths = "#{} path.curve"
     before, now = (
         [node.get_attribute("d") for node in tab.locator(paths.format(name)).all()]
@@ -150,7 +150,7 @@ def test_a_dot_can_be_chosen(visit):
     tab = visit()
     tab.locator("#tradeoff circle.pick").first.dispatch_event("click")
     assert tab.locator("#slider").input_value() == "0"
-    assert tab.locator("#readout").text_content().startswith("Untouched model")
+    assert tab.locator("#readout").text_content().startswith("Original model")
 
 
 def test_nothing_sticks_out_and_charts_follow_the_width(visit):

@@ -33,6 +33,11 @@ def test_names_are_text_and_facts_are_yaml(fair):
     assert {line.count("|") for line in lines} == {3, 5}  # files, and before and after
 
 
+def test_a_cell_that_starts_with_a_backtick_is_escaped(fair):
+    card = model_card(fair, name="pay", hashes={"`a` <b>|": "0" * 64})
+    assert rf"| \`a\` \<b\>\| | {'0' * 64} |" in card
+
+
 def test_a_repair_that_was_not_made(case):
     with pytest.raises(NotFittedError):
         model_card(ESVDFair(case.model), name="x")

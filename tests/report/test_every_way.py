@@ -8,9 +8,11 @@ from sklearn.neural_network import MLPRegressor
 
 from esvdfair import ESVDFair
 from esvdfair.explain import explain_directions
-from esvdfair.federated import collect_moments, repair_from_moments
 from esvdfair.report import render_report
 from esvdfair.sample import Effort
+
+# Untrained networks do for what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore:the model predicts the labels worse than a constant")
 
 ROWS = 400
 
@@ -47,21 +49,6 @@ def no_rows_to_hold_out(case, **options):
     return ESVDFair(case.model, validation_fraction=0.0, **options).fit(case.X, case.y, sensitive_features=case.groups)
 
 
-def from_moments(case, **_):
-    site = collect_moments(case.model, case.X, case.y, sensitive_features=case.groups)
-    return repair_from_moments(case.model, site)
-
-
-def from_moments_judged(case, **_):
-    site = collect_moments(case.model, case.X, case.y, sensitive_features=case.groups)
-    return repair_from_moments(case.model, site, validation=(case.X, case.y, case.groups))
-
-
-def from_moments_unlabelled(case, **_):
-    site = collect_moments(case.model, case.X, sensitive_features=case.groups)
-    return repair_from_moments(case.model, site)
-
-
 class Few:
     def __init__(self, case):
         self.model, self.X, self.y = case.model, case.X[:ROWS], case.y[:ROWS]
@@ -75,22 +62,14 @@ SAID = {
     streamed: "rows held out from the fit",
     unfitted: "rows held out from the fit",
     no_rows_to_hold_out: "the very rows that fitted the repair",
-    from_moments: "No rows chose it",
-    from_moments_judged: "validation rows, which chose",
-    from_moments_unlabelled: "No rows chose it",
 }
 
 
-# moments are repaired by parity alone
-CASES = [
-    (way, method)
-    for way in SAID
-    for method in ("parity", "exact")
-    if method == "parity" or "moments" not in way.__name__
-]
+CASES = [(way, method) for way in SAID for method in ("parity", "exact")]
 
 
 @pytest.mark.parametrize(("way", "method"), CASES, ids=[f"{way.__name__} {method}" for way, method in CASES])
+@pytest.mark.filterwarnings("ignore:The repaired model predicts no better than a constant")
 def test_explained_and_reported(case, way, method):
     few = Few(case)
     fair = way(few, method=method, effort=Effort.quick())
@@ -114,7 +93,7 @@ def test_a_model_that_is_perfect_on_its_labels_has_labels(case):
     )
     assert "mean squared error" in page
     assert "There were no labels" not in page
-    assert "instead of none is acceptable" in page
+    assert "of the explained variance (R² 1.000 to 0." in page
 
 
 def test_a_model_of_several_inputs(case):
@@ -153,7 +132,7 @@ def test_a_model_of_several_inputs(case):
 def test_labels_that_are_words():
     rng = np.random.default_rng(0)
     groups = np.arange(400) % 2
-    X = rng.normal(size=(400, 3)) + groups[:, None]
+    X = rng.normal(size=(400, 3)) + groups[:, None] * [1, 0, 0]
     y = np.where(X.sum(axis=1) + rng.normal(size=400) > 1, "yes", "no")
     fair = ESVDFair(LogisticRegression().fit(X, y), method="parity", effort=Effort.quick())
     fair.fit(X, y, sensitive_features=groups)

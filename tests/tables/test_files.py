@@ -2,6 +2,7 @@ import gzip
 import hashlib
 import re
 import sys
+import time
 import warnings
 import zipfile
 from contextlib import suppress
@@ -11,7 +12,7 @@ import pandas as pd
 import pytest
 
 from esvdfair import ESVDFairWarning
-from esvdfair.tables import Roles, TableBatches, open_table, read_rows
+from esvdfair.tables import Roles, TableBatches, files, open_table, read_rows
 
 TABLE = pd.DataFrame({"a": [1.0, 2.0, 3.0, 4.0], "b": [0, 1, 0, 1], "y": [0.5, 1.5, 2.5, 3.5], "sex": list("fmfm")})
 
@@ -293,3 +294,43 @@ def test_small_combinations_are_joined(tmp_path):
     assert rows.scan.labels == (("f", 0), ("m", 0), ("other", "other"))
     (table,) = [part.labels for part in TableBatches(file, Roles(("sex", "b")))]
     assert len(table) == 4
+
+
+def test_the_time_for_a_header_grows_with_its_names_not_with_their_square(tmp_path):
+    def seconds(columns):
+        names = [f"c{i}" for i in range(columns)]
+        file = save(tmp_path, ",".join(names) + "\n" + ",".join("0" for _ in names) + "\n")
+        start = time.process_time()
+        assert open_table(file).columns == names
+        return time.process_time() - start
+
+    seconds(100)  # what is imported at the first call
+    assert min(seconds(40_000) for _ in range(2)) < 20 * max(seconds(4_000) for _ in range(3))
+
+
+def test_a_wide_table_is_read_in_larger_chunks_and_says_the_same(tmp_path, monkeypatch):
+    """pandas takes its time for every column of every chunk."""
+    names = ["sex", "", "b", "", *(f"c{i}" for i in range(16))]
+    rows = [",".join(["f" if i % 2 else "m", *(str(i + j) for j in range(19))]) for i in range(200)]
+    file = save(tmp_path, "\n".join([",".join(names), *rows]))
+    monkeypatch.setattr(files, "BLOCK", 1000)
+    found = []
+    for wide in (2**14, 4):
+        monkeypatch.setattr(files, "WIDE", wide)
+        table = TableBatches(file, Roles(("sex",)))
+        found.append((len(table.scan.firsts), table.inputs, table.sample().X))
+    assert found[0][0] > 3 * found[1][0] > 3
+    assert found[0][1] == found[1][1] == ["Unnamed: 1", "b", "Unnamed: 3", *names[4:]]
+    pd.testing.assert_frame_equal(found[0][2], found[1][2])
+
+
+def test_a_wide_table_is_described_column_by_column(tmp_path):
+    rows = [",".join(["f" if i % 2 else "m", str(i), *["1.5"] * 2000, "", "True", "x"]) for i in range(20)]
+    names = ["sex", "y", *(f"c{i}" for i in range(2000)), "none", "flag", "word"]
+    file = save(tmp_path, "\n".join([",".join(names), *rows]))
+    with pytest.raises(ValueError, match="missing values in 20 of 20 rows \\('none' 20\\)"):
+        TableBatches(file, Roles(("sex",), "y"))
+    table = TableBatches(file, Roles(("sex",), "y", features=(*names[2:2002], "flag", "word")))
+    assert table.scan.rows == 20
+    assert table.scan.head.dtypes.iloc[0] == np.float64
+    assert table.scan.head["flag"].dtype == bool

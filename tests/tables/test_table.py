@@ -18,7 +18,7 @@ from sklearn.neural_network import MLPRegressor
 
 from esvdfair import Effort, ESVDFair, fit_curve
 from esvdfair.batches import row_key
-from esvdfair.tables import Roles, TableBatches, files, open_table
+from esvdfair.tables import Roles, TableBatches, files
 from esvdfair.tables import table as table_module
 
 FEATURES = ["a", "b", "c", "n"]
@@ -251,6 +251,7 @@ def from_memory_and_file(network, method, path, data):
 
 # Transport sorts rows into bins again and again, which makes much of the last digits of a sum: on this table 3e-4 of
 # the error and 1 % of the weights.
+@pytest.mark.filterwarnings("ignore:The repaired model (predicts no better than a constant|is worse than the original)")
 @pytest.mark.parametrize(
     ("method", "error", "weights"),
     [("transport", 1e-3, 0.03), ("parity", 1e-5, 1e-5), ("exact", 1e-5, 1e-5), ("paper", 1e-5, 1e-5)],
@@ -268,6 +269,7 @@ def test_a_repair_in_pieces_is_that_from_memory(small_chunks, tmp_path, network,
         assert np.linalg.norm(new.weight_after - old.weight_after) < weights * np.linalg.norm(old.weight_after)
 
 
+@pytest.mark.filterwarnings("ignore:The repaired model is worse than the original")
 def test_a_repair_from_one_chunk_is_that_from_memory_to_the_last_digit(tmp_path, network):
     path = save(people(800), tmp_path)
     held, streamed = from_memory_and_file(network, "transport", path, pd.read_csv(path))
@@ -275,6 +277,7 @@ def test_a_repair_from_one_chunk_is_that_from_memory_to_the_last_digit(tmp_path,
     np.testing.assert_array_equal(streamed.edits_[-1].weight_after, held.edits_[-1].weight_after)
 
 
+@pytest.mark.filterwarnings("ignore:The repaired model predicts no better than a constant")  # the fairest of the scan
 def test_validation_rows_may_stream_as_well(small_chunks, tmp_path, network):
     data, new = people(300), people(200, seed=1)
     options = {"method": "parity", "random_state": 0, "effort": Effort.quick()}
@@ -325,69 +328,7 @@ def test_a_rare_group_is_in_every_sample(small_chunks, monkeypatch, tmp_path):
     assert 250 < len(part) < 360
 
 
-# --- ranks and memory ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_ranks_share_the_chunks(small_chunks, monkeypatch, tmp_path, kind):
-    table = TableBatches(save(people(), tmp_path, kind), Roles(("sex",), "y"))
-    monkeypatch.setattr(table_module, "world_size", lambda: 3)
-    shares = []
-    for rank in range(3):
-        monkeypatch.setattr(table_module, "rank", lambda rank=rank: rank)
-        shares.append(joined(table).row_id.tolist())
-    assert all(len(share) > 100 for share in shares)
-    assert sorted(row for share in shares for row in share) == list(range(500))
-    assert len(table.sample()) == 500  # whichever rank asks
-
-
-@pytest.mark.parametrize("cell", ["f", '"f"', '"f, or\nso"'])
-def test_a_rank_parses_its_own_chunks_of_csv_alone(small_chunks, monkeypatch, tmp_path, cell):
-    table = TableBatches(save(people().replace("f", cell.strip('"')), tmp_path), Roles(("sex",), "y"))
-    monkeypatch.setattr(table_module, "world_size", lambda: 3)
-    parsed, read_csv = [], pd.read_csv
-
-    def count(text, **options):
-        parsed.append(len(text.getvalue()))
-        return read_csv(text, **options)
-
-    monkeypatch.setattr(pd, "read_csv", count)
-    list(table)
-    assert sum(parsed) < 0.4 * table.path.stat().st_size
-
-
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_small_files_have_a_chunk_for_every_rank(tmp_path, kind):
-    source = open_table(save(people(), tmp_path, kind))
-    for ranks in (1, 20):
-        source.cut(ranks)
-        assert ranks <= len(list(source.frames(lambda chunk: True, ["a"]))) < 2 * ranks
-
-
-def test_what_ranks_have_seen_adds_up(small_chunks, monkeypatch, tmp_path):
-    """A scan whose chunks are seen by two ranks says what a scan by one says."""
-    data = people(200)
-    data["mixed"] = ["1"] * 100 + ["x"] * 100
-    data.loc[3, "a"] = np.nan
-    path = save(data, tmp_path)
-    roles = Roles(("sex",), "y")
-    alone = TableBatches(path, roles, drop_missing=True).scan
-    observe = table_module._observe
-
-    def two_ranks(*given):
-        seen = []
-        for i in range(2):
-            monkeypatch.setattr(table_module, "is_own", lambda chunk, i=i: chunk % 2 == i)
-            seen.append(observe(*given)[0])
-        seen[0].merge(seen[1])
-        return seen[0], {}
-
-    monkeypatch.setattr(table_module, "_observe", two_ranks)
-    shared = TableBatches(path, roles, drop_missing=True).scan
-    assert shared.texts == alone.texts == ("mixed",)
-    for name in ("total", "rows", "labels", "sizes", "firsts", "floats"):
-        assert getattr(shared, name) == getattr(alone, name), name
-    pd.testing.assert_frame_equal(shared.head, alone.head)
+# --- memory ------------------------------------------------------------------------------------------------------
 
 
 def test_progress_is_told_in_bytes(small_chunks, tmp_path):

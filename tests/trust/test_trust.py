@@ -19,6 +19,9 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import reliability  # noqa: E402
 from trust import arrays, files, models, processes, properties, verdict  # noqa: E402
 
+# Untrained networks do for what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore:the model predicts the labels worse than a constant")
+
 
 @pytest.mark.parametrize(
     ("trials", "step"),

@@ -1,8 +1,7 @@
 """Other ways to the same end, behind one shape: ``fit(scores, y, sensitive_features=…)`` and ``predict(scores, …)``.
 
 `WassersteinBarycenter` and `PrivateHistogram` need the group at prediction (``sensitive_features=``);
-`WithPredictedGroups` around one of them, and `UnawareOptimum`, need features instead (``X=``). Adapters for other
-libraries are in `esvdfair.baselines.peers`, which needs the extra ``peers``.
+`WithPredictedGroups` around one of them, and `UnawareOptimum`, need features instead (``X=``).
 """
 
 from esvdfair.baselines.private_histogram import PrivateHistogram

@@ -4,7 +4,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
@@ -14,7 +13,6 @@ from zipfile import BadZipFile
 import click
 
 from esvdfair.cli._shared import Unprinted, said
-from esvdfair.distributed import RankError, all_gather, process_group, rank, started_by_torchrun, together
 
 # Command -> the module that holds it, which is imported when it is needed.
 _COMMANDS = {
@@ -22,14 +20,10 @@ _COMMANDS = {
     "explain": "audit",
     "curve": "repair",
     "repair": "repair",
-    "moments": "moments",
     "compare": "compare",
     "demo": "demo",
-    "reproduce": "reproduce",
     "doctor": "demo",
 }
-# Commands whose work the ranks of torchrun share; any other runs on the first rank alone.
-_SHARED = (("repair",), ("curve",), ("moments", "collect"))
 
 BAD_INPUT = 2
 NOT_PRINTED = 3
@@ -82,39 +76,7 @@ class Commands(SuggestingGroup):
 
         if not standalone_mode:
             return run()
-        sys.exit(_run_on_ranks(extra["obj"], run) if started_by_torchrun() else _exit_code(run))
-
-
-def _run_on_ranks(words: Sequence[str], command: Callable[[], Any]) -> int:
-    """Run a command that torchrun has started on several ranks: they share the long work, the first writes and prints.
-
-    Returns
-    -------
-    int
-        The exit code, the same on all ranks.
-    """
-    if not any(tuple(words[: len(name)]) == name for name in _SHARED):
-        return _exit_code(command) if os.environ["RANK"] == "0" else 0
-
-    def shared() -> Any:
-        with together():
-            return command()
-
-    def meet() -> Any:
-        stack.enter_context(process_group())
-
-    with ExitStack() as stack:
-        if code := _exit_code(meet):
-            return code
-        if rank() > 0:
-            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-            stack.enter_context(redirect_stdout(nowhere))
-            stack.enter_context(redirect_stderr(nowhere))
-        code = _exit_code(shared)
-        with suppress(RankError):  # a rank is gone: there is no code to wait for
-            # torchrun ends all ranks when one leaves with an error, so none does before the first has had its say.
-            code = max(all_gather(code))
-    return code
+        sys.exit(_exit_code(run))
 
 
 def _exit_code(command: Callable[[], Any]) -> int:
@@ -143,7 +105,7 @@ def _exit_code(command: Callable[[], Any]) -> int:
     except (MemoryError, RecursionError) as error:
         _say(f"this needs more memory than there is ({type(error).__name__} {error}); is a file damaged?")
         return BAD_INPUT
-    except (ValueError, TypeError, OSError, ImportError, RankError, BadZipFile) as error:
+    except (ValueError, TypeError, OSError, ImportError, BadZipFile) as error:
         if _is_interrupt(error):
             _say("interrupted")
             return 130

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
+import pandas as pd
 from tqdm import tqdm
 
-from esvdfair.distributed import rank
-from esvdfair.exceptions import ESVDFairWarning, InputError, python_word
+from esvdfair import text
+from esvdfair.exceptions import ESVDFairWarning, Given, InputError, python_word
 from esvdfair.files import whole_files
 from esvdfair.models.base import TIME_LIMIT
 from esvdfair.tables import Progress, Roles, TableBatches, TableRows, open_table
-from esvdfair.text import EVALUATED_ON, WIDEST, printable, some_names, to_json
+from esvdfair.text import WIDEST, printable, some_names, to_json
 
 if TYPE_CHECKING:
     from esvdfair.models.onnx import OnnxAdapter
@@ -30,7 +31,7 @@ AUDITED_ROWS = 1_000_000
 """Rows that a command holds at once to measure predictions; a sample stands for a larger file."""
 EXPLAINED_ROWS = 100_000
 """The same for commands that run many methods, or every layer, over them."""
-JUDGED_ON = EVALUATED_ON | {"validation": "the rows of --validation"}
+EVALUATED_ON = text.EVALUATED_ON | {"validation": "the rows of --validation"}
 _SHOWN_BYTES = 32 * 2**20
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -48,6 +49,7 @@ class Reading:
 
     roles: Roles
     options: dict[str, Any]
+    min_group_rows: int = 30
 
     def table(
         self, path: Path, *models: "OnnxAdapter", min_groups: int = 2, progress: Progress | None = None
@@ -78,6 +80,10 @@ class Reading:
         rows = self.table(data, *models, progress=progress)
         return rows, None if validation is None else self.like(rows).table(validation, progress=progress)
 
+    def of_large_groups(self) -> "Reading":
+        """Without the rows of groups that are too small to compare."""
+        return replace(self, options=self.options | {"min_group_rows": self.min_group_rows})
+
     def like(self, rows: TableBatches) -> "Reading":
         """For another table whose inputs are the same columns, by name."""
         return replace(self, roles=replace(self.roles, features=tuple(rows.inputs)))
@@ -97,13 +103,7 @@ def some_rows(table: TableBatches, most: int, *, seed: int) -> TableRows:
 
 
 def learning_and_judging(rows: TableBatches, judging: TableBatches | None, seed: int) -> tuple[TableRows, TableRows]:
-    """Rows in memory to learn from and to judge on: those of two tables, or those that a repair would hold out.
-
-    Raises
-    ------
-    ValueError
-        A group has fewer than two rows on either side.
-    """
+    """Rows in memory to learn from and to judge on: those of two tables, or those that a repair would hold out."""
     from esvdfair.batches import held_out
     from esvdfair.estimator import ESVDFair
 
@@ -111,14 +111,31 @@ def learning_and_judging(rows: TableBatches, judging: TableBatches | None, seed:
     if judging is not None:
         return some, some_rows(judging, EXPLAINED_ROWS, seed=seed)
     out = held_out(ESVDFair(None).validation_fraction, seed)(some.X.index.to_numpy(dtype=np.int64))
-    parts = some.take(~out), some.take(out)
-    sizes = [part.groups.value_counts() for part in parts]
-    if any(len(found) < len(some.scan.labels) or found.min() < 2 for found in sizes):
-        raise ValueError(
-            "a group has too few rows to hold some of them out. Give rows to judge on with --validation FILE, or join "
-            "groups."
-        )
-    return parts
+    return some.take(~out), some.take(out)
+
+
+def of_large_groups(learn: TableRows, judge: TableRows, least: int) -> tuple[TableRows, TableRows]:
+    """The rows of the groups that have at least so many rows on both sides; a note names the others.
+
+    Raises
+    ------
+    ValueError
+        Fewer than two groups are left.
+    """
+    sizes = [part.groups.value_counts() for part in (learn, judge)]
+    rows = sizes[0].add(sizes[1], fill_value=0).astype(int)
+    large = [key for key in rows.index if min(found.get(key, 0) for found in sizes) >= least]
+    small = {key if len(key) > 1 else key[0]: int(rows[key]) for key in rows.index if key not in large}
+    if len(large) < 2:
+        raise InputError(
+            "fewer than two groups have {min_group_rows} rows to fit on, and as many to judge on. Give other rows to "
+            "judge on with {validation}, or join groups.",
+            min_group_rows=Given(least), validation=Given(),
+        )  # fmt: skip
+    if small:
+        warnings.warn(ESVDFairWarning(f"{text.too_small(small)} They are left out."), stacklevel=2)
+    parts = [part.take(pd.MultiIndex.from_frame(part.groups).isin(large)) for part in (learn, judge)]
+    return parts[0], parts[1]
 
 
 # --- the model -----------------------------------------------------------------------------------------------------
@@ -274,12 +291,11 @@ def _one_mark(_: click.Context, __: click.Parameter, mark: str | None) -> str | 
 def table_options(
     *,
     target: str = "Column with the true value; without it, error means distance to the model's own predictions.",
-    sensitive_required: bool = True,
 ) -> Option:
     """Options that say what the columns are; the command gets them as one ``reading``."""
     options = [
         option("--sensitive", "COL", "Column with the group of each person; repeat it for several, whose combinations "
-               "become the groups.", multiple=True, required=sensitive_required),
+               "become the groups.", multiple=True, required=True),
         option("--target", "COL", target),
         option("--features", "A,B,C", "The model's inputs in its order. Default: all other columns in file order; a "
                "sensitive column is an input only when named here."),
@@ -288,7 +304,8 @@ def table_options(
                "Repeat it for several. It stays an input of the model.", multiple=True),
         flag("--drop-missing", "Leave out rows with a missing value."),
         flag("--missing-group", "People without a value of a sensitive column become a group of their own."),
-        option("--min-group-rows", "N", "Leave out groups with fewer rows; a note names them.", default=1),
+        option("--min-group-rows", "N", "Do not compare groups with fewer rows; a note names them.",
+               default=30, show_default=True, type=click.IntRange(min=2)),
         flag("--other", "Join these groups to one, `other`, instead."),
         option("--sep", "MARK", "What separates the fields of CSV; `tab` for tabs.  [default: the header tells]",
                callback=_one_mark),
@@ -300,8 +317,10 @@ def table_options(
             names = None if features is None else tuple(name.strip() for name in features.split(","))
             target, weight, control = (rest.pop(name) for name in ("target", "weight", "control"))
             roles = Roles(sensitive, target, rest.get("predictions"), names, weight, control)
-            kept = ("drop_missing", "missing_group", "min_group_rows", "other", "sep")
-            return command(*args, reading=Reading(roles, {name: rest.pop(name) for name in kept}), **rest)
+            options = {name: rest.pop(name) for name in ("drop_missing", "missing_group", "other", "sep")}
+            fewest = rest.pop("min_group_rows")
+            options["min_group_rows"] = fewest if options["other"] else 1
+            return command(*args, reading=Reading(roles, options, fewest), **rest)
 
         return _with(options, collected)
 
@@ -354,18 +373,15 @@ _CALLED = {
     "control_features": "--control",
     "y": "--target",
     "curve_": "`esvdfair curve`",
-    "groups": "--group",
     "output": "--output NAME",
-    "peers": "--peer",
-    "public": "--public FILE",
     "random_state": "--seed",
     "sample_weight": "--weight",
     "sensitive_features": "--sensitive",
     "validation": "--validation FILE",
 }
 _OPTIONS = {
-    "certificate", "confidence", "delta", "drop_missing", "epsilon", "features", "layer", "max_mse_increase",
-    "method", "min_group_rows", "min_rows", "missing_group", "sep", "target_ks",
+    "certificate", "confidence", "drop_missing", "features", "layer", "max_mse_increase",
+    "method", "min_group_rows", "missing_group", "sep", "target_ks",
 }  # fmt: skip
 
 
@@ -394,8 +410,8 @@ def notes() -> Iterator[None]:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", ESVDFairWarning)
         yield
-    for text in dict.fromkeys(said(warning.message) for warning in caught if isinstance(warning.message, Warning)):
-        click.echo(f"note: {text}", err=True)
+    for words in dict.fromkeys(said(warning.message) for warning in caught if isinstance(warning.message, Warning)):
+        click.echo(f"note: {words}", err=True)
 
 
 # --- text and JSON -------------------------------------------------------------------------------------------------
@@ -484,9 +500,7 @@ def save_figure(figure: Any, path: Path, *, replace: bool) -> None:
 
 
 def check_free(paths: Sequence[Path], *, force: bool, inputs: Sequence[Path | None]) -> None:
-    """Fail, before any work, where a file cannot be written or would be overwritten; by the first rank, who writes."""
-    if rank() > 0:
-        return
+    """Fail, before any work, where a file cannot be written or would be overwritten."""
     read = [path for path in inputs if path is not None and path.exists()]
     for path in paths:
         if path.is_dir():
@@ -516,9 +530,3 @@ def after_writing(paths: Sequence[Path]) -> Iterator[None]:
             raise
         names = ", ".join(map(str, paths))
         raise Unprinted(f"wrote {names}, but cannot print the result: {error.strerror or error}") from None
-
-
-def only_first_rank() -> None:
-    """End the command here on all ranks but the first, which goes on to write and print."""
-    if rank() > 0:
-        raise click.exceptions.Exit(0)

@@ -34,9 +34,10 @@ def audit(
     """Measure how differently a model predicts for the groups.
 
     DATA is CSV or Parquet. Prints the Kolmogorov–Smirnov distance between the groups' predictions (0: distributed
-    alike, 1: fully apart) with a 95 % interval and its sampling floor, figures by group, and a verdict. With
-    --target-ks the exit code is 1 when the distance is larger. With --control the distance between groups of the same
-    mix of jobs, regions or whatever is named stands beside it, and is the one that must be small.
+    alike, 1: fully apart) with a 95% interval and its noise level, figures by group and by pair of groups, and a
+    verdict. With --target-ks the exit code is 1 when the estimated population KS of a pair is larger, or cannot be told
+    from so few rows. With --control the distances are also adjusted to the same mix of the named columns, and the
+    adjusted ones are compared with the target.
 
     \b
     Examples:
@@ -54,16 +55,16 @@ def audit(
         work.step("measuring")
         scores = rows.predictions if adapter is None else adapter.predict(rows.X)
         found = audit_predictions(
-            scores, rows.groups, rows.y, sample_weight=rows.weight, control_features=rows.control, seed=seed
-        )
-    judged = found.adjusted or found
-    met = None if target_ks is None else judged.ks <= target_ks
+            scores, rows.groups, rows.y, sample_weight=rows.weight, control_features=rows.control,
+            min_group_rows=reading.min_group_rows, seed=seed,
+        )  # fmt: skip
+    met = None if target_ks is None else found.compared.meets(target_ks)
     dropped = people.scan.dropped
     if as_json:
         cli.print_json({
             "model": model, "data": data, "data_sha256": people.scan.sha256, "sensitive": list(rows.groups),
             "control": list(reading.roles.control),
-            "dropped": dropped, "small_groups": people.scan.small, "available": people.scan.rows,
+            "dropped": dropped, "available": people.scan.rows,
             **found.to_dict(), "target_ks": target_ks, "met": met, "verdict": found.verdict(),
         })  # fmt: skip
     else:
@@ -74,7 +75,9 @@ def audit(
         click.echo(_distances(found) + "\n")
         click.echo(click.wrap_text(found.verdict(), width=100))
         if target_ks is not None:
-            click.echo(f"Target KS ≤ {target_ks:g}: {'met' if met else 'not met'}.")
+            seen = "met" if met else "not met" if found.compared.exceeds(target_ks) else "cannot be told"
+            estimate = share(found.compared.ks_population)
+            click.echo(f"Target KS ≤ {target_ks:g}: {seen} (estimated population KS {estimate}).")
     return 1 if met is False else 0
 
 
@@ -91,13 +94,15 @@ def _which(files: tuple[Path, ...], predictions: str | None) -> tuple[Path | Non
 
 
 def _groups(found: "Audit", attribute: str) -> str:
-    several, labelled = len(found.groups) > 2, found.mse is not None
-    header = [attribute, "rows", "mean prediction", "95 % interval", "std"]
-    header += ["KS to the rest", "95 % interval"] * several + ["MSE", "95 % interval", "mean error"] * labelled
+    several, labelled = len(found.between.names) > 2, found.mse is not None
+    header = [attribute, "rows", "mean prediction", "95% interval", "std"]
+    header += ["KS to the rest", "95% interval"] * several + ["MSE", "95% interval", "mean error"] * labelled
     lines = []
     for g in found.groups:
         line = [g.group, f"{g.rows:,}", number(g.mean), interval(g.mean_interval), number(g.std)]
-        line += [share(g.ks_to_rest), interval(g.ks_to_rest_interval, share)] * several
+        judged = g.group not in found.groups_set_aside
+        line += [share(g.ks_to_rest) if judged else "too small to judge"] * several
+        line += [interval(g.ks_to_rest_interval, share) if judged else "–"] * several
         if g.mse_interval is not None:
             line += [number(g.mse), interval(g.mse_interval), number(g.mean_error)]
         lines.append(line)
@@ -105,25 +110,40 @@ def _groups(found: "Audit", attribute: str) -> str:
 
 
 def _distances(found: "Audit") -> str:
+    raw, adjusted, several = found.between, found.adjusted, len(found.between.names) > 2
     lines = [
-        ["KS distance", share(found.ks), interval(found.ks_interval, share)],
-        ["  its floor: parity on so many rows", share(found.ks_floor), ""],
+        ["KS distance", share(raw.ks), interval(raw.ks_interval, share)],
+        ["  estimated population KS", share(raw.ks_population), ""],
+        [
+            "  largest noise level of a pair" if several else "  noise level: KS by chance alone",
+            share(raw.ks_floor),
+            "",
+        ],
         ["Wasserstein distance", number(found.wasserstein), ""],
-        ["gap of means", number(found.mean_gap), ""],
-        ["gap of variances", number(found.variance_gap), ""],
+        ["difference in means", number(raw.mean_gap), ""],
+        ["difference in variances", number(found.variance_gap), ""],
     ]
-    if found.adjusted is not None:
+    if adjusted is not None:
         lines += [
-            ["KS distance, adjusted", share(found.adjusted.ks), interval(found.adjusted.ks_interval, share)],
-            ["  its floor", share(found.adjusted.ks_floor), ""],
-            ["gap of means, adjusted", number(found.adjusted.mean_gap), ""],
-            ["people outside common support", percent(found.adjusted.outside_support), ""],
+            ["KS distance, adjusted", share(adjusted.ks), interval(adjusted.ks_interval, share)],
+            ["  estimated population KS", share(adjusted.ks_population), ""],
+            ["  largest noise level of a pair" if several else "  noise level", share(adjusted.ks_floor), ""],
+            ["difference in means, adjusted", number(adjusted.mean_gap), ""],
+            ["rows in strata that lack a group", percent(found.outside_support), ""],
         ]
     if found.mse is not None:
-        lines.append(["mean squared error", number(found.mse), ""])
-    return cli.table(
-        ["between groups" if len(found.groups) == 2 else "between groups, largest", "", "95 % interval"], lines
-    )
+        lines += [["mean squared error", number(found.mse), ""], ["R²", share(found.r2), ""]]
+    parts = [cli.table(["between groups, largest" if several else "between groups", "", "95% interval"], lines)]
+    if several:
+        shown = [pair for pair in found.compared.pairs if pair.ks_interval is not None]
+        rows = [
+            [" and ".join(p.groups), share(p.ks), interval(p.ks_interval, share), share(p.ks_population),
+             share(p.ks_floor), "yes" if p.established else "no"]
+            for p in sorted(shown, key=lambda pair: -pair.ks_population)
+        ]  # fmt: skip
+        header = ["pair", "KS", "95% interval", "estimated population KS", "noise level", "beyond chance"]
+        parts.append(cli.table(header, rows))
+    return "\n\n".join(parts)
 
 
 # --- explain -------------------------------------------------------------------------------------------------------
@@ -169,14 +189,15 @@ def explain(
         models = [cli.load_model(path, output) for path in (model, repaired) if path is not None]
         layers = models[0].layers()
         which = find_layer(layers, max(-2, -len(layers)) if layer is None else layer).name
-        whole, judging = reading.tables(data, validation, *models, progress=work.read)
+        whole, judging = reading.of_large_groups().tables(data, validation, *models, progress=work.read)
         rows = cli.some_rows(whole, cli.EXPLAINED_ROWS, seed=seed)
         judges = None if judging is None else cli.some_rows(judging, cli.EXPLAINED_ROWS, seed=seed)
         work.step("scanning layers")
         apart = None if judges is None else judges.parts
         scan = scan_layers(
-            str(model), rows.X, rows.y, validation=apart, output=output, random_state=seed, **rows.compared
-        )
+            str(model), rows.X, rows.y, validation=apart, output=output, random_state=seed,
+            min_group_rows=reading.min_group_rows, **rows.compared,
+        )  # fmt: skip
         work.step("finding directions")
         directions = explain_directions(str(model), rows.X, layer=which, top=top, output=output, **rows.compared)
         people = None
@@ -205,7 +226,8 @@ def _layers(scan: "LayerScan") -> str:
     header = ["", "", "layer", "size", "mean gap", "covariance gap", "KS if edited", "MSE if edited"]
     return (
         f"Layers, in the order of execution (as it is: KS {share(scan.ks_before)}, MSE {number(scan.mse_before)}; "
-        f"judged on {scan.rows:,} rows, {cli.JUDGED_ON[scan.evaluated_on]})\n\n{cli.table(header, lines, left=3)}\n\n"
+        f"evaluated on {scan.rows:,} rows, {cli.EVALUATED_ON[scan.evaluated_on]})\n\n"
+        f"{cli.table(header, lines, left=3)}\n\n"
         "Gaps are relative to the spread of the layer's output. → marks the layer whose edit serves best."
     )
 

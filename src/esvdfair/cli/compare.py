@@ -64,6 +64,7 @@ class Score:
     needs: str
     same_model: bool
     mse: float | None = None
+    r2: float | None = None
     ks: float | None = None
     ks_interval: tuple[float, float] | None = None
     group_mse: dict[Any, float] | None = None
@@ -92,8 +93,8 @@ def compare(
 
     Our methods do what `esvdfair repair` does with the same words: they learn from DATA, and the rows of --validation,
     or a quarter of DATA, choose their point. The baselines learn from the same rows; with --control in weights that
-    give every group the same mix. All are judged on the rows of --test, or else on those that chose. Only our methods
-    know of --confidence, and none of --max-mse-increase, for which baselines have no rule.
+    give every group the same mix. All are evaluated on the rows of --test, or else on those that chose. Only our
+    methods know of --confidence, and none of --max-mse-increase, for which baselines have no rule.
 
     The barycentre (Chzhen et al. 2020) and the private histogram (Xian et al. 2024) need to know a person's group at
     prediction, or predict it; the unaware optimum is the best that can be done without it, as far as its guess of the
@@ -109,6 +110,8 @@ def compare(
         raise click.UsageError(
             "--max-mse-increase: baselines have no rule for it, so methods are compared at one --target-ks."
         )
+    reading = reading.of_large_groups()
+    options["min_group_rows"] = reading.min_group_rows
     chosen, seed, target_ks = methods(), options["random_state"], options["target_ks"]
     with cli.at_work(len(chosen) + 1) as work:
         work.step("reading")
@@ -117,6 +120,7 @@ def compare(
         learn, judge = cli.learning_and_judging(rows, judging, seed)
         if test is not None:
             judge = cli.some_rows(reading.like(rows).table(test, adapter), cli.EXPLAINED_ROWS, seed=seed)
+        learn, judge = cli.of_large_groups(learn, judge, reading.min_group_rows)
         case = Case(str(model), adapter, rows, judging, options, learn, judge)
         scores = []
         for method in chosen:
@@ -130,10 +134,11 @@ def compare(
             "rows_fit": len(case.fit), "rows_test": len(case.judge), "scores": [asdict(score) for score in scores],
         })  # fmt: skip
         return
-    which = cli.JUDGED_ON["test" if test else "validation" if validation else "heldout"]
-    judged = f"{len(case.judge):,}, {which}" + (", which also chose the points of our methods" if test is None else "")
-    told = f"target KS ≤ {target_ks:g}; parity itself would show about {share(floor)}."
-    click.echo(click.wrap_text(f"Fitted on {len(case.fit):,} rows, judged on {judged}; {told}", width=100) + "\n")
+    which = cli.EVALUATED_ON["test" if test else "validation" if validation else "heldout"]
+    also = ", which also chose the points of our methods" if test is None else ""
+    judged = f"{len(case.judge):,}, {which}{also}"
+    noise = f"target KS ≤ {target_ks:g}; noise level {share(floor)}."
+    click.echo(click.wrap_text(f"Fitted on {len(case.fit):,} rows, evaluated on {judged}; {noise}", width=100) + "\n")
     click.echo(_table(scores))
     for score in scores:
         if score.error:
@@ -143,13 +148,14 @@ def compare(
 def _table(scores: list[Score]) -> str:
     groups = next(list(score.group_mse) for score in scores if score.group_mse)
     of_groups = [f"MSE of {name}" for name in distinct_names(groups)]
-    header = ["", "KS", "95 % interval", "MSE", *of_groups, "needs", "same model", "time"]
+    header = ["", "KS", "95% interval", "MSE", "R²", *of_groups, "needs", "same model", "time"]
     lines = []
     for s in scores:
         errors = [number(None if s.group_mse is None else s.group_mse[g]) for g in groups]
         seconds = "–" if s.seconds is None else f"{s.seconds:.1f} s"
         facts = ["–" if s.needs == "nothing" else "group", "yes" if s.same_model else "no", seconds]
-        lines.append([s.method, share(s.ks), interval(s.ks_interval, share), number(s.mse), *errors, *facts])
+        figures = [share(s.ks), interval(s.ks_interval, share), number(s.mse), share(s.r2)]
+        lines.append([s.method, *figures, *errors, *facts])
     return cli.table(header, lines)
 
 
@@ -174,7 +180,7 @@ def methods() -> list[Method]:
         return _from_features(case, UnawareOptimum(alpha=case.options["target_ks"]))
 
     return [
-        Method("the model as it is", "nothing", True, lambda case: case.adapter.predict(case.judge.X)),
+        Method("the original model", "nothing", True, lambda case: case.adapter.predict(case.judge.X)),
         *[Method(name, "nothing", True, partial(_repaired, name)) for name in reversed(METHODS)],
         Method("barycenter", "the group", False, lambda case: _from_groups(case, barycenter(case))),
         Method("barycenter, group predicted", "nothing", False, predicted(barycenter)),
@@ -198,9 +204,12 @@ def run_method(case: Case, method: Method) -> Score:
         return replace(score, error=cli.said(error))
     seconds, judge = perf_counter() - start, case.judge
     truth = np.asarray(case.adapter.predict(judge.X) if judge.y is None else judge.y)
+    mse = float(np.average((prediction - truth) ** 2, weights=judge.weight))
+    variance = float(np.average((truth - np.average(truth, weights=judge.weight)) ** 2, weights=judge.weight))
     return replace(
         score,
-        mse=float(np.average((prediction - truth) ** 2, weights=judge.weight)),
+        mse=mse,
+        r2=1 - mse / variance if variance > 0 else 0.0,
         ks=ks_distance(prediction, **judge.compared),
         ks_interval=ks_distance_ci(prediction, random_state=case.options["random_state"], **judge.compared),
         group_mse=group_mse(truth, prediction, **judge.beside),

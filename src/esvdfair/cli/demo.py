@@ -124,8 +124,9 @@ def _people(seed: int) -> list[tuple[Any, ...]]:
 
 def _table(before: "Audit", after: "Audit") -> str:
     lines = [
-        ["KS distance", share(before.ks), share(after.ks), interval(after.ks_interval, share)],
+        ["KS distance", share(before.between.ks), share(after.between.ks), interval(after.between.ks_interval, share)],
         ["mean squared error", number(before.mse), number(after.mse), ""],
+        ["R²", share(before.r2), share(after.r2), ""],
     ]
     for old, new in zip(before.groups, after.groups, strict=True):
         lines.append([f"  of {old.group}", number(old.mse), number(new.mse), interval(new.mse_interval)])
@@ -133,7 +134,7 @@ def _table(before: "Audit", after: "Audit") -> str:
         lines.append(
             [f"mean prediction of {old.group}", number(old.mean), number(new.mean), interval(new.mean_interval)]
         )
-    return cli.table(["", "before", "after", "95 % interval, after"], lines)
+    return cli.table(["", "before", "after", "95% interval, after"], lines)
 
 
 def _draw(path: Path, predictions: list[Any], sex: "pd.DataFrame") -> None:
@@ -162,9 +163,9 @@ VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 @click.command()
 @cli.json_option
 def doctor(as_json: bool) -> None:
-    """Print versions, threads, extras and where data is looked for.
+    """Print versions, threads and extras.
 
-    Nothing is sent anywhere; paste it into an issue. The home folder is written as ~.
+    Nothing is sent anywhere; paste it into an issue.
 
     \b
     Example:
@@ -175,7 +176,6 @@ def doctor(as_json: bool) -> None:
         "python": f"{platform.python_version()} on {platform.platform()}",
         **_packages(),
         "threads": _threads(),
-        "data sets": _data(),
     }
     if as_json:
         cli.print_json(found)
@@ -210,25 +210,3 @@ def _threads() -> dict[str, Any]:
     return (
         {"cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()} | pools | given
     )
-
-
-def _data() -> dict[str, str]:
-    """Which of the public data sets are here, and where they are looked for; no connection is opened."""
-    from esvdfair.datasets import COMPAS, LAW, VARIABLE, cache_folder, locate
-
-    folder = os.environ.get(VARIABLE)
-    found = {VARIABLE: _short(folder) if folder else "is not set"}
-    try:
-        found["cache"] = _short(cache_folder())
-    except ImportError as error:
-        found["cache"] = str(error)
-    for name, file in (("law", LAW), ("compas", COMPAS)):
-        try:
-            found[name] = _short(locate(file, download_if_missing=False))
-        except (OSError, ValueError, ImportError) as error:
-            found[name] = "is not here" if isinstance(error, FileNotFoundError | ImportError) else _short(str(error))
-    return found
-
-
-def _short(path: str | Path) -> str:
-    return str(path).replace(str(Path.home()), "~")

@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from esvdfair.distributed import world_size
 from esvdfair.exceptions import Given, InputError, refused
 
 Scalar: TypeAlias = str | int | bool
@@ -67,6 +66,18 @@ def _on_device(values: Any) -> Any:
     if values.is_meta:
         raise ValueError("got a tensor on the device 'meta', which holds no values; load them first.")
     return values.detach()
+
+
+def as_pandas(x: Any) -> Any:
+    """A table of polars or pyarrow as a DataFrame of the same names and types; anything else as it is."""
+    owner = type(x).__module__.partition(".")[0]
+    if owner == "pyarrow" and hasattr(x, "column_names"):
+        return x.to_pandas()
+    if owner == "polars" and hasattr(x, "collect"):
+        raise refused("X", "is a LazyFrame, which holds no rows yet; pass X.collect().")
+    if owner != "polars" or not hasattr(x, "get_columns"):
+        return x
+    return pd.DataFrame({column.name: column.to_numpy() for column in x.get_columns()})  # to_pandas() needs pyarrow
 
 
 def several_inputs(x: Any) -> dict[Any, Any] | None:
@@ -251,13 +262,10 @@ def check_rows(got: int, rows: int, name: str, *, of: str = "X") -> None:
 
 
 def check_weight(values: Any, rows: int, *, of: str = "X", zero: bool = False) -> NDArray[np.float64]:
-    """(rows,) finite weights, not negative.
-
-    Not all zero either, unless ``zero``; the share of one rank among several may be.
-    """
+    """(rows,) finite weights, not negative; not all zero either, unless ``zero``."""
     weight = check_column(values, rows, "sample_weight", of=of)
     negative = int(np.count_nonzero(weight < 0))
-    if negative or not (zero or weight.any() or world_size() > 1):
+    if negative or not (zero or weight.any()):
         found = f"it has {negative} negative values" if negative else "it is"
         raise refused(
             "sample_weight",

@@ -191,14 +191,36 @@ def edit_exact(
 ) -> tuple[LayerEdit, ...]:
     """The optimal covariance edit, then the exact mean edit of its result: Algorithm 1 without its restrictions.
 
-    The mean edit moves the covariance gap again, a little up or down: the first account says where it ends.
+    Every output is taken in units of its standard deviation, so that scaling an output up and the next layer's weights
+    down changes nothing; singular values, budgets, gaps and the change of the outputs are in these units. The mean edit
+    moves the covariance gap again, a little up or down: the first account says where it ends.
     """
     w, b = _checked(weight, bias, moments)
+    unit = _output_spread(w, moments)
+    w, b = w / unit[:, None], None if b is None else b / unit
     steps = (edit_covariance, covariance_reduction), (edit_mean, mean_reduction)
     edits = _in_turn(steps, w, b, moments, layer=layer, whitening=_whitening(b, moments))
     if len(edits) == 2:
         edits[0] = replace(edits[0], gap_after=gaps.squared_covariance_gap(edits[1].weight_after, moments))
-    return tuple(edits)
+    return tuple(_in_units(edit, unit) for edit in edits)
+
+
+def _output_spread(weight: Array, moments: GroupMoments) -> Array:
+    """(m,) standard deviation of each output; 1 where it does not vary."""
+    variances = np.einsum("ij,ij->i", weight @ moments.pooled_scatter(), weight) / moments.pooled_weight
+    spread: Array = np.sqrt(np.where(variances > 0, variances, 1.0))
+    return spread
+
+
+def _in_units(edit: LayerEdit, unit: Array) -> LayerEdit:
+    """The edit with weights and biases multiplied by the units (m,) of the outputs."""
+    names = ("weight_before", "weight_after", "bias_before", "bias_after")
+    scaled = {
+        name: value * (unit[:, None] if value.ndim == 2 else unit)
+        for name in names
+        if (value := getattr(edit, name)) is not None
+    }
+    return replace(edit, **scaled)
 
 
 def _in_turn(

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
 from scipy.special import kolmogi, ndtri
 
 from esvdfair.core.checks import Label, Scalar
@@ -23,11 +22,12 @@ Codes: TypeAlias = NDArray[np.intp]
 Seed: TypeAlias = int | np.random.Generator | None
 Normals: TypeAlias = Callable[[tuple[int, int, int]], Floats]
 
-_FEW_GROUPS = 12  # up to here every pair is looked at by itself
+FEW_GROUPS = 12  # up to here every pair is looked at by itself
 _TABLE_CELLS = 200_000  # numbers in the table of distribution functions from which a bound is read
 _NOISE_CELLS = 4_000_000  # numbers held by one chunk of simulated noise
 _SHRINK_ROWS = 2.0  # pooled rows lent to each group, without which complete separation would look certain
-_FLOORS_APART = 3.0  # distances from here on are no longer near parity
+_FLOORS_APART = 3.0  # distances from here on are no longer near parity, at a confidence of 0.95
+_NEAR_AT = 0.95
 _NEAR_PEAK = 4.0  # standard errors within which another threshold may be the true peak
 _PERMUTED_ROWS = 400  # up to here parity is simulated by permutations, above by their limit
 _LARGE_GROUP = 50  # effective rows from which a group is near enough to that limit
@@ -243,7 +243,7 @@ class Ranked:
     def table(self) -> "_Table":
         """From which bounds are read."""
         count = self.groups.count
-        return _table(self, _TABLE_CELLS // count if count <= _FEW_GROUPS else _NULL_CELLS)
+        return _table(self, _TABLE_CELLS // count if count <= FEW_GROUPS else _NULL_CELLS)
 
 
 def _ends(ranked: NDArray[Any]) -> Codes:
@@ -331,7 +331,7 @@ def ks_to_rest(scores: Floats, groups: Groups, *, confidence: float = 0.95) -> T
         np.maximum.at(high, g, gap + z * error)
     low = np.empty(groups.count)
     for g in range(groups.count):
-        null = _two_groups(sizes[g], rest[g])
+        null = two_group_null(sizes[g], rest[g])
         tail = (1 - confidence) / 2 * (1 + _near_parity(distance[g], null.floor))
         low[g] = max(0.0, distance[g] - null.quantile(1 - tail))
     return ToRest(distance, low, np.minimum(1.0, np.maximum(high, distance)))
@@ -366,7 +366,11 @@ class Null:
         if self.draws is not None:
             return float(np.quantile(self.draws, level))
         n, m = self.sizes
-        return float(np.clip(kolmogi(1 - level) / np.sqrt(n * m / (n + m)) - _lattice_shift(n, m), 0.0, 1.0))
+        return float(np.clip(kolmogi(1 - level) / np.sqrt(n * m / (n + m)) - lattice_shift(n, m), 0.0, 1.0))
+
+    def scaled(self, factor: float) -> "Null":
+        """With noise times a factor, as ties or strata lower it."""
+        return Null(factor * self.floor, self.sizes / factor**2)
 
 
 def ks_null(
@@ -386,22 +390,22 @@ def ks_null(
     if groups.strata is not None and scores is not None:
         found = _within_strata(scores, groups, max(200, 2000 // count), rng)
         return Null(float(found.mean()), sizes, found)
-    cells = _NULL_CELLS if count <= _FEW_GROUPS else _NULL_CELLS // 4
+    cells = _NULL_CELLS if count <= FEW_GROUPS else _NULL_CELLS // 4
     masses, tied = _null_cells(scores, groups.weight, cells)
     if count == 2 and masses[tied].sum() < _TIED_SHARE:
-        return _two_groups(*sizes)
-    draws = max(200 if count <= _FEW_GROUPS else 80, 2 * draws // count)
+        return two_group_null(*sizes)
+    draws = max(200 if count <= FEW_GROUPS else 80, 2 * draws // count)
     if len(groups.codes) <= _PERMUTED_ROWS or sizes.min() < _LARGE_GROUP * max(1.0, np.log10(count)):
         found = _permuted(groups, scores, draws, rng)
     else:
-        shared = normals if count <= _FEW_GROUPS else None
+        shared = normals if count <= FEW_GROUPS else None
         found = _limit(sizes, masses, tied, draws, shared or rng.standard_normal)
     return Null(float(found.mean()), sizes, found)
 
 
-def _two_groups(n: float, m: float) -> Null:
+def two_group_null(n: float, m: float) -> Null:
     n_e = n * m / (n + m)
-    floor = 0.868731 / np.sqrt(n_e) - _lattice_shift(n, m) + 0.06 / n_e**1.5
+    floor = 0.868731 / np.sqrt(n_e) - lattice_shift(n, m) + 0.06 / n_e**1.5
     return Null(min(1.0, float(floor)), np.array([n, m]))
 
 
@@ -441,7 +445,7 @@ def _limit(sizes: Floats, masses: Floats, tied: NDArray[np.bool_], draws: int, n
             at = gaps.argmax(axis=1)
             there = np.take_along_axis(noise, at[None, :, None], axis=2)[:, :, 0]  # (G, size)
             n, m = sizes[there.argmax(axis=0)], sizes[there.argmin(axis=0)]
-        between = _GRID_SHIFT * step[at] * np.sqrt(1 / n + 1 / m) - _lattice_shift(n, m)
+        between = _GRID_SHIFT * step[at] * np.sqrt(1 / n + 1 / m) - lattice_shift(n, m)
         found.append(gaps[np.arange(len(at)), at] + np.where(tied[at], 0.0, between))
     return np.asarray(np.clip(np.concatenate(found), 0.0, 1.0), dtype=np.float64)
 
@@ -485,7 +489,7 @@ def _bridges(variances: Floats, cdfs: Floats, normals: Floats) -> Floats:
     return noise
 
 
-def _lattice_shift(n: Any, m: Any) -> Any:
+def lattice_shift(n: Any, m: Any) -> Any:
     """By how much finite samples without ties fall short of the Brownian bridge, in expectation."""
     return (np.maximum(n, m) + 2 * np.minimum(n, m)) / (6 * n * m)
 
@@ -505,28 +509,6 @@ def _null_cells(scores: Floats | None, weights: Floats | None, cells: int) -> tu
 
 
 # --- bounds on the population's distance ---------------------------------------------------------------------------
-
-
-def population_along_curve(
-    distances: Floats, fitted: Floats, floor: float | Floats, *, order_only: bool = False
-) -> Floats:
-    """Estimates of the population's distances of many candidates, without the luck of the best of them.
-
-    ``distances`` T (candidates,) are those of the judging rows, ``fitted`` those of the rows that fitted. From T alone
-    the square is T² − floor², and the smallest of many is a lucky one; so it is made to rise with ``fitted`` (isotonic
-    regression: neighbours share what chance gave them), and the larger of this and its own is taken. All candidates
-    share the luck of the judging rows, though, and ``fitted`` does not: half of the square comes from there. It is
-    somewhat too small, since those rows fitted, so it may lower the estimate by no more than the square of a floor,
-    which vanishes as the judging rows grow. With ``order_only`` only the order of ``fitted`` counts.
-    """
-    squares = np.asarray(distances) ** 2 - np.asarray(floor) ** 2
-    order = np.argsort(fitted, kind="stable")
-    shared = np.empty(len(squares))
-    shared[order] = isotonic_regression(squares[order]).x
-    judged = np.maximum(shared, squares)
-    if not order_only:
-        judged = np.maximum((judged + np.asarray(fitted) ** 2) / 2, judged - np.asarray(floor) ** 2)
-    return np.asarray(np.sqrt(np.maximum(0.0, judged)), dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -594,7 +576,7 @@ def rows_to_certify(ks: float, *, target_ks: float, confidence: float = 0.95, me
 
 def _largest_of_pairs(cdfs: Floats, spread: Floats, z: float) -> float:
     """Largest ``F_g − F_h + z √(s_g + s_h)`` over pairs g ≠ h and thresholds."""
-    if len(cdfs) <= _FEW_GROUPS:
+    if len(cdfs) <= FEW_GROUPS:
         pairs = permutations(range(len(cdfs)), 2)
         return max(float((cdfs[g] - cdfs[h] + z * np.sqrt(spread[g] + spread[h])).max()) for g, h in pairs)
     largest = -np.inf
@@ -619,11 +601,6 @@ def _front(value: Floats, spread: Floats) -> Codes:
     return np.concatenate(front)
 
 
-def ks_interval(ranked: Ranked, confidence: float = 0.95, **options: Any) -> tuple[float, float]:
-    """`ks_distance_ci` without its checks; options of `lower_end`."""
-    return lower_end(ranked, confidence, **options), upper_bound(ranked, (1 + confidence) / 2)
-
-
 def lower_end(
     ranked: Ranked,
     confidence: float,
@@ -638,10 +615,12 @@ def lower_end(
     ``normals`` gives standard normal draws of a shape: intervals may share them, and drawing is most of their cost.
     """
     groups, distance, rng = ranked.groups, float(ranked.gaps.max()), np.random.default_rng(random_state)
-    many = groups.count > _FEW_GROUPS
+    many = groups.count > FEW_GROUPS
     if not isinstance(floor, Null) and (floor is None or many or distance < _FLOORS_APART * floor):
         floor = ks_null(groups, ranked.scores, rng)
     near = _near_parity(distance, floor.floor if isinstance(floor, Null) else floor)
+    if isinstance(floor, Null) and confidence > _NEAR_AT:  # the surer an interval is to be, the farther parity reaches
+        near = _near_parity(distance, floor.floor * floor.quantile(confidence) / max(floor.quantile(_NEAR_AT), 1e-12))
     level = 1 - (1 - confidence) / 2 * (1 + near)
     if many:
         near = 1.0  # too many pairs to look at one by one

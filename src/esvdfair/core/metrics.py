@@ -26,10 +26,10 @@ from esvdfair.core.ks import (
     Seed,
     adjusted_weights,
     ks_between,
-    ks_interval,
     ks_null,
     upper_bound,
 )
+from esvdfair.core.pairs import Pairs
 from esvdfair.exceptions import Given, InputError
 
 _FEW_GROUPS = 8  # up to here every pair is summed
@@ -91,12 +91,13 @@ def ks_distance_ci(
     control_features: Any = None,
     confidence: float = 0.95,
     n_resamples: int = 1000,
-    floor: float | Null | None = None,
     random_state: Seed = 0,
 ) -> tuple[float, float]:
     """Interval of the population's KS distance: at least ``confidence`` of such intervals hold it.
 
-    With T the distance of these rows, D(t) the difference of two groups and α = 1 − confidence:
+    With more than two groups it is of the largest distance of any pair: the lower end is the largest of the pairs' own,
+    with Bonferroni's correction for their number, the upper end is the largest of the pairs' own. For one pair, with T
+    the distance of these rows, D(t) the difference of two groups and α = 1 − confidence:
 
     - upper end: `ks_bound` at 1 − α/2;
     - lower end, from three floors on: T − q with q the 1 − α/2 quantile of ``sup_t (ε* − (T − D − c·sd)₊)``, where ε*
@@ -105,12 +106,10 @@ def ks_distance_ci(
       misses the upward bias of a supremum.)
     - lower end near parity, up to two floors: T − q with q the 1 − α quantile of the distance that parity shows. There
       the upper end never fails, so the lower one may have all of α, and the interval leaves 0 out exactly where a test
-      of parity at level α rejects it. In between, both are mixed. Above 12 groups q is this quantile everywhere.
+      of parity at level α rejects it. In between, both are mixed.
 
     Parameters
     ----------
-    floor : float or Null, optional
-        `ks_floor` of these rows, or what `ks_null` gave for them, when it is known already.
     n_resamples : int
         Draws of the lower end.
 
@@ -125,10 +124,10 @@ def ks_distance_ci(
     """
     _check_confidence(confidence)
     if n_resamples < 1:
-        raise InputError("{n_resamples} draws nothing; use at least a few hundred.", n_resamples=Given(n_resamples))
+        raise InputError("{n_resamples}; it must be at least 1.", n_resamples=Given(n_resamples))
     scores, groups = _check(y_pred, sensitive_features, sample_weight, control_features, rows_needed=2)
-    rng = make_generator(random_state)
-    return ks_interval(Ranked(scores, groups), confidence, floor=floor, draws=n_resamples, random_state=rng)
+    pairs = Pairs(groups, scores, _seed(random_state))
+    return pairs.largest_interval(scores, confidence, draws=n_resamples)
 
 
 def ks_bound(
@@ -179,21 +178,26 @@ def ks_population(
     sensitive_features: Any,
     sample_weight: Any = None,
     control_features: Any = None,
-    floor: float | None = None,
     random_state: Seed = 0,
 ) -> float:
-    """Estimate of the population's KS distance: ``√(T² − floor²)``, 0 below the floor.
+    """Estimate of the population's KS distance: ``√(T² − floor²)``, 0 below the noise level ``floor``.
+
+    With more than two groups it is the largest over the pairs, each with its own distance and noise level, corrected
+    for pairs that nearly tie (docs/method.md 2.7).
 
     T, the distance of these rows, is larger by sampling, about √(k² + floor²) for a population distance k. On known
     populations (`benchmarks/promise.py`) the mean of the estimate is, at k = floor, a quarter too small where groups
     differ at one sharp peak and a quarter too large where they differ over the whole range; at k = 2 floors a tenth too
-    small and a fifth too large; near k for a shift. Of many candidates the smallest estimate is a lucky one: see
-    `ks.population_along_curve`. Pass ``floor`` when `ks_floor` of these rows is known already.
+    small and a fifth too large; near k for a shift.
     """
     scores, groups = _check(y_pred, sensitive_features, sample_weight, control_features)
-    if floor is None:
-        floor = ks_null(groups, scores, make_generator(random_state)).floor
-    return float(np.sqrt(max(0.0, ks_between(scores, groups) ** 2 - floor**2)))
+    pairs = Pairs(groups, scores, _seed(random_state))
+    squares = pairs.distances(scores)[None] ** 2 - pairs.floors**2
+    return float(pairs.largest(squares, pairs.floors)[1][0])
+
+
+def _seed(random_state: Seed) -> int:
+    return random_state if isinstance(random_state, int) else int(make_generator(random_state).integers(2**31))
 
 
 def ks_floor(

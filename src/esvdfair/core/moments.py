@@ -4,14 +4,16 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import pairwise
+from operator import add
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg.blas import dsyr, dsyrk
 
-from esvdfair.core import moments_file
+from esvdfair.core import array_file
 from esvdfair.core.checks import (
     Label,
     check_labels,
@@ -23,11 +25,12 @@ from esvdfair.core.checks import (
     to_numpy,
 )
 from esvdfair.core.ks import adjusting_factors, split_cell
-from esvdfair.distributed import all_gather, all_sum
 from esvdfair.exceptions import Given, InputError
 
 _CACHED_ROWS = 256  # rows of 256 float64 columns that fit in a core's own cache, with room to spare
 _BLOCK_ROWS = 1024  # rows of one product: enough for its speed, and no more than is given back to the system each time
+FIELDS = {"rows": "i8", "counts": "f8", "weight_squares": "f8", "means": "f8", "scatters": "f8"}
+"""Arrays that hold moments in a file, and their types."""
 _LARGEST_SUM = 1e300  # of squares in one batch, so that a sum over many batches stays in float64
 
 
@@ -180,44 +183,6 @@ class GroupMoments:
         self._add(list(other._groups.items()))
         return self
 
-    def all_reduce(self) -> Self:
-        """Add up the moments of all ranks of the ``torch.distributed`` process group; returns self.
-
-        Every rank ends with the same moments. A rank that saw no row, or not every group, takes part like the
-        others. Without a process group nothing happens.
-        """
-        described = all_gather((self.labels, self.width if self._groups else None))
-        if len(described) == 1:
-            return self
-        widths = {width for _, width in described if width is not None}
-        if len(widths) > 1:
-            raise ValueError(f"the ranks hold moments of different widths {sorted(widths)}; they must share one layer.")
-        if not widths:
-            return self
-        check_labels(label for own, _ in described for label in own)
-        labels = sorted({label for own, _ in described for label in own}, key=sort_key)
-        width = widths.pop()
-        self._whole = {label: self._summed(label, width) for label in labels}
-        self._covariances = None
-        return self
-
-    def _summed(self, label: Label, width: int) -> _Moments:
-        """Two sums over the ranks: first of means, then of scatters about the common mean."""
-        own = self._groups.get(label) or _Moments(0, 0.0, 0.0, np.zeros(width), np.zeros((width, width)))
-        mean, scatter = to_numpy(own.mean), to_numpy(own.scatter)
-        rows, weight, squares, *first = all_sum(
-            np.concatenate([[own.rows, own.weight, own.weight_squares], own.weight * mean])
-        )
-        common = np.array(first) / weight
-        delta = mean - common
-        return _Moments(
-            round(rows),
-            float(weight),
-            float(squares),
-            common,
-            all_sum(scatter + own.weight * np.outer(delta, delta)),
-        )
-
     def _add(self, groups: list[tuple[Label, _Moments]]) -> None:
         total = dict(self._whole)
         for label, moments in groups:
@@ -305,6 +270,11 @@ class GroupMoments:
         """Σw over all rows."""
         return float(self.counts.sum()) if self._everyone is None else self._everyone.weight
 
+    @property
+    def has_own_pool(self) -> bool:
+        """Whether the pooled moments are of other rows than those of the groups."""
+        return self._everyone is not None
+
     def pooled_mean(self) -> NDArray[np.float64]:
         """(n,) mean over all rows of all groups."""
         if self._everyone is not None:
@@ -328,35 +298,43 @@ class GroupMoments:
         part._everyone = None if self._everyone is None else self._everyone.columns(selection)
         return part
 
-    def adjusted(self, parts: int) -> "GroupMoments":
+    def only(self, labels: Sequence[Label]) -> "GroupMoments":
+        """Moments of some of the groups; the pooled ones stay those of all rows."""
+        if set(labels) == set(self._groups):
+            return self
+        part = GroupMoments()
+        part._whole = {label: self._groups[label] for label in labels}
+        every = [self._everyone] if self._everyone is not None else self._ordered()
+        part._everyone = reduce(add, every)
+        return part
+
+    def with_pooled(self, everyone: "GroupMoments") -> "GroupMoments":
+        """These groups, with the pooled moments of other rows: those of all groups of ``everyone`` together."""
+        part = GroupMoments()
+        part._whole = dict(self._groups)
+        part._everyone = reduce(add, everyone._ordered())
+        return part
+
+    def adjusted(self, parts: int, judged: Sequence[Label] | None = None) -> "GroupMoments":
         """From moments of cells (see :mod:`esvdfair.core.ks`) those of groups that all have the same mix of strata.
 
-        The groups are the first ``parts`` parts of the labels. Pooled moments stay those of all rows as they are: the
-        error is everybody's, only gaps are adjusted.
+        The groups are the first ``parts`` parts of the labels, all of them or those in ``judged``. Pooled moments stay
+        those of all rows as they are: the error is everybody's, only gaps are adjusted.
         """
         cells = [(split_cell(label, parts), self._groups[label]) for label in self.labels]
-        groups = sorted({group for (group, _), _ in cells}, key=sort_key)
+        groups = sorted({group for (group, _), _ in cells} if judged is None else judged, key=sort_key)
         strata = sorted({stratum for (_, stratum), _ in cells}, key=sort_key)
         mass = np.zeros((len(groups), len(strata)))
-        for (group, stratum), moments in cells:
-            mass[groups.index(group), strata.index(stratum)] = moments.weight
+        compared = [(groups.index(g), strata.index(s), moments) for (g, s), moments in cells if g in groups]
+        for g, s, moments in compared:
+            mass[g, s] = moments.weight
         factors = adjusting_factors(mass)
         result = GroupMoments()
-        for (group, stratum), moments in cells:
-            factor = float(factors[groups.index(group), strata.index(stratum)])
-            result._everyone = moments if result._everyone is None else result._everyone + moments
-            if factor > 0:
-                result._add([(group, moments.scaled(factor))])
+        result._everyone = reduce(add, [moments for _, moments in cells])
+        for g, s, moments in compared:
+            if factors[g, s] > 0:
+                result._add([(groups[g], moments.scaled(float(factors[g, s])))])
         return result
-
-    def mapped(self, matrix: NDArray[np.float64]) -> "GroupMoments":
-        """Moments of ``matrix · x`` for the rows x, matrix (k, n), as a new object."""
-        return self.replaced(self.means @ matrix.T, matrix @ self.scatters @ matrix.T)
-
-    def replaced(self, means: NDArray[np.float64], scatters: NDArray[np.float64]) -> "GroupMoments":
-        """The same numbers of rows and weights with other means and scatters, as a new object."""
-        self._refuse_adjusted()
-        return self.from_arrays(self.labels, self.rows, self.counts, self.weight_squares, means, scatters)
 
     @classmethod
     def from_arrays(cls, labels: Sequence[Label], *arrays: Any) -> "GroupMoments":
@@ -397,47 +375,50 @@ class GroupMoments:
 
     # --- files -------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str], *, about: Mapping[str, Any] | None = None) -> None:
-        """Write to one file: a zip of plain arrays and a header, no pickle. It appears whole or not at all.
-
-        ``about`` is any mapping that JSON can hold: what these are moments of. It stands in the header, beside the
-        SHA-256 of all that the file says.
-        """
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to one file: a zip of plain arrays and a header, no pickle. It appears whole or not at all."""
         self._refuse_adjusted()
-        moments_file.write(path, self.labels, self.width if self._groups else 0, self._arrays(), about)
-
-    def digest(self) -> str:
-        """SHA-256 of the labels and the numbers: the same for the same rows."""
-        return moments_file.digest(self.labels, self._arrays())
-
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        """What a file holds beside its header."""
-        return {name: getattr(self, name) for name in moments_file.FIELDS} if self._groups else {}
+        arrays = {name: getattr(self, name) for name in FIELDS} if self._groups else {}
+        array_file.write(path, "moments", 3, {"labels": self.labels}, arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "GroupMoments":
         """Read what :meth:`save` wrote. A file of another kind, a damaged one, or impossible moments: ValueError."""
-        moments, _ = cls.load_with_about(path)
-        moments.check_possible(path)
-        return moments
+        header, arrays = array_file.read(path, "moments", 3)
+        try:
+            return cls.from_file([array_file.label_from_json(item) for item in header["labels"]], arrays)
+        except (TypeError, ValueError) as error:
+            raise array_file.damaged(path, "moments", error) from error
 
     @classmethod
-    def load_with_about(cls, path: str | os.PathLike[str]) -> tuple["GroupMoments", dict[str, Any] | None]:
-        """As :meth:`load` without :meth:`check_possible`, and beside the moments what ``about`` said of them."""
-        labels, arrays, about = moments_file.read(path)
-        return cls.from_arrays(labels, *arrays) if labels else cls(), about
+    def from_file(cls, labels: Sequence[Label], arrays: Mapping[str, NDArray[Any]]) -> "GroupMoments":
+        """From labels and arrays of a file; ValueError where no rows have such moments."""
+        if not labels:
+            return cls()
+        check_labels(labels)
+        if sorted(set(labels), key=sort_key) != list(labels):
+            raise ValueError("its groups are not in order")
+        if set(arrays) != set(FIELDS):
+            raise ValueError("arrays are missing")
+        width = arrays["means"].shape[-1]
+        shapes = {"means": (len(labels), width), "scatters": (len(labels), width, width)}
+        for name, dtype in FIELDS.items():
+            if arrays[name].shape != shapes.get(name, (len(labels),)) or arrays[name].dtype != dtype:
+                raise ValueError(f"its {name} have another type or shape than they should")
+        moments = cls.from_arrays(labels, *(arrays[name] for name in FIELDS))
+        if not moments._is_possible():
+            raise ValueError("no rows have such moments")
+        return moments
 
-    def check_possible(self, path: Any = None) -> None:
-        """Raise ValueError unless these can be moments of rows: finite, symmetric, no negative variance anywhere."""
-        if not self._groups:
-            return
-        rows, counts, squares, means, scatters = (getattr(self, name) for name in moments_file.FIELDS)
+    def _is_possible(self) -> bool:
+        """Whether these can be moments of rows: finite, symmetric, no negative variance anywhere."""
+        rows, counts, squares, means, scatters = (getattr(self, name) for name in FIELDS)
         with np.errstate(over="ignore", invalid="ignore"):
             # What rounding leaves of a constant column is of the size of its mean, not of its variance.
             noise = 1e-12 * counts[:, None] * means**2
             scale = np.sqrt(np.maximum(np.diagonal(scatters, axis1=1, axis2=2), 0.0) + noise)
             unit = scatters / np.maximum(scale[:, :, None] * scale[:, None, :], np.finfo(np.float64).tiny)
-            possible = (
+            return bool(
                 all(np.isfinite(a).all() for a in (counts, squares, means, scatters, unit))
                 and (rows >= 1).all()
                 and (counts > 0).all()
@@ -445,10 +426,6 @@ class GroupMoments:
                 and (squares <= counts**2 * (1 + 1e-9)).all()
                 and np.abs(unit - unit.transpose(0, 2, 1)).max() < 1e-8
                 and np.linalg.eigvalsh(unit).min() > -1e-6
-            )
-        if not possible:
-            raise ValueError(
-                f"{'these' if path is None else repr(os.fspath(path))}: no rows have such moments (damaged)."
             )
 
 

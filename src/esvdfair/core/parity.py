@@ -43,6 +43,7 @@ _HARD = 1e-12
 _NO_BUDGET = 1e-200
 # In units of ‖z‖² and of the largest difference of covariances: what counts as certified, and as met.
 _CERTIFIED, _MET = 1e-7, 1e-9
+_LARGEST_MULTIPLIER = 1e6
 _MAX_STEPS = 100
 _LARGE = 4000  # groups times coordinates beyond which the local solver starts from one point only
 # Gaps below these parts of the features' own spread are rounding of the moments, not gaps.
@@ -188,8 +189,7 @@ class ParityProblem:
         )
         if constant:  # to the last bit: what rounding leaves of a weight could still tell the groups apart
             space = quadratic.space
-            spreads = space.axes**2 @ space.variances  # (p,) of the features; the dead ones keep their weights
-            moved = np.where(spreads > 1e-12 * spreads.max(), fit.weight, 0.0)
+            moved = np.where(space.axes.any(axis=1), fit.weight, 0.0)  # the dead ones keep their weights
             fit = replace(fit, weight=fit.weight - moved, bias=fit.bias + float(space.mean @ moved))
         return fit
 
@@ -319,12 +319,18 @@ def nearest_within_all(covariances: Array, z: Array, budget: float) -> Nearest:
     size, differences = float(np.linalg.norm(z)), covariances - covariances.mean(axis=0)
     unit = float(np.abs(differences).max())
     dual = _Dual(z / size, differences / unit, budget / unit / size**2)
-    for barrier in (False, True):
-        y = dual.minimise(barrier=barrier)
-        v, bound = dual.solution(y), dual.bound(y)
-        if dual.is_met(v) and dual.distance(v) - bound <= _CERTIFIED:
-            return Nearest(size * v, dual.basis @ y / unit, size**2 * max(dual.distance(v) - bound, 0.0), True, "dual")
-    v = dual.polish(y)
+    # Where only huge multipliers make variances equal, rounding of the forms would decide, and the bound would say
+    # nothing. Then they are made equal up to what counts as met.
+    relaxed = _Dual(dual.z, dual.forms, _MET)
+    for each, barrier in ((dual, False), (dual, True), *([(relaxed, False)] if 2 * dual.half < _MET else [])):
+        y = each.minimise(barrier=barrier)
+        v, bound = each.solution(y), each.bound(y)
+        known = np.abs(each.basis @ y).max() <= _LARGEST_MULTIPLIER
+        if known and each.is_met(v) and each.distance(v) - bound <= _CERTIFIED:
+            return Nearest(size * v, each.basis @ y / unit, size**2 * max(each.distance(v) - bound, 0.0), True, "dual")
+        if each is dual:
+            start = y
+    y, bound, v = start, dual.bound(start), dual.polish(start)
     gap = max(dual.distance(v) - bound, 0.0)
     return Nearest(size * v, dual.basis @ y / unit, size**2 * gap, gap <= _CERTIFIED, "local")
 

@@ -1,18 +1,23 @@
 """The quadratic that every refit of the last layer minimises, in the coordinates of the features' principal axes.
 
-A last layer predicts ``h·w + b`` from features h (p of them). With target t, original weights w₀ and ridge ρ,
+A last layer predicts ``h·w + b`` from features h (p of them). With target t, original weights w₀, ridge ρ and a unit
+s_j of each feature,
 
-    min over w, b of   E(t − h·w − b)² + ρ‖w − w₀‖².
+    min over w, b of   E(t − h·w − b)² + ρ Σ s_j² (w_j − w₀_j)².
+
+The unit is the standard deviation of the feature, which makes the ridge independent of scale: a feature times 1000 with
+its weight divided by 1000 is the same feature. A feature that varies on a few rows only (a ReLU unit that fires on
+three) would be free to fit those rows; it gets a far larger unit, which holds its weight (:func:`unit_factors`).
 
 The best bias is ``b = t̄ − h̄·w`` whatever w is, so only w remains (a layer without bias is not centred). The pooled
-covariance of the features is ``C = QΛQᵀ`` with Q (p × r) over its r non-zero eigenvalues: many ReLU units are dead, so
-r is often far below p. Directions outside Q never move the outputs; there w keeps w₀. Along them
-``w = w_null + Q (Λ+ρ)^{-1/2} u`` and the objective is ``‖u − u_ridge‖² + constant``: in the whitened coordinates u it
-is a plain distance. The paper's own refit, a few epochs of Adam on the first term, stands at the end.
+covariance of the features in their units is ``C = QΛQᵀ`` with Q (p × r) over its r non-zero eigenvalues: many ReLU
+units are dead, so r is often far below p. Directions outside Q never move the outputs; there w keeps w₀. Along them
+``w = w_null + s⁻¹Q (Λ+ρ)^{-1/2} u`` and the objective is ``‖u − u_ridge‖² + constant``: in the whitened coordinates u
+it is a plain distance. The paper's own refit, a few epochs of Adam on the first term, is at the end.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +33,10 @@ Array = NDArray[np.float64]
 
 # Below this part of the largest variance a direction is rounding: of eigh in float64, and of float32 activations.
 _DEAD = 1e-13
+_ROUNDING = 64 * float(np.finfo(np.float64).eps)  # part of its mean below which a standard deviation is rounding
+_FEWEST_ROWS = 10  # on which a feature must vary for its weight to be refitted
+_PEAKED = 12  # of fewer than 120 rows: one in so many (it is one in three for a normal distribution)
+_HELD = 3e4  # factor on the unit of others: a ridge of 1e-6 counts as 1000 for them
 _ROWS_AT_ONCE = 512
 # The defaults of torch.optim.Adam, which the paper used.
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
@@ -42,7 +51,7 @@ class Fit:
     weight : (p,) w
     bias : b; 0.0 for a layer without bias
     target : what it aimed at: "labels", "predictions", "optimum 0.05"
-    ridge : ρ, relative to the mean variance of the features
+    ridge : ρ, relative to the variance of each feature
     strength : how hard parity was pressed for: λ_w of transport, λ_e of parity, 0 without
     converged : whether the method reached its own stopping rule
     diagnostics : what else the method knows, by name; see there
@@ -66,31 +75,47 @@ class FeatureSpace:
     Attributes
     ----------
     mean : (p,) pooled mean of the features; zeros for a layer without bias, where nothing may be centred
-    axes : (p, r) Q, the eigenvectors of the pooled covariance with non-zero eigenvalue
-    variances : (r,) Λ, their eigenvalues (divisor Σw)
-    mean_gaps : (G(G−1)/2, r) differences of group means along the axes, one row for each pair
-    group_covariances : (G, r, r) ``Qᵀ Cov_g Q``, unbiased
+    axes : (p, r) ``s⁻¹Q``: coordinates of features are ``(h − mean) @ axes``
+    dual : (p, r) ``sQ``: coordinates of weights are ``w @ dual``; ``dual.T @ axes`` is the identity
+    variances : (r,) Λ (divisor Σw)
+    group_means : (G, r) of the features along the axes
+    group_covariances : (G, r, r), unbiased
+    group_rows : (G,) effective rows, (Σw)²/Σw²
     intercept : whether the layer has a bias
     """
 
     mean: Array
     axes: Array
+    dual: Array
     variances: Array
-    mean_gaps: Array
+    group_means: Array
     group_covariances: Array
+    group_rows: Array
     intercept: bool = True
 
     @classmethod
     def from_moments(
-        cls, moments: GroupMoments, n_features: int | None = None, *, intercept: bool = True
+        cls,
+        moments: GroupMoments,
+        n_features: int | None = None,
+        *,
+        intercept: bool = True,
+        factors: Array | None = None,
     ) -> "FeatureSpace":
-        """From moments whose first ``n_features`` columns (default: all) are the features."""
+        """From moments whose first ``n_features`` columns (default: all) are the features.
+
+        ``factors`` (p,), from :func:`unit_factors`, multiply the units of the features.
+        """
         features = moments if n_features is None else moments.columns(slice(0, n_features))
         features.require_groups(rows=2)
         mean = features.pooled_mean()
         second = features.pooled_scatter() / features.pooled_weight
         if not intercept:
             second, mean = second + np.outer(mean, mean), np.zeros_like(mean)
+        constant = np.diag(second) <= (_ROUNDING * mean) ** 2
+        unit = np.where(constant, 0.0, np.sqrt(np.diag(second))) * (1.0 if factors is None else factors)
+        inverse = np.divide(1.0, unit, out=np.zeros_like(unit), where=unit > 0)
+        second = second * inverse * inverse[:, None]
         variances, axes = scipy.linalg.eigh(second)
         live = variances > max(len(mean) * np.finfo(np.float64).eps, _DEAD) * max(variances[-1], 0.0)
         if not live.any():
@@ -99,29 +124,92 @@ class FeatureSpace:
                 "check that the rows differ and that the layer below is not dead."
             )
         axes, variances = axes[:, live], variances[live]
+        # Eigenvectors are known up to their sign, on which a local solver's path may depend.
+        axes = axes * np.sign(np.take_along_axis(axes, np.abs(axes).argmax(axis=0)[None], axis=0))
+        if factors is not None and factors.max() > 1.0:  # eigh knows variances to a part of the largest only
+            variances = np.einsum("ij,ij->j", axes, second @ axes)
+        axes, dual = inverse[:, None] * axes, unit[:, None] * axes
         return cls(
             mean=mean,
             axes=axes,
+            dual=dual,
             variances=variances,
-            mean_gaps=features.mean_differences() @ axes,
+            group_means=(features.means - mean) @ axes,
             group_covariances=axes.T @ features.covariances() @ axes,
+            group_rows=features.counts**2 / features.weight_squares,
             intercept=intercept,
         )
+
+    @cached_property
+    def mean_gaps(self) -> Array:
+        """(G(G−1)/2, r) differences of group means along the axes, one row for each pair."""
+        first, second = np.triu_indices(len(self.group_means), k=1)
+        gaps: Array = self.group_means[first] - self.group_means[second]
+        return gaps
 
     def rotate(self, features: ArrayLike) -> Array:
         """(rows, p) features -> (rows, r) centred coordinates along the axes."""
         rotated: Array = (np.asarray(features, dtype=np.float64) - self.mean) @ self.axes
         return rotated
 
+    def denoised(self) -> "FeatureSpace":
+        """With group means and covariances drawn to the pooled ones by what sampling noise adds to them.
 
-def blocks(rows: int) -> Iterator[slice]:
+        In the coordinates in which the pooled covariance is the identity (r of them), with n_g effective rows,
+        ``d_g = x̄_g − x̄`` is multiplied by ``max(0, 1 − tr C_g/(n_g‖d_g‖²))``, and the eigenvalues of ``C_g − C̄`` are
+        moved towards 0 by ``2√x + x``, ``x = r/n_g``: the largest that pure noise has.
+        """
+        root = np.sqrt(self.variances)
+        share = self.group_rows / self.group_rows.sum()
+        common = np.tensordot(share, self.group_covariances, 1)
+        middle = (0.0 if self.intercept else share @ self.group_means) * np.ones(len(root))
+        means, covariances = np.empty_like(self.group_means), np.empty_like(self.group_covariances)
+        for g, n in enumerate(self.group_rows):
+            gap = (self.group_means[g] - middle) / root
+            trace = float(np.sum(np.diag(self.group_covariances[g]) / root**2))
+            means[g] = middle + max(0.0, 1 - trace / (n * max(gap @ gap, 1e-300))) * (self.group_means[g] - middle)
+            sizes, vectors = np.linalg.eigh((self.group_covariances[g] - common) / root / root[:, None])
+            noise = 2 * np.sqrt(len(sizes) / n) + len(sizes) / n
+            sizes = np.sign(sizes) * np.maximum(0.0, np.abs(sizes) - noise)
+            lift = root[:, None] * vectors
+            covariances[g] = common + (lift * sizes) @ lift.T
+        return replace(self, group_means=means, group_covariances=covariances)
+
+
+def unit_factors(features: NDArray[Any], sample_weight: Array, *, centred: bool = True) -> Array:
+    """(p,) factors on the units of features (rows, p): 1, or other values for features that must not be refitted.
+
+    A feature that varies on k of n rows has ``n m₂²/m₄ = k`` (m₂, m₄ its second and fourth central moments, or those
+    about zero without ``centred``). Below 10 such rows, or one row in 12, the factor is large, so that the weight is
+    held. It is 0 for a feature that is constant up to the rounding of its dtype.
+    """
+    share = sample_weight / sample_weight.sum()
+    size = np.abs(features).max(axis=0).astype(np.float64)  # so that fourth powers neither overflow nor vanish
+    scale = np.divide(1.0, size, out=np.zeros_like(size), where=size > 0)
+    mean, second, fourth = np.zeros((3, features.shape[1]))
+    for block in blocks(len(features)):
+        mean += share[block] @ (features[block] * scale)
+    for block in blocks(len(features)):
+        square = (features[block] * scale - (mean if centred else 0.0)) ** 2
+        second += share[block] @ square
+        fourth += share[block] @ square**2
+    eps = float(np.finfo(features.dtype).eps) if features.dtype.kind == "f" else 0.0
+    rounding = max(4 * eps, _ROUNDING) * np.abs(mean)
+    varies = second > (rounding**2 if centred else 0.0)
+    fewest = min(_FEWEST_ROWS, len(features) / _PEAKED)
+    rare = second**2 * len(features) < fewest * fourth
+    factors: Array = np.where(varies, np.where(rare, _HELD, 1.0), 0.0)
+    return factors
+
+
+def blocks(rows: int, size: int = _ROWS_AT_ONCE) -> Iterator[slice]:
     """Rows a few at a time: a float64 copy of all features would be large, and new memory costs more than products."""
-    return (slice(start, start + _ROWS_AT_ONCE) for start in range(0, rows, _ROWS_AT_ONCE))
+    return (slice(start, start + size) for start in range(0, rows, size))
 
 
 @dataclass(frozen=True)
 class Quadratic:
-    """``E(t − h·w − b)² + ρ‖w − w₀‖²`` for one target and one ridge.
+    """``E(t − h·w − b)² + ρ Σ s_j² (w_j − w₀_j)²`` for one target and one ridge.
 
     Attributes
     ----------
@@ -129,7 +217,7 @@ class Quadratic:
     cross : (r,) covariance of the target with the features along the axes (divisor Σw)
     target_mean : of the target
     original : (p,) w₀
-    ridge : ρ relative to the mean variance of the features, ``tr(C)/p``
+    ridge : ρ, relative to the variance of each feature
     """
 
     space: FeatureSpace
@@ -178,34 +266,29 @@ class Quadratic:
     def from_layer(cls, space: FeatureSpace, weight: Array, bias: float, ridge: float) -> "Quadratic":
         """With the outputs of the original layer themselves as the target: needs no rows."""
         mean = float(space.mean @ weight + bias) if space.intercept else 0.0
-        return cls(space, space.variances * (weight @ space.axes), mean, weight, ridge)
-
-    @cached_property
-    def penalty(self) -> float:
-        """ρ in absolute terms."""
-        return float(self.ridge * self.space.variances.sum() / len(self.space.mean))
+        return cls(space, space.variances * (weight @ space.dual), mean, weight, ridge)
 
     @cached_property
     def scale(self) -> Array:
         """(r,) ``(Λ+ρ)^{-1/2}``: from whitened to principal coordinates."""
-        scale: Array = 1.0 / np.sqrt(self.space.variances + self.penalty)
+        scale: Array = 1.0 / np.sqrt(self.space.variances + self.ridge)
         return scale
 
     @cached_property
     def minimiser(self) -> Array:
         """(r,) whitened coordinates of the ridge solution, the minimum of the quadratic."""
-        minimiser: Array = self.scale * (self.cross + self.penalty * self._along)
+        minimiser: Array = self.scale * (self.cross + self.ridge * self._along)
         return minimiser
 
     @cached_property
     def _along(self) -> Array:
         """(r,) w₀ along the axes."""
-        along: Array = self.original @ self.space.axes
+        along: Array = self.original @ self.space.dual
         return along
 
     def coordinates(self, weight: Array) -> Array:
         """Whitened coordinates of a weight vector."""
-        u: Array = (weight @ self.space.axes) / self.scale
+        u: Array = (weight @ self.space.dual) / self.scale
         return u
 
     def layer(self, u: Array) -> tuple[Array, float]:

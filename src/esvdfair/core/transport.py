@@ -8,14 +8,19 @@ of group g's outputs,
 
     T(v) = mean of W₂²(g, h) = ∫ mean of (Q_g − Q_h)² dt   over the pairs g < h,
 
-for two groups W₂² itself. All pairs count alike, however few people are in them: the KS distance is the largest of any
-pair (docs/decisions/0006). In a matrix A (G−1 × G) with ``AᵀA = 2 (I − 11ᵀ/G) / (G−1)`` the integrand is ``‖A Q(t)‖²``:
-rows of A are *contrasts* between groups.
+for two groups W₂² itself. The derivative of Q_g(t) is the feature row at level t. Averaged over quantile bins, made at
+some point, it gives for each pair a block B_gh (bins × r) with ``T ≈ mean of ‖B_gh v‖²``; with B fixed the problem is a
+small linear system. All pairs count alike, but what a pair can demand grows with what its rows can show: bins are as
+many as 8 rows a bin allow, of the smaller group, and with three groups or more the noise of bin means is taken out of
+each block. In whitened coordinates a block of pure noise has singular values up to about ``τ``,
 
-The derivative of Q_g(t) is the feature row at level t. Averaged over quantile bins, made at some point, it gives a
-matrix B with ``T ≈ ‖Bv‖²``; with B fixed the problem is a small linear system. One such solve for each strength on an
-ascending path, with the bins of the point before, is the whole trade-off curve. T itself has many valleys; descending
-into them buys nothing on new people, and lets the last bits of the rows decide which.
+    τ² = (1/n_g + 1/n_h) (√bins + √d)²,   d = Σ Λ/(Λ+ρ),
+
+so singular values s become ``√max(0, s² − τ²)``: forty rows cannot steer twenty thousand.
+
+One such solve for each strength on an ascending path, with the bins of the point before, is the whole trade-off curve.
+T itself has many valleys; descending into them buys nothing on new data, and lets the last bits of the rows decide
+which.
 
 Bins are cut by rank, so between two rows that change places at an edge the solution does not depend on the order at
 all. Smoothing them makes the path depend on every output a little, and that grows about threefold with each strength
@@ -23,7 +28,7 @@ all. Smoothing them makes the path depend on every output a little, and that gro
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import ceil, inf, log
 
 import numpy as np
@@ -33,6 +38,7 @@ from numpy.typing import NDArray
 
 from esvdfair.core.quadratic import Array, Fit, Quadratic
 
+_BLOCK_ROWS = 896  # of the blocks of all pairs together
 _ROWS_PER_BIN = 8  # fewer, and a bin mean says more about its rows than about its quantile
 _TIE = 1e-9  # outputs closer than this part of their first spread are one: only rounding would tell them apart
 _WEAK, _RUNG = 0.1, 6.0  # the first step from the ridge solution, and the factor between two steps, at most
@@ -57,10 +63,15 @@ def transport_path(problem: "TransportProblem", quadratic: Quadratic, *, strengt
     u = quadratic.minimiser
     outputs = problem.outputs(quadratic.scale * u)
     tie = _TIE * float(np.std(outputs))
+    freedom = float(quadratic.space.variances @ quadratic.scale**2)  # d
     fits: dict[float, Fit] = {}
     for strength in _ladder({0.0, *strengths}):
         if strength > 0:
-            u = _solve(quadratic.minimiser, problem.bin_contrasts(outputs, tie=tie) * quadratic.scale, strength)
+            blocks = [block * quadratic.scale for block in problem.pair_blocks(outputs, tie=tie)]
+            if len(blocks) > 1:
+                noise = problem.pair_noise
+                blocks = [_denoised(*each, freedom) for each in zip(blocks, noise, strict=True)]
+            u = _solve(quadratic.minimiser, np.concatenate(blocks), strength)
             outputs = problem.outputs(quadratic.scale * u)
         if strength in strengths:
             fits[strength] = quadratic.fit(u, strength=strength)
@@ -75,6 +86,18 @@ def _ladder(strengths: set[float]) -> list[float]:
         steps = ceil(log(high / low) / log(_RUNG)) if high > low else 1
         ladder += [low * (high / low) ** (k / steps) for k in range(1, steps)]
     return sorted(ladder)
+
+
+def _denoised(block: Array, noise: float, freedom: float) -> Array:
+    """A block (bins, r) in whitened coordinates without what noise adds to its singular values.
+
+    ``noise`` is 1/n_g + 1/n_h; the block carries the factor 1/pairs of the mean over pairs in its own scale.
+    """
+    squares, vectors = scipy.linalg.eigh(block @ block.T)
+    threshold = noise * (np.sqrt(len(block)) + np.sqrt(freedom)) ** 2
+    kept = np.sqrt(np.maximum(0.0, squares - threshold) / np.maximum(squares, 1e-300))
+    shrunk: Array = (vectors * kept) @ (vectors.T @ block)
+    return shrunk
 
 
 def _solve(z: Array, b: Array, strength: float) -> Array:
@@ -99,7 +122,8 @@ class TransportProblem:
     codes : (rows,) group of each row, 0 .. n_groups − 1
     n_groups : G
     sample_weight : (rows,) non-negative; a row of weight 0 is left out. Only proportions within a group count
-    n_bins : quantile bins; fewer are used when the smallest group has under 8 rows a bin
+    n_bins : quantile bins of a pair at most; fewer where the smaller group has under 8 rows a bin, or there are many
+        pairs
 
     Raises
     ------
@@ -129,18 +153,27 @@ class TransportProblem:
         self._rows = rotated[order]
         self._parts = [slice(a, b) for a, b in pairwise(bounds)]
         weights = [weight[order[part]] for part in self._parts]
-        self.contrasts = _contrasts(n_groups)
-        self.n_bins = int(max(1, min(n_bins, sizes.min() // _ROWS_PER_BIN)))
+        self._pairs = list(combinations(range(n_groups), 2))
+        most = max(1, min(n_bins, _BLOCK_ROWS // len(self._pairs)))
+        bins = np.clip(sizes // _ROWS_PER_BIN, 1, most)
+        # Of more than two groups a power of two, so that the bins of one are whole bins of the other.
+        self.bins = np.full(2, bins.min()) if n_groups == 2 else 2 ** np.floor(np.log2(bins)).astype(int)
         self._weight = np.concatenate([w / w.sum() for w in weights])  # 1 in every group
-        self._offset = np.repeat(np.arange(n_groups, dtype=np.int32) * self.n_bins, sizes)  # of the group's bins
+        self._first = np.concatenate([[0], np.cumsum(self.bins)])  # bin of each group
+
+    @property
+    def pair_noise(self) -> list[float]:
+        """(1/n_g + 1/n_h) over the number of pairs, n the effective rows: the noise in the blocks."""
+        squares = [float(self._weight[part] @ self._weight[part]) for part in self._parts]
+        return [(squares[g] + squares[h]) / len(self._pairs) for g, h in self._pairs]
 
     def outputs(self, v: Array) -> Array:
         """(rows,) ``z_i·v``, in the order of the groups."""
         outputs: Array = self._rows @ v
         return outputs
 
-    def bin_contrasts(self, outputs: Array, *, tie: float = 0.0) -> Array:
-        """((G−1)·bins, r) B with ``T ≈ ‖Bv‖²``: contrasts between the groups' mean rows in each quantile bin.
+    def pair_blocks(self, outputs: Array, *, tie: float = 0.0) -> list[Array]:
+        """For each pair the block (bins, r) B_gh, with ``T ≈ Σ ‖B_gh v‖²``: differences of mean rows in quantile bins.
 
         Rows whose outputs lie within ``tie`` of their neighbours share their levels, so that their order is of no
         effect; a row that an edge cuts belongs to both bins in parts.
@@ -148,8 +181,9 @@ class TransportProblem:
         lower, upper = np.empty((2, len(outputs)))
         for part in self._parts:
             lower[part], upper[part] = _levels(outputs[part], self._weight[part], tie)
-        first = np.minimum(lower * self.n_bins, self.n_bins - 1).astype(np.int32)
-        last = np.minimum(np.ceil(upper * self.n_bins), self.n_bins).astype(np.int32) - 1
+        bins = np.repeat(self.bins, [part.stop - part.start for part in self._parts]).astype(np.int32)
+        first = np.minimum(lower * bins, bins - 1).astype(np.int32)
+        last = np.minimum(np.ceil(upper * bins), bins).astype(np.int32) - 1
         spans = np.maximum(last - first, 0) + 1  # 1 but for the rows that an edge cuts
         starts = np.concatenate([[0], np.cumsum(spans)]).astype(np.int32)
         row = np.repeat(np.arange(len(outputs)), spans)
@@ -157,15 +191,21 @@ class TransportProblem:
         mass = self._weight[row]
         cut = np.flatnonzero(spans[row] > 1)
         i, q = row[cut], inside[cut]
-        overlap = np.minimum(upper[i], (q + 1) / self.n_bins) - np.maximum(lower[i], q / self.n_bins)
+        overlap = np.minimum(upper[i], (q + 1) / bins[i]) - np.maximum(lower[i], q / bins[i])
         mass[cut] *= overlap / (upper[i] - lower[i])
-        shape = (len(self._parts) * self.n_bins, len(outputs))
+        offset = np.repeat(self._first[:-1], [part.stop - part.start for part in self._parts]).astype(np.int32)
+        shape = (int(self._first[-1]), len(outputs))
         # By columns, so that the product reads the rows in the order in which they lie in memory.
-        average = scipy.sparse.csc_array((mass, inside + self._offset[row], starts), shape=shape)
-        sums = np.asarray(average @ self._rows)
-        means = np.sqrt(self.n_bins) * sums.reshape(len(self._parts), self.n_bins, -1)
-        contrasts: Array = np.tensordot(self.contrasts, means, 1).reshape(-1, sums.shape[1])
-        return contrasts
+        average = scipy.sparse.csc_array((mass, inside + offset[row], starts), shape=shape)
+        sums = np.split(np.asarray(average @ self._rows), self._first[1:-1])
+        return [self._block(sums[g], sums[h]) for g, h in self._pairs]
+
+    def _block(self, a: Array, b: Array) -> Array:
+        """The difference of two groups' mean rows in the bins of the coarser, over √bins and √pairs."""
+        bins = min(len(a), len(b))
+        a, b = (sums.reshape(bins, -1, sums.shape[1]).sum(axis=1) for sums in (a, b))
+        block: Array = np.sqrt(bins / len(self._pairs)) * (a - b)
+        return block
 
 
 def _levels(outputs: Array, weight: Array, tie: float) -> tuple[Array, Array]:
@@ -181,9 +221,3 @@ def _levels(outputs: Array, weight: Array, tie: float) -> tuple[Array, Array]:
     lower, upper = np.empty((2, len(outputs)))
     lower[order], upper[order] = low, high
     return lower, upper
-
-
-def _contrasts(groups: int) -> Array:
-    """(G−1, G) A with ``AᵀA = 2 (I − 11ᵀ/G) / (G−1)``; (1, −1) up to sign for two groups."""
-    contrasts: Array = np.sqrt(2 / (groups - 1)) * scipy.linalg.null_space(np.ones((1, groups))).T
-    return contrasts

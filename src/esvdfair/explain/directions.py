@@ -277,8 +277,6 @@ def _see(adapter: ModelAdapter, batches: Batches, which: int | str) -> tuple[_Se
         left = row_key(batch.row_id, 0) < 0.5
         for moments, mine in ((whole, weight), (halves[0], weight * left), (halves[1], weight * ~left)):
             moments.update_codes(inputs, batch.labels, batch.codes, mine)
-    for moments in (whole, *halves):
-        moments.all_reduce()
     full = all(half.labels == whole.labels and half.rows.min() >= 2 for half in halves)
     if first.group_parts:
         whole = whole.adjusted(first.group_parts)

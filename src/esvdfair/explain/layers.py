@@ -14,12 +14,11 @@ from esvdfair.core import gaps
 from esvdfair.core.edits import PAPER_REDUCTIONS, edit_exact
 from esvdfair.core.moments import GroupMoments
 from esvdfair.curve import CurvePoint, Judging, judge
-from esvdfair.distributed import few_threads
 from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.methods import Candidates, parity, refit_edited
+from esvdfair.methods import Candidates, parity, refit_edited, solve_all
 from esvdfair.models import adapt
 from esvdfair.models.base import LinearLayer
-from esvdfair.sample import Setting, draw, prepare
+from esvdfair.sample import Setting, draw, few_threads, prepare
 
 Array = NDArray[np.float64]
 
@@ -135,16 +134,17 @@ def _scan(setting: Setting, reductions: dict[str, float]) -> LayerScan:
     sample = draw(setting, inner=[layer.name for layer in setting.layers])
     if sample.judged_on == "train":
         setting = replace(setting, split=None)  # it has warned already that no rows could be held out
-    refits = parity(sample, targets=(sample.error_against,), effort=setting.effort, **reductions)
+    solve = parity((sample.error_against,), setting.effort, **reductions)
+    refits, _ = solve_all(sample, solve, setting.effort, scans=False)
     refits = [fit for fit in refits if fit.strength]
     curve = judge(Candidates.of(sample, refits), setting.adapter, effort=setting.effort, seed=setting.seed)
     reached = [_reached(setting, layer, sample.inner[layer.name], reductions) for layer in setting.layers[:-1]]
     points = (*reached, min(curve.points, key=lambda point: point.mse))
     rows = sample.judging
-    before, here = rows.prediction[:, None], Judging.of(rows, len(sample.labels))
+    before, here = rows.prediction[:, None], Judging(rows, len(sample.labels))
     return LayerScan(
         layers=tuple(_gap(layer, sample.inner[layer.name], p) for layer, p in zip(setting.layers, points, strict=True)),
-        ks_before=float(here.distances(before)[0]),
+        ks_before=float(here.distances(before).max()),
         mse_before=float(here.errors(before)[0]),
         ks_floor=curve.ks_floor,
         evaluated_on=sample.judged_on,

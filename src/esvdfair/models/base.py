@@ -244,6 +244,7 @@ class ModelAdapter(ABC):
         else:
             head = find_head(z, prediction, kinds=tail.kinds, operation=tail.operation, eps=eps)
         self._check_rows(rows, eps)
+        self._check_captured(rows, head, eps)
         return head
 
     def _layer(self, name: str) -> LinearLayer:
@@ -253,7 +254,7 @@ class ModelAdapter(ABC):
     def _check_repeats(self, rows: Any, eps: float) -> NDArray[Any]:
         """Raise unless the model predicts the same for the same rows; the prediction."""
         first, second = self.predict(rows), self.predict(rows)
-        if not _alike(first, second, eps):
+        if not same_values(first, second, eps):
             raise ValueError(
                 "the model predicts other values for the same rows when it runs again: something in it stays random, "
                 "such as dropout or input noise that is not switched off for prediction. Switch it off."
@@ -265,10 +266,31 @@ class ModelAdapter(ABC):
         whole, half = self._check_repeats(rows, eps), (row_count(rows) + 1) // 2
         parts = [row_slice(rows, 0, half), row_slice(rows, half, row_count(rows))]
         apart = np.concatenate([self.predict(part) for part in parts if row_count(part)])
-        if not _alike(whole, apart, eps):
+        if not same_values(whole, apart, eps):
             raise ValueError(
                 "the model predicts other values for a row when other rows stand beside it (a mean over the batch, or "
                 "a batch norm without statistics of its own), so its prediction is no function of the row."
+            )
+
+    def _check_captured(self, rows: Any, head: Head, eps: float) -> None:
+        """Raise unless inputs of the last layer, its weights and the head make what the model itself predicts."""
+        layer = self.layers(rows)[-1]
+        inputs, captured = self.capture(rows, [layer.name])
+        features, predicted = to_numpy(inputs[layer.name]).astype(np.float64), self.predict(rows).astype(np.float64)
+        if features.shape != (len(predicted), layer.weight.shape[1]):
+            return  # the layer sees several vectors of a row, which is refused where one is needed
+        bias = 0.0 if layer.bias is None else layer.bias[0]
+        with np.errstate(all="ignore"):
+            z, size = features @ layer.weight[0] + bias, np.abs(features) @ np.abs(layer.weight[0]) + abs(bias)
+            low, computed, high = (head.apply(z + step * eps * size) for step in (-64.0, 0.0, 64.0))
+            allowed = np.abs(high - low) + _rounding(predicted, eps)
+            misses = np.abs(np.stack([computed, to_numpy(captured).astype(np.float64)]) - predicted) > allowed
+        if misses.any():  # values that are not finite are refused elsewhere
+            which, row = np.argwhere(misses)[0]
+            found = (computed, captured)[which][row]
+            raise ValueError(
+                f"the model predicts {predicted[row]:.4g} where its linear layers give {float(found):.4g}, as its "
+                "predict changes what they compute. Pass a model without that change, and apply it to the predictions."
             )
 
 
@@ -646,10 +668,14 @@ def _close(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> bool:
     return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance * size, equal_nan=True))
 
 
-def _alike(a: NDArray[Any], b: NDArray[Any], eps: float) -> bool:
+def same_values(a: NDArray[Any], b: NDArray[Any], eps: float) -> bool:
     """Whether predictions differ by no more than what another order of summation in a deep model may do to them."""
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return True  # refused elsewhere, with a count of them
     a, b = a.astype(np.float64), b.astype(np.float64)
-    tolerance = min(max(1e-6, 2**13 * eps), 0.1) * float(np.ptp(a)) + 64 * eps * float(np.abs(a).max())
-    return bool(np.abs(a - b).max() <= tolerance)
+    return bool(np.abs(a - b).max() <= _rounding(a, eps))
+
+
+def _rounding(a: Array, eps: float) -> float:
+    """What another order of summation may do to predictions."""
+    return min(max(1e-6, 2**13 * eps), 0.1) * float(np.ptp(a)) + 64 * eps * float(np.abs(a).max())

@@ -287,7 +287,8 @@ def _start_session(
     graph = (part := copy.deepcopy(model)).graph
     if given is not None:
         graph.node.remove(next(node for node in graph.node if given.output in node.output))
-        graph.input.append(onnx.helper.make_tensor_value_info(given.output, given.weight.data_type, None))
+        kind = (given.bias or given.weight).data_type
+        graph.input.append(onnx.helper.make_tensor_value_info(given.output, kind, None))
     typed, inputs = {value.name: value for value in model.graph.output}, {value.name for value in graph.input}
     needed = onnx_graph.upstream(graph.node, tensors)
     nodes = [node for node in graph.node if not needed.isdisjoint(node.output)]

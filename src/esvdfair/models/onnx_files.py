@@ -42,7 +42,7 @@ def read_model(source: ModelSource) -> tuple[onnx.ModelProto, frozenset[int]]:
     if isinstance(source, bytes):
         data, folder, label = source, None, f"the model ({len(source)} bytes)"
     else:
-        path = Path(source)
+        path = _path(source)
         if path.is_dir():
             raise IsADirectoryError(f"{str(path)!r} is a directory; an ONNX file is needed.")
         if not path.exists():
@@ -57,6 +57,13 @@ def read_model(source: ModelSource) -> tuple[onnx.ModelProto, frozenset[int]]:
         budget -= _load(tensor, folder, budget)
     _check(model, label)
     return model, frozenset(index for index, _ in outside)
+
+
+def _path(path: str | os.PathLike[str]) -> Path:
+    """A path that a file can have."""
+    if "\0" in os.fspath(path):
+        raise ValueError(f"the path {os.fspath(path)!r} holds a NUL character, which no file name has; check the path.")
+    return Path(path)
 
 
 def all_tensors(message: Message) -> Iterator[onnx.TensorProto]:
@@ -88,7 +95,7 @@ def save_model(model: ModelSource, path: str | os.PathLike[str], *, like: ModelS
         count, other = (sum(1 for _ in all_tensors(item)) for item in (proto, original))
         if count != other:
             raise ValueError(f"the model has {count} tensors and the one it should be like {other}; pass its original.")
-    path = Path(path)
+    path = _path(path)
     if path.is_dir():
         raise IsADirectoryError(f"cannot write a model to {str(path)!r}: it is a directory.")
     if not path.parent.is_dir():
@@ -173,7 +180,7 @@ def _load(tensor: onnx.TensorProto, folder: Path | None, budget: int) -> int:
             f"tensor {tensor.name!r} is in external data ({location!r}), which bytes cannot lead to: pass the path of "
             "the model file."
         )
-    file = Path(os.path.realpath(folder / location))  # links and dots followed
+    file = Path(os.path.realpath(folder / _path(location)))  # links and dots followed
     if not location or os.path.isabs(location) or not file.is_relative_to(folder.resolve()):
         raise ValueError(
             f"{where} is at {location!r}, outside the model's folder; a model could so read any file. Put the data "

@@ -213,14 +213,21 @@ class Graph:
                     f"number for each of {width} outputs."
                 )
             return product, Parameter(tensor, (width,), scale=scale)
-        readers = self._readers[product]
-        if len(readers) == 1 and readers[0].op_type == "Add" and product not in self._outputs:
-            (other,) = (name for name in readers[0].input if name != product)
+        value, reader = product, self._only_reader(product)
+        while reader is not None and _keeps_values(reader, width) and reader.input[0] == value:
+            value, reader = reader.output[0], self._only_reader(reader.output[0])
+        if reader is not None and reader.op_type == "Add" and reader.domain in _STANDARD:
+            (other,) = (name for name in reader.input if name != value)
             added = self._stored(other)
             if added is not None and _is_bias(added, width):
                 self._constant(other, label, "bias")  # refuses one that has other readers
-                return str(readers[0].output[0]), Parameter(added, (width,))
+                return str(reader.output[0]), Parameter(added, (width,))
         return product, None
+
+    def _only_reader(self, name: str) -> onnx.NodeProto | None:
+        """The node that reads a tensor, if it is one alone, reads it once, and the tensor is no output."""
+        readers = self._readers[name]
+        return readers[0] if len(readers) == 1 and name not in self._outputs else None
 
     def _refuse_closed(self, node: onnx.NodeProto, label: str) -> None:
         """Raise if the node holds a linear layer that cannot be got at."""
@@ -308,6 +315,17 @@ def _weight_parameter(layer: str, tensor: onnx.TensorProto, *, by_output: bool, 
     rows, columns = dims[-2:] if len(dims) > 1 else (dims[0], 1)
     shape = (rows, columns) if by_output else (columns, rows)
     return Parameter(tensor, shape, transposed=not by_output, scale=scale)
+
+
+def _keeps_values(node: onnx.NodeProto, width: int) -> bool:
+    """Whether a node hands on the output of a layer (rows, width): in another precision or, of one number, shape.
+
+    Keras, for one, casts between the product and the bias.
+    """
+    if node.domain not in _STANDARD:
+        return False
+    casts = node.op_type == "Cast" and _attribute(node, "to", TensorProto.FLOAT) in FLOATS
+    return casts or node.op_type == "Identity" or (width == 1 and node.op_type in ("Reshape", "Squeeze", "Flatten"))
 
 
 def _is_bias(tensor: onnx.TensorProto, width: int) -> bool:

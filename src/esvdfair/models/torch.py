@@ -11,8 +11,9 @@ import copy
 import inspect
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -23,7 +24,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esvdfair.core.checks import each_input, row_count, take, to_numpy
+from esvdfair.core.checks import each_input, row_count, several_inputs, take, to_numpy
 from esvdfair.core.quadratic import KINDS
 from esvdfair.exceptions import Given, InputError
 from esvdfair.models import base
@@ -65,6 +66,8 @@ class TorchAdapter(ModelAdapter):
         _check_initialised(unwrap(model))
         self._core = _private(unwrap(model))
         self._output = output
+        self._added: tuple[str, str] | None = None  # the last layer, and a parameter that is added to what it gives
+        self._takes_whole: bool | None = None  # whether whole numbers go in as such; None until some are seen
         self._probed: tuple[tuple[LinearLayer, ...], Tail] | None = None
         self._lock = threading.Lock()  # hooks of one call must not be seen by another
 
@@ -91,7 +94,7 @@ class TorchAdapter(ModelAdapter):
         # Copies only where the model goes on to write into what a layer was given, which torch counts.
         for copies in (False, True):
             inputs.clear()
-            prediction = self._run(_to_inputs(x, self._core), {name: partial(keep, copies, name) for name in names})
+            prediction = self._run(self._inputs(x), {name: partial(keep, copies, name) for name in names})
             if all(found.is_inference() or found._version == versions[name] for name, found in inputs.items()):
                 break
         for name in names:
@@ -106,30 +109,37 @@ class TorchAdapter(ModelAdapter):
         problem = _find_problem(name, module, self._core)
         if problem is not None:
             raise ValueError(problem)
-        return _describe(name, 0, module)
+        return _describe(name, 0, module, self._bias(name))
+
+    def _bias(self, name: str) -> nn.Parameter | None:
+        """What a layer adds: its own bias, or the parameter that the model adds to the output of its last one."""
+        if self._added is not None and self._added[0] == name:
+            return self._core.get_parameter(self._added[1])
+        return self._linear(name).bias
 
     def _edited(self, weights: Weights) -> "TorchAdapter":
         twin = TorchAdapter(_copied(self._model), output=self._output)
+        twin._added = self._added
         for name, new in weights.items():
-            module = twin._linear(name)
-            for parameter, values in zip((module.weight, module.bias), new, strict=True):
-                if values is None:
+            for parameter, values in zip((twin._linear(name).weight, twin._bias(name)), new, strict=True):
+                if values is None or parameter is None:
                     continue
                 rounded = torch.as_tensor(np.asarray(values, dtype=np.float64)).to(parameter.dtype)
                 if not bool(torch.isfinite(rounded).all()):
                     raise ValueError(f"new weights of layer {name!r} are too large for {parameter.dtype}.")
                 with torch.no_grad():
-                    parameter.copy_(rounded)
+                    parameter.copy_(rounded.reshape(parameter.shape))
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"model": self._model, "output": self._output}
+        return {"model": self._model, "output": self._output, "added": self._added, "column": self.column}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["model"], output=state["output"])  # type: ignore[misc]  # all else is made of these
+        self._added, self.column = state["added"], state["column"]
 
     def _predict(self, x: Any) -> torch.Tensor:
-        return self._run(_to_inputs(x, self._core), {})
+        return self._run(self._inputs(x), {})
 
     def _all_layers(self, x: Any) -> tuple[LinearLayer, ...]:
         return self._probe(x)[0]
@@ -141,7 +151,7 @@ class TorchAdapter(ModelAdapter):
         """The layers, and what follows the last one: from one traced forward pass over the first rows of `x`."""
         if self._probed is not None:
             return self._probed
-        x = _to_inputs(base.first_rows(x), self._core)
+        x = self._inputs(base.first_rows(x))
         modules = {name: module for name, module in self._core.named_modules() if _is_linear(module)}
         trace = _Trace({name: module._parameters.get("weight") for name, module in modules.items()})
         outputs: dict[str, torch.Tensor] = {}
@@ -155,7 +165,7 @@ class TorchAdapter(ModelAdapter):
             trace.mark(output, name)
             trace.inside = None
 
-        rows = _to_inputs(x, self._core)  # a copy, in case the model writes into what it is given
+        rows = self._inputs(x)  # a copy, in case the model writes into what it is given
         for tensor in _tensors(x):
             trace.mark(tensor, _INPUT)
         prediction = self._run(x, {name: partial(leave, name) for name in modules}, trace)
@@ -171,27 +181,50 @@ class TorchAdapter(ModelAdapter):
                 raise ValueError(problem)
         if not names:
             raise ValueError("no nn.Linear layer feeds the prediction, so there is no weight to edit.")
-        last, like = names[-1], outputs[names[-1]]
+        last = names[-1]
+        if modules[last].bias is None:
+            self._added = self._find_added(last, rows, outputs[last], prediction)
         operations, joined = trace.path(last, prediction)
         operation, kinds = base.name_operations(operations)
+        kinds = kinds if last in reached else KINDS  # else the way was lost outside torch
+        tail = self._make_tail(last, rows, outputs[last], operation, kinds, joined, prediction.dtype)
+        layers = (_describe(name, index, modules[name], self._bias(name)) for index, name in enumerate(names))
+        self._probed = tuple(layers), tail
+        return self._probed
+
+    def _make_tail(
+        self, last: str, rows: Inputs, like: torch.Tensor, operation: str, kinds: Sequence[str], joined: str | None,
+        predicted: torch.dtype,
+    ) -> Tail:  # fmt: skip
+        """What follows the last layer and the parameter that is added to it, if there is one."""
+        added = 0.0 if self._added is None else self._core.get_parameter(self._added[1]).detach().reshape(-1)
 
         def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
-            values = torch.as_tensor(np.ascontiguousarray(z)).to(like.dtype)
+            values = torch.as_tensor(np.ascontiguousarray(z)).to(like)
             repeated = take(rows, np.arange(len(values)) % row_count(rows))
-            return to_numpy(values), to_numpy(self._run_from(last, repeated, values))
+            return to_numpy(values), to_numpy(self._run_from(last, repeated, values - added))
 
-        tail = Tail(
-            last,
-            rows,
-            to_numpy(like),
-            run,
-            operation,
-            kinds if last in reached else KINDS,  # else the way was lost outside torch
-            joined,
-            eps=max(torch.finfo(dtype).eps for dtype in (like.dtype, prediction.dtype)),
-        )
-        self._probed = tuple(_describe(name, index, modules[name]) for index, name in enumerate(names)), tail
-        return self._probed
+        eps = max(torch.finfo(dtype).eps for dtype in (like.dtype, predicted))
+        return Tail(last, rows, to_numpy(like + added), run, operation, kinds, joined, eps=eps)
+
+    def _find_added(
+        self, last: str, rows: Inputs, output: torch.Tensor, prediction: torch.Tensor
+    ) -> tuple[str, str] | None:
+        """The layer and the parameter that is its bias: to move it moves the prediction as the output does."""
+        width, eps = output.shape[-1], max(torch.finfo(dtype).eps for dtype in (output.dtype, prediction.dtype))
+        owners = Counter(id(p) for module in self._core.modules() for p in module._parameters.values())
+        for name, parameter in self._core.named_parameters():
+            if parameter.numel() != width or not parameter.is_floating_point() or owners[id(parameter)] > 1:
+                continue
+            shift = torch.linspace(0.5, 1.5, width, dtype=output.dtype, device=output.device)
+            twin = TorchAdapter(_copied(self._model), output=self._output)
+            moved = twin._core.get_parameter(name)
+            with torch.no_grad():
+                moved.add_(shift.to(moved).reshape(moved.shape))
+            found, expected = (to_numpy(p) for p in (twin._predict(rows), self._run_from(last, rows, output + shift)))
+            if base.same_values(found, expected, eps) and not base.same_values(found, to_numpy(prediction), eps):
+                return last, name
+        return None
 
     def _run_from(self, name: str, x: Inputs, z: torch.Tensor) -> torch.Tensor:
         """Prediction for rows `x` if the layer had given `z`."""
@@ -199,7 +232,7 @@ class TorchAdapter(ModelAdapter):
         def put(module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> torch.Tensor:
             return z.to(output, copy=True).reshape(output.shape)
 
-        return self._run(_to_inputs(x, self._core), {name: put})
+        return self._run(self._inputs(x), {name: put})
 
     def _run(self, x: Inputs, after: Mapping[str, Callable[..., Any]], trace: "_Trace | None" = None) -> torch.Tensor:
         """Forward pass with hooks after the named layers, which a trace may follow: the prediction, (rows,)."""
@@ -231,6 +264,35 @@ class TorchAdapter(ModelAdapter):
             return self._core(x)
         return self._core(*args, **kwargs)
 
+    def _inputs(self, x: Any) -> Inputs:
+        """Copies of the inputs, on the model's device and in its dtype.
+
+        Whole numbers stay such for a network that would look them up in an embedding as they come.
+        """
+        if self._takes_whole is None and several_inputs(x) is None and not isinstance(x, torch.Tensor):
+            embeddings = [m for m in self._core.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+            if not embeddings:
+                self._takes_whole = False
+            elif row_count(x) and base.numeric(x, "a torch model").dtype.kind in "iub":
+                self._takes_whole = self._embeds_floats(x, embeddings)
+        found = _to_inputs(x, self._core, whole=bool(self._takes_whole))
+        if self._takes_whole and isinstance(found, torch.Tensor) and not found.is_floating_point():
+            return found if found.dtype in (torch.int32, torch.int64) else found.long()  # what an embedding looks up
+        return found
+
+    def _embeds_floats(self, x: Any, embeddings: Sequence[nn.Module]) -> bool:
+        """Whether an embedding would be given the numbers of `x` as floats, which it cannot look up."""
+        kinds: list[bool] = []
+        with ExitStack() as stack:
+            stack.enter_context(self._lock)
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(suppress(Exception))  # that it cannot run is what is asked
+            for module in embeddings:
+                hook = module.register_forward_pre_hook(lambda _, args: kinds.append(args[0].is_floating_point()))
+                stack.callback(hook.remove)
+            self._core(_to_tensor(base.first_rows(x), self._core))
+        return any(kinds)
+
     def _linear(self, name: str) -> nn.Linear:
         try:
             module = self._core.get_submodule(name)
@@ -245,16 +307,16 @@ class TorchAdapter(ModelAdapter):
 # --- values that go into a model and come out of it -------------------------------------------------------------------
 
 
-def _to_inputs(x: Any, model: nn.Module) -> Inputs:
+def _to_inputs(x: Any, model: nn.Module, *, whole: bool = False) -> Inputs:
     """Copies of one or several inputs, as `_to_tensor` makes them; of several, whole numbers and masks stay."""
     several: Inputs | None = each_input(x, lambda value: _to_tensor(value, model, whole=True))
-    return _to_tensor(x, model) if several is None else several
+    return _to_tensor(x, model, whole=whole) if several is None else several
 
 
 def _to_tensor(x: Any, model: nn.Module, *, whole: bool = False) -> torch.Tensor:
     """Copy `x` in the model's dtype, on its device: a forward pass that works in place must not write into `x`.
 
-    Integer tensors stay integers if the model has an embedding, or if they are `whole` numbers beside other inputs.
+    Integer tensors stay integers if the model has an embedding; other integers if `whole` numbers are wanted.
     """
     like = next((t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), None)
     like = torch.empty(0) if like is None else like
@@ -413,10 +475,10 @@ def _computes_linear_map(module: nn.Linear, value: torch.Tensor, output: torch.T
     return output.shape == expected.shape and bool((output - expected).abs().max() <= tolerance * size)
 
 
-def _describe(name: str, index: int, module: nn.Linear) -> LinearLayer:
+def _describe(name: str, index: int, module: nn.Linear, bias: torch.Tensor | None) -> LinearLayer:
     """A copy of a layer's weights in float64."""
-    bias = None if module.bias is None else to_numpy(module.bias).astype(np.float64)
-    return LinearLayer(name, index, to_numpy(module.weight).astype(np.float64), bias)
+    added = None if bias is None else to_numpy(bias).astype(np.float64).reshape(-1)
+    return LinearLayer(name, index, to_numpy(module.weight).astype(np.float64), added)
 
 
 def _private(model: nn.Module) -> nn.Module:

@@ -20,7 +20,7 @@ from esvdfair.explain.directions import name_features
 from esvdfair.files import versions, whole_file
 from esvdfair.report.content import Content, collect
 from esvdfair.report.page import ABOUT_PARITY, render
-from esvdfair.text import EVALUATED_ON, error_name, label_text, some_names, summary_table, verdict
+from esvdfair.text import EVALUATED_ON, error_name, label_text, some_names, summary_table, too_small, verdict
 
 __all__ = ["model_card", "render_report", "write_report"]
 
@@ -113,10 +113,11 @@ def _groups(content: Content) -> str:
     """The groups and their rows; of many only the smallest and the largest."""
     sizes = dict(zip(content.rows.labels, content.sizes, strict=True))
     names = {label: f"{label_text(label)} ({rows:,} rows)" for label, rows in sizes.items()}
+    aside = f". {too_small(content.set_aside)}" if content.set_aside else ""
     if len(names) <= 4:
-        return f"{content.attribute}: {', '.join(names.values())}"
+        return f"{content.attribute}: {', '.join(names.values())}{aside}"
     few, many = (names[end(sizes, key=lambda label: sizes[label])] for end in (min, max))
-    return f"{len(names)} of {content.attribute}, from {few} to {many}"
+    return f"{len(names)} of {content.attribute}, from {few} to {many}{aside}"
 
 
 # --- model card ----------------------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ def model_card(
     summary = fair.summary_ if summary is None else summary
     what = f"{predicts or 'a number'}{f', in {unit}' if unit else ''}"
     groups = [f"{label_text(label)} ({rows:,} rows)" for label, rows in summary["group_sizes"].items()]
-    judged_on = (EVALUATED_ON | {"moments": "moments of all sites, without rows"})[summary["evaluated_on"]]
+    evaluated_on = EVALUATED_ON[summary["evaluated_on"]]
     chosen = [f"{k}={v!r}" for k, v in fair.get_params(deep=False).items() if k != "model" and v is not None]
     options = [" ".join(option.replace("`", "'").split()) for option in chosen]
     facts = {"Base model": base, "Predicts": what, "Inputs": None if inputs is None else some_names(inputs, 30)}
@@ -191,7 +192,8 @@ def model_card(
         _bullets(data or {}),
         "Parameters of the repair: " + ", ".join(f"`{option}`" for option in options) + ".",
         "## Evaluation",
-        f"Judged on {summary['rows']:,} rows: {judged_on}. Groups of {_plain(attribute)}: {_plain('; '.join(groups))}.",
+        f"Evaluated on {summary['rows']:,} rows: {evaluated_on}. "
+        f"Groups of {_plain(attribute)}: {_plain('; '.join(groups))}.",
         "KS distance: the largest difference between two groups' shares at or below any prediction. Errors are against "
         f"{'labels' if summary['error_against'] == 'labels' else 'the predictions of the model before'}.",
         "### Results",
@@ -199,7 +201,7 @@ def model_card(
         verdict(summary),
         "## Technical Specifications",
         _bullets({key: value for key, value in versions().items() if value}),
-        _table(["file", "SHA-256"], [[file, f"`{sha256}`"] for file, sha256 in hashes.items()]) if hashes else "",
+        _table(["file", "SHA-256"], list(map(list, hashes.items()))) if hashes else "",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -208,7 +210,11 @@ def _front_matter(summary: Mapping[str, Any], name: str, base: str | None, data:
     """What machines read; JSON is YAML."""
     metrics = [
         {"type": kind, "name": title, "value": summary[f"{key}_after"]}
-        for kind, title, key in (("mse", error_name(summary), "mse"), ("ks", "KS distance between groups", "ks"))
+        for kind, title, key in (
+            ("mse", error_name(summary), "mse"),
+            ("r_squared", "R²", "r2"),
+            ("ks", "KS distance between groups", "ks"),
+        )
         if summary[f"{key}_after"] is not None
     ]
     rows = {"name": "; ".join((data or {"": "not named"}).values()), "type": "tabular"}
@@ -234,6 +240,6 @@ def _bullets(facts: Mapping[str, str]) -> str:
 
 
 def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    shown = [[cell if cell.startswith("`") else _plain(cell) for cell in line] for line in (header, *lines)]
+    shown = [[_plain(cell) for cell in line] for line in (header, *lines)]
     rule = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join(f"| {' | '.join(line)} |" for line in (shown[0], rule, *shown[1:]))

@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from esvdfair import explain
 from esvdfair.audit import Array, Codes
 from esvdfair.batches import COLUMNS, Batch, Data, make_batches
-from esvdfair.core.checks import row_count, take
+from esvdfair.core.checks import Label, row_count, take
 from esvdfair.core.ks import Groups, Peak, ks_peak
-from esvdfair.core.metrics import ks_floor
+from esvdfair.core.pairs import Pairs
 from esvdfair.curve import FLAT, Curve, CurvePoint
 from esvdfair.estimator import ESVDFair
-from esvdfair.exceptions import ESVDFairWarning
+from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.methods import UNTOUCHED
 from esvdfair.models import adapt
 from esvdfair.models.base import ModelAdapter
-from esvdfair.text import label_text, number, share, signed
+from esvdfair.text import label_text, number, share, signed, some_names
 
 ROWS_OF_A_GROUP = 10_000
 """Of a larger group, so many rows are looked at."""
@@ -48,13 +48,23 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Distances:
+    """Of the repaired model, the largest over the pairs of groups: interval, noise level, estimated population KS."""
+
+    interval: tuple[float, float]
+    floor: float
+    population: float
+
+
+@dataclass(frozen=True)
 class Content:
     """Everything that the page shows, as numbers, all of them about one set of rows."""
 
     fair: ESVDFair
     summary: Mapping[str, Any]  # on rows that neither fitted nor chose, what `ESVDFair.assess` says of them
     fitting: Batch  # the rows that layers are explained with
-    rows: Batch  # those of the page
+    rows: Batch  # those of the page, of the groups that are compared
+    aside: Batch  # rows of groups that are too small to judge, which count in the error only
     rows_are: str  # "test", "validation", "heldout", "train", or "given": nobody knows whether they fitted the repair
     rows_given: int  # how many there were; those looked at may be fewer
     predicted: str  # what is predicted, and in which unit
@@ -89,6 +99,14 @@ class Content:
         """Rows of each group."""
         return [int(rows) for rows in np.bincount(self.rows.codes, minlength=len(self.rows.labels))]
 
+    @property
+    def set_aside(self) -> dict[Label, int]:
+        """Groups that are too small to judge, with their rows."""
+        if self.summarised:
+            return dict(self.summary.get("groups_set_aside") or {})
+        sizes = np.bincount(self.aside.codes, minlength=len(self.aside.labels)).tolist()
+        return {label: rows for label, rows in zip(self.aside.labels, sizes, strict=True) if rows}
+
     # --- models of the curve -------------------------------------------------------------------------------------
 
     @cached_property
@@ -103,15 +121,26 @@ class Content:
         models: list[tuple[CurvePoint | None, Any]] = [(None, self.fair.model_)]
         models += [(point, self.fair.curve_.model(point.index)) for point in self.points]
         models += [] if self.points else [(None, self.fair.estimator_)]
-        rows, found = self.rows, list[Step]()
-        groups = Groups(rows.codes, len(rows.labels), rows.weight)
+        rows, found, original = self.rows, list[Step](), list[Array]()
+        groups, weight = Groups(rows.codes, len(rows.labels), rows.weight), self._everybody("weight")
         for point, model in models:
-            prediction = adapt(model, output=self.fair.output).predict(rows.x).astype(np.float64).reshape(-1)
-            before = found[0].prediction if found else prediction
-            error = (prediction - (before if rows.y is None else rows.y)) ** 2  # without labels, errors are changes
-            mse, peak = float(np.average(error, weights=rows.weight)), ks_peak(prediction, groups)
-            found.append(Step(point, prediction, peak, mse, groups.means(error), groups.means(prediction)))
+            adapter = adapt(model, output=self.fair.output)
+            predicted = [
+                adapter.predict(part.x).astype(np.float64).reshape(-1) if len(part.codes) else np.zeros(0)
+                for part in (rows, self.aside)
+            ]
+            original = original or predicted
+            truths = [of if part.y is None else part.y for part, of in zip((rows, self.aside), original, strict=True)]
+            errors = [(a - b) ** 2 for a, b in zip(predicted, truths, strict=True)]  # without labels these are changes
+            mse = float(np.average(np.concatenate(errors), weights=weight))
+            means = groups.means(errors[0]), groups.means(predicted[0])
+            found.append(Step(point, predicted[0], ks_peak(predicted[0], groups), mse, *means))
         return tuple(found)
+
+    def _everybody(self, name: str) -> Array | None:
+        """A column of all rows, also of those in groups that are too small to judge."""
+        parts = getattr(self.rows, name), getattr(self.aside, name)
+        return None if parts[0] is None else np.concatenate([part for part in parts if part is not None])
 
     @property
     def chosen(self) -> int:
@@ -135,10 +164,24 @@ class Content:
         return float(self.before.prediction.std())
 
     @cached_property
-    def ks_floor(self) -> float:
-        return ks_floor(
-            y_pred=self.after.prediction, sensitive_features=self.rows.codes, sample_weight=self.rows.weight
-        )
+    def distances(self) -> Distances:
+        """KS of the repaired model with its interval and noise level, as the summary has it of the same rows."""
+        s = self.summary
+        seen = len(self.rows.codes) + len(self.aside.codes)
+        if self.summarised and not self.adjusted and seen == self.rows_given == s["rows"]:
+            return Distances(s["ks_interval"], s["ks_floor"], s["ks_population"])
+        groups = Groups.of(self.rows.codes, len(self.rows.labels), self.rows.weight)
+        pairs, scores = Pairs(groups, self.after.prediction), self.after.prediction
+        population = s["ks_population"] if self.summarised and not self.adjusted else pairs.compare(scores).largest
+        return Distances(pairs.largest_interval(scores), float(pairs.floors.max()), population)
+
+    def r2(self, step: Step) -> float | None:
+        """R² of a model; None without labels."""
+        y, weight = self._everybody("y"), self._everybody("weight")
+        if y is None:
+            return None
+        variance = float(np.average((y - np.average(y, weights=weight)) ** 2, weights=weight))
+        return 1 - step.mse / variance if variance > 0 else 0.0
 
     # --- explanation of the repair -------------------------------------------------------------------------------
 
@@ -216,11 +259,17 @@ class Content:
         whom = f"{names[0]} and {names[1]}" if len(names) == 2 else f"the {len(names)} {self.all_groups}"
         if self.adjusted:
             before, after = s["ks_before"], s["ks_after"]
-            whom += ", adjusted for what they may rightly differ in,"
+            whom += ", adjusted for the control features,"
         apart = f"from {100 * before:.1f} to {100 * after:.1f} percentage points apart"
         asked = "" if s["target_ks"] is None else f"the target of {100 * s['target_ks']:.1f}"
         if self.after.prediction.std() < FLAT * self.spread:
             why = f"it predicts nearly the same value for everybody ({whom} go {apart})"
+            return f"Do not use the repaired model: {why}."
+        r2_before, r2_after = self.r2(self.before), self.r2(self.after)
+        if self.chosen and r2_before is not None and r2_after is not None and r2_after <= 0 < r2_before:
+            why = (
+                f"it predicts no better than a constant (R² {share(r2_before)} to {share(r2_after)}; {whom} go {apart})"
+            )
             return f"Do not use the repaired model: {why}."
         if self.chosen == 0:
             found = f"the predictions for {whom} are {100 * before:.1f} percentage points apart"
@@ -240,36 +289,42 @@ class Content:
             return f"Use the repaired model {self._condition()}: {brings}{meets}."
         reached = f"{brings}, {self._price()}"
         if self.fair.summary_["met"]:
-            but = f"it met {asked} on the rows that chose it, but does not on these"
+            but = f"it met {asked} on the validation rows, but does not on these"
             return f"Use the repaired model with care: {reached}; {but}."
         few = min(s["group_sizes"].items(), key=lambda item: item[1])[0]
-        return (
-            f"The repaired model does not meet {asked}: {reached}. Decide whether that is enough, or repair again with "
-            f"more rows, above all of {label_text(few)}."
-        )
+        unmet = f"The repaired model does not meet {asked}: {reached}."
+        if s["ks_population"] <= s["target_ks"] < s["ks_floor"]:
+            noise = f"chance alone shows up to {100 * s['ks_floor']:.1f}"
+            unmet = f"Whether the repaired model meets {asked} cannot be told from these rows ({noise}): {reached}."
+        return f"{unmet} Decide whether that is enough, or repair again with more rows, above all of {label_text(few)}."
 
     def _condition(self) -> str:
         if not self.has_labels:
             return f"if predictions may move by {number(math.sqrt(self.after.mse))} (root mean square)"
-        price, costs = self._price(), self.after.mse >= 1.0005 * self.before.mse
-        return f"if {price.removeprefix('with ')} is acceptable" if costs else f"({price})"
+        costs = self.after.mse >= 1.0005 * self.before.mse
+        return f"if {self._price()} is acceptable" if costs else f"({self._price()})"
 
     def _price(self) -> str:
+        """How much of what the original model explains is kept."""
         if not self.has_labels:
-            return f"while predictions move by {number(math.sqrt(self.after.mse))} (root mean square)"
+            return f"moving predictions by {number(math.sqrt(self.after.mse))} (root mean square)"
+        before, after = self.r2(self.before), self.r2(self.after)
+        if before is not None and after is not None and before > 0:
+            return f"keeping {after / before:.0%} of the explained variance (R² {share(before)} to {share(after)})"
         if not self.before.mse > 0:
-            return f"with a mean squared error of {number(self.after.mse)} instead of none"
+            return f"a mean squared error of {number(self.after.mse)} instead of none"
         change = self.after.mse / self.before.mse - 1
-        if abs(change) < 0.0005:
-            return "at no cost in mean squared error"
-        return f"with a mean squared error {abs(change):.1%} {'larger' if change > 0 else 'smaller'}"
+        return f"a mean squared error {abs(change):.1%} {'larger' if change > 0 else 'smaller'}"
 
     def step_sentence(self, position: int) -> str:
         """One position of the slider."""
         step = self.steps[position]
-        reached = f"KS {share(step.peak.distance)}, {self.error_name} {number(step.mse, beside=self.spread**2)}."
+        r2 = self.r2(step)
+        explained = "" if r2 is None else f", R² {share(r2)}"
+        error = f"{self.error_name} {number(step.mse, beside=self.spread**2)}"
+        reached = f"KS {share(step.peak.distance)}, {error}{explained}."
         if position == 0:
-            return f"Untouched model: {reached}"
+            return f"Original model: {reached}"
         name = f"Point {position} of {len(self.steps) - 1}{' (the chosen one)' if position == self.chosen else ''}"
         return f"{name}: {reached}"
 
@@ -302,9 +357,22 @@ def collect(
     fitting, shown = (
         part if part.weight is None else part.take(np.flatnonzero(part.weight > 0)) for part in (fitting, shown)
     )
-    given = len(shown.codes)
-    fitting, shown = (part.take(spread_rows(part.codes, ROWS_OF_A_GROUP)) for part in (fitting, shown))
-    return Content(fair, told, fitting, shown, rows_are, given, predicted, _attribute(data.sensitive_features))
+    given, judged_groups = len(shown.codes), tuple(told["group_sizes"])
+    if rows_are == "given":  # nobody has judged these rows before
+        judged_groups = _large(shown, fair.min_group_rows)
+    aside = _only(shown, tuple(label for label in shown.labels if label not in judged_groups))
+    fitting, shown = (_only(part, judged_groups) for part in (fitting, shown))
+    if len(shown.labels) < 2:
+        raise InputError(
+            "{sensitive_features} holds fewer than two groups that can be compared, and a report compares them. Pass "
+            "{min_group_rows} rows or more of {names}.",
+            sensitive_features=Given(),
+            names=some_names([label_text(label) for label in told["group_sizes"]], 5),
+            min_group_rows=Given(fair.min_group_rows),
+        )
+    fitting, shown, aside = (part.take(spread_rows(part.codes, ROWS_OF_A_GROUP)) for part in (fitting, shown, aside))
+    attribute = _attribute(data.sensitive_features)
+    return Content(fair, told, fitting, shown, aside, rows_are, given, predicted, attribute)
 
 
 def checked_rows(fair: ESVDFair, data: Data) -> Batch:
@@ -318,13 +386,23 @@ def checked_rows(fair: ESVDFair, data: Data) -> Batch:
     (rows,) = make_batches(replace(data, control_features=None), **options)
     if len(rows.labels) < 2:
         raise ValueError("sensitive_features holds fewer than two groups; a report compares them. Pass rows of each.")
-    sizes = np.bincount(rows.codes, None if rows.weight is None else rows.weight > 0, len(rows.labels)).astype(int)
-    if sizes.min() < 2:
-        raise ValueError(
-            f"group {rows.labels[int(sizes.argmin())]!r} has {sizes.min()} row; its distribution needs at least 2. "
-            "Pass more rows, or leave the group out."
-        )
     return rows
+
+
+def _large(rows: Batch, least: int) -> tuple[Label, ...]:
+    """The groups that have enough rows to be compared."""
+    sizes = np.bincount(rows.codes, minlength=len(rows.labels))
+    return tuple(label for label, size in zip(rows.labels, sizes, strict=True) if size >= least)
+
+
+def _only(rows: Batch, groups: tuple[Label, ...]) -> Batch:
+    """The rows of some groups."""
+    kept = [label for label in rows.labels if label in groups]
+    if len(kept) == len(rows.labels):
+        return rows
+    place = np.array([kept.index(label) if label in kept else -1 for label in rows.labels], dtype=np.intp)
+    part = rows.take(np.flatnonzero(place[rows.codes] >= 0))
+    return replace(part, labels=tuple(kept), codes=place[part.codes])
 
 
 def slider_points(curve: Curve, chosen: CurvePoint) -> list[CurvePoint]:
@@ -348,7 +426,7 @@ def spread_rows(codes: Codes, most: int) -> NDArray[np.intp]:
     for code in np.unique(codes):
         mine = np.flatnonzero(codes == code)
         picked.append(mine[np.linspace(0, len(mine) - 1, min(most, len(mine))).round().astype(np.intp)])
-    return np.sort(np.concatenate(picked))
+    return np.sort(np.concatenate(picked)) if picked else np.zeros(0, dtype=np.intp)
 
 
 def named_groups(rows: Batch) -> dict[str, Any]:

@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from esvdfair.core.metrics import ks_distance_ci
 from esvdfair.explain import explain_people
 from esvdfair.explain.directions import correlate
 from esvdfair.files import version_of
 from esvdfair.plots import Array, density, make_grid
 from esvdfair.report.content import Content, Step, follows, layer_name, named_groups
-from esvdfair.text import label_text, number, percent, share, signed, some_names
+from esvdfair.text import label_text, number, percent, share, signed, some_names, too_small
 
 ROWS_ARE = {
     "test": "rows that neither fitted the repair nor chose it",
@@ -40,6 +39,7 @@ ABOUT_PARITY = (
     "people it is used on change, and after any retraining.",
 )
 """What anyone who relies on a repaired model should know."""
+PAIRS_SHOWN = 12
 GROUPS_DRAWN = 8
 """As many as there are colours; the tables list all groups."""
 
@@ -50,7 +50,7 @@ def render(
     """The whole page; ``about`` says which model and data it is about, and what is predicted."""
     script, style = (files("esvdfair.report").joinpath(name).read_text("utf-8") for name in ("charts.js", "page.css"))
     name = title or f"Repair report: parity between {content.all_groups}"
-    inner = (_adjusted, _compared, _distributions, _people, _features, _caveats, _engineers)
+    inner = (_adjusted, _pairs, _compared, _distributions, _people, _features, _caveats, _engineers)
     parts = [_opening(content, name, about), *(part(content) for part in inner), _origin(command)]
     # Nothing is loaded, and no script but ours runs, even if something were left unescaped.
     policy = f"default-src 'none'; script-src '{_hash_of(script)}'; style-src '{_hash_of(style)}'"
@@ -139,25 +139,25 @@ def _hash_of(source: str) -> str:
 
 
 def _opening(content: Content, title: str, about: Mapping[str, str]) -> str:
-    before, after, floor = content.before, content.after, share(content.ks_floor)
-    beside: dict[str, Any] = {"sensitive_features": content.rows.codes, "sample_weight": content.rows.weight}
-    low, high = map(share, ks_distance_ci(after.prediction, floor=content.ks_floor, **beside))
+    before, after, found = content.before, content.after, content.distances
+    low, high = map(share, found.interval)
     gaps = (number(float(np.ptp(step.means)), beside=content.spread) for step in (before, after))
     errors = (number(step.mse, beside=content.spread**2) for step in (before, after))
     distances = (share(step.peak.distance) for step in (before, after))
-    refit = "" if content.mse_refit is None else f"; refitted without parity {number(content.mse_refit)}"
-    population = content.summary.get("ks_population") if content.summarised else None
-    expected = "" if population is None else f"; expected of any number of such people {share(population)}"
+    refit = "" if content.mse_refit is None else f"; refit without fairness constraint {number(content.mse_refit)}"
+    explained = [share(content.r2(step)) for step in (before, after)] if content.has_labels else []
+    r2 = f"R² {' → '.join(explained)}; " if explained else ""
+    said = f"95% interval {low} to {high}; estimated population KS {share(found.population)}"
     tiles = [
-        ("KS distance", " → ".join(distances), f"95 % interval {low} to {high}; parity shows about {floor}{expected}"),
-        (content.error_name, " → ".join(errors), f"method: {content.summary['method']}{refit}"),
-        ("difference of group means", " → ".join(gaps), "of the farthest two"),
+        ("KS distance", " → ".join(distances), f"{said}; noise level {share(found.floor)}"),
+        (content.error_name, " → ".join(errors), f"{r2}method: {content.summary['method']}{refit}"),
+        ("difference in group means", " → ".join(gaps), "between the two most different groups"),
     ]
     shown = "".join(
         f"<div><dt>{escape(a)}</dt><dd>{escape(b)}<small>{escape(c)}</small></dd></div>" for a, b, c in tiles
     )
     subject = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in about.items())
-    rows, which = len(content.rows.codes), ROWS_ARE[content.rows_are]
+    rows, which = len(content.rows.codes) + len(content.aside.codes), ROWS_ARE[content.rows_are]
     sampled = f" (an even sample of {content.rows_given:,})" if rows < content.rows_given else ""
     apart = (
         "“Apart” is the Kolmogorov–Smirnov (KS) distance: wherever one draws a line through the predictions, the "
@@ -174,11 +174,6 @@ def _opening(content: Content, title: str, about: Mapping[str, str]) -> str:
 def _how_chosen(content: Content) -> str:
     """What the repair was chosen by, where that is not what the page shows."""
     s = content.fair.summary_
-    if s["evaluated_on"] == "moments":
-        return (
-            "The repair was made from moments of all sites, without rows: group means and variances became equal over "
-            f"the {s['rows']:,} rows of the moments. No rows chose it."
-        )
     if content.rows_judged:
         return ""
     which = ROWS_ARE[s["evaluated_on"]].split(",")[0]
@@ -281,7 +276,29 @@ def _who_pays(content: Content) -> str:
     ]
     header = [content.attribute, "rows", "mean before", "mean after", f"{error} before", f"{error} after"]
     caption = f"Mean prediction and {content.error_name} in every group; “after” follows the slider"
-    return f'<div id="who-pays">{table(header, rows, caption=caption, moving=(3, 5))}</div>'
+    aside = paragraph(too_small(content.set_aside, 10)) if content.set_aside else ""
+    return f'<div id="who-pays">{table(header, rows, caption=caption, moving=(3, 5))}{aside}</div>'
+
+
+def _pairs(content: Content) -> str:
+    """Every pair of groups by itself, where there are several."""
+    s = content.summary
+    if len(s["pairs"]) < 2:
+        return ""
+    shown = sorted(s["pairs"], key=lambda pair: -pair["ks_population"])[:PAIRS_SHOWN]
+    lines = [
+        [" and ".join(map(label_text, p["groups"])), *map(share, (p["ks_before"], p["ks_after"], p["ks_population"],
+         p["ks_floor"])), "yes" if p["established"] else "no"]
+        for p in shown
+    ]  # fmt: skip
+    header = ["pair", "KS before", "KS after", "estimated population KS", "noise level", "beyond chance"]
+    which = ROWS_ARE[s["evaluated_on"]].split(",")[0]
+    caption = f"Pairs of groups, the largest first, on {s['rows']:,} {which}"
+    intro = (
+        "Each pair has its own noise level: the KS that chance alone shows between groups of their size. A difference "
+        "beyond chance is one that the repaired model still has, by Holm’s procedure at 5% over all pairs."
+    )
+    return section("pairs", "Pairs of groups", paragraph(intro), table(header, lines, caption=caption, texts=(5,)))
 
 
 def _people(content: Content) -> str:
@@ -340,9 +357,11 @@ def _caveats(content: Content) -> str:
     sizes = content.fair.summary_["group_sizes"]
     few = some_names([label_text(label) for label, rows in sizes.items() if rows < 200], 5)
     found = [
-        "Sampling floor. Even if the groups were distributed exactly alike, samples of this size would show a KS "
-        f"distance of about {share(content.ks_floor)}. A distance near it cannot be told from none."
+        "Noise level. Even if the groups were distributed exactly alike, samples of this size would show a KS "
+        f"distance of about {share(content.distances.floor)}. A distance near it cannot be told from none."
     ]
+    if aside := content.set_aside:
+        found.insert(0, f"{too_small(aside, 10)} They are not compared, but their rows count in the error.")
     if few:
         found.append(f"Few rows chose the repair for {few}: what is said about them is uncertain.")
     found += ABOUT_PARITY
@@ -368,9 +387,9 @@ def _points(content: Content) -> str:
     for i, step in enumerate(content.steps):
         aim = "" if step.point is None else step.point.target
         error = number(step.mse, beside=content.spread**2)
-        rows.append([str(i) if i else "untouched", share(step.peak.distance), error, aim])
-    header = ["point", "KS", content.error_name, "refitted towards"]
-    return table(header, rows, caption="Points of the curve", texts=(3,))
+        rows.append([str(i) if i else "original", share(step.peak.distance), error, share(content.r2(step)), aim])
+    header = ["point", "KS", content.error_name, "R²", "refitted towards"]
+    return table(header, rows, caption="Points of the curve", texts=(4,))
 
 
 def _layers(content: Content) -> str:
@@ -467,7 +486,7 @@ def chart_data(content: Content) -> dict[str, Any]:
         "joined": content.rows_judged,
         "predicted": content.predicted if len(content.predicted) <= 40 else "prediction",
         "others": [_rounded((p.ks, p.mse)) for p in judged if p.index not in shown],  # that the slider leaves out
-        "floor": content.ks_floor,
+        "floor": content.distances.floor,
         "target": content.summary["target_ks"],
         "refit": content.mse_refit,
         "errorName": content.error_name,

@@ -8,6 +8,7 @@ import re
 import shutil
 import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -23,6 +24,8 @@ PIECE = 4 * 2**20
 """Bytes of a line that no table has."""
 BLOCK = 8 * 2**20
 """Bytes of a chunk of CSV, about."""
+WIDE = 2**14
+"""Columns from which on a chunk is larger: pandas takes its time for every column of it."""
 CHUNK_ROWS = 65_536
 """Rows of a chunk of Parquet, at most."""
 CHUNK_VALUES = 2**21
@@ -58,8 +61,8 @@ class TableFile:
     def __init__(self, path: Path, place: Path) -> None:
         self.path, self.place, self.size = path, place, place.stat().st_size
 
-    def cut(self, parts: int) -> None:
-        """Make chunks, before rows are read; small enough for so many of them."""
+    def cut(self) -> None:
+        """Make chunks, before rows are read."""
         raise NotImplementedError
 
     def frames(
@@ -109,7 +112,7 @@ def open_table(path: str | os.PathLike[str], *, sep: str | None = None) -> Table
             start = file.read(4)
     table = ParquetFile(path, place) if start == b"PAR1" else CsvFile(path, place, sep)
     table.copies = copies
-    twice = sorted({name for name in table.names if name and table.names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(table.names).items() if name and count > 1)
     if twice:
         raise ValueError(
             f"{str(path)!r} cannot be read as a table: its header has {listing(twice)} more than once; give each "
@@ -194,12 +197,15 @@ class CsvFile(TableFile):
                 raise ValueError(_TOO_LONG.format(1))
             self.sep = sep or max(SEPARATORS, key=re.sub('"[^"]*"', "", first).count)
             self.names = next(csv.reader(chain([first], filled), delimiter=self.sep))
-            self.columns = [str(name) for name in pd.read_csv(io.BytesIO(start), sep=self.sep, nrows=0).columns]
+            if len(self.names) < WIDE:
+                self.columns = [str(name) for name in pd.read_csv(io.BytesIO(start), sep=self.sep, nrows=0).columns]
+            else:  # what pandas says, which is slow on a wide header
+                self.columns = [name or f"Unnamed: {i}" for i, name in enumerate(self.names)]
 
-    def cut(self, parts: int) -> None:
+    def cut(self) -> None:
         """Chunks are (first byte, byte behind the last); all end with a row."""
         self._chunks: list[tuple[int, int]] = []
-        size, start, left = min(BLOCK, self.size // parts + 1), 0, b""
+        size, start, left = max(BLOCK, BLOCK * len(self.columns) // WIDE), 0, b""
         with self.place.open("rb") as file, readable(self.path):
             piece = bytes(size)
             while len(piece) == size:
@@ -212,7 +218,7 @@ class CsvFile(TableFile):
                 last = start + max(left.rfind(b"\n"), left.rfind(b"\r")) + 1
                 if start + len(left) - last > PIECE:
                     raise ValueError(_TOO_LONG.format(_lines_before(last, file) + 1))
-                if len(left) > BLOCK + 2 * PIECE:
+                if len(left) > size + 2 * PIECE:
                     raise ValueError(
                         f"the row that starts in line {_lines_before(start, file) + 1} goes on for more than "
                         f"{len(left) // 2**20} MB; a quotation mark may not be closed."
@@ -237,7 +243,8 @@ class CsvFile(TableFile):
                         )  # fmt: skip
                 except pd.errors.ParserError as error:
                     raise ValueError(_of_the_file(str(error), _lines_before(start, file))) from None
-                yield chunk, frame[list(columns)], stop
+                # A copy has one block of memory for each type: pandas reads one for each column, and is slow on those.
+                yield chunk, frame.copy()[list(columns)], stop
 
 
 def _end_of_rows(block: bytes, sep: str) -> int:
@@ -283,9 +290,8 @@ class ParquetFile(TableFile):
             self.held_size = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
         self.columns = [str(name) for name in columns]  # an index that was stored is no column
 
-    def cut(self, parts: int) -> None:
-        most = min(CHUNK_ROWS, max(CHUNK_VALUES // max(len(self.columns), 1), 256))
-        self._chunk_rows = max(min(most, self._rows // parts), 1)
+    def cut(self) -> None:
+        self._chunk_rows = min(CHUNK_ROWS, max(CHUNK_VALUES // max(len(self.columns), 1), 256))
 
     def frames(
         self, wanted: Callable[[int], bool], columns: Sequence[str], texts: Sequence[str] = (), *, strict: bool = False

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from esvdfair.batches import Batch, row_key
 from esvdfair.core.checks import MAX_INTEGER_GROUPS, MISSING, Label, check_strata, encode_groups, sort_key
 from esvdfair.core.ks import label_parts, make_cells
-from esvdfair.distributed import all_gather, rank, reading, together, world_size
 from esvdfair.exceptions import ESVDFairWarning, Given, InputError
 from esvdfair.files import sha256_of
 from esvdfair.tables.files import SEPARATORS, SHOWN, TableFile, listing, open_table
@@ -77,8 +76,9 @@ def _inputs(roles: Roles, file: TableFile) -> list[str]:
     features = roles.features or ()
     if not roles.sensitive:
         raise ValueError("no sensitive column was named; parity is between the groups that it makes.")
-    for name in (*roles.named(), *roles.control, *features):
-        if name not in file.columns:
+    known, named = set(file.columns), roles.named()
+    for name in (*named, *roles.control, *features):
+        if name not in known:
             raise _not_there(name, file)
     if twice := set(roles.control) & set(roles.named()):
         raise InputError(
@@ -94,7 +94,7 @@ def _inputs(roles: Roles, file: TableFile) -> list[str]:
         if repeated := [name for name, count in Counter(names).items() if count > 1]:
             raise ValueError(f"a column is named twice: {listing(repeated)}.")
     if roles.features is None and roles.predictions is None:
-        features = tuple(name for name in file.columns if name not in roles.named())
+        features = tuple(name for name in file.columns if name not in named)
     if not features and roles.predictions is None:
         beside = listing(list(roles.named()))
         raise ValueError(f"{str(file.path)!r} has no column left for the model's inputs beside {beside}.")
@@ -164,15 +164,21 @@ class _Usage:
 _EMPTY, _NUMBER, _BOOLEAN, _OTHER = "empty", "number", "boolean", "other"
 
 
-def _kind(column: "pd.Series[Any]") -> str:
-    if pd.api.types.is_bool_dtype(column.dtype):
-        return _BOOLEAN
-    if not column.notna().any():
-        return _EMPTY
-    if pd.api.types.is_numeric_dtype(column.dtype):
-        return _NUMBER
-    is_boolean = column.dtype == object and pd.api.types.infer_dtype(column, skipna=True) == "boolean"
-    return _BOOLEAN if is_boolean else _OTHER
+def _kinds(frame: pd.DataFrame) -> Iterator[tuple[str, str, Any]]:
+    """Name, kind and dtype of every column; of numbers the dtype tells, so that a wide table is read quickly."""
+    types = pd.api.types
+    empty: list[bool] = np.atleast_1d(frame.isna().to_numpy().all(axis=0)).tolist()
+    for place, (name, dtype, nothing) in enumerate(zip(frame.columns, frame.dtypes.tolist(), empty, strict=True)):
+        kind = _OTHER
+        if types.is_bool_dtype(dtype):
+            kind = _BOOLEAN
+        elif nothing:
+            kind = _EMPTY
+        elif types.is_numeric_dtype(dtype):
+            kind = _NUMBER
+        elif types.is_object_dtype(dtype) and types.infer_dtype(frame.iloc[:, place], skipna=True) == "boolean":
+            kind = _BOOLEAN
+        yield str(name), kind, dtype
 
 
 def _as_float(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
@@ -245,7 +251,7 @@ class Scan:
 
 @dataclass
 class _Seen:
-    """What chunks say; sums of it say what all of them say.
+    """What chunks contain.
 
     Attributes
     ----------
@@ -271,17 +277,18 @@ class _Seen:
         absent = usage.absent(frame)
         incomplete = absent.any(axis=1)
         self.incomplete += int(incomplete.sum())
-        self.missing.update({str(name): int(count) for name, count in absent.sum().items()})
-        for name, column in frame.items():
-            self.types[str(name)].add((_kind(column), column.dtype))
+        self.missing.update(dict(zip(map(str, absent), absent.to_numpy().sum(axis=0).tolist(), strict=True)))
+        for column, kind, dtype in _kinds(frame):
+            self.types[column].add((kind, dtype))
         for name, role in usage.roles.numeric.items():
             found = _numbers(frame[name], role, usage.path)  # fails at once: other chunks cannot make numbers of text
             if role == "weight" and (found < 0).any():
                 raise ValueError(f"column {quoted(name)} of {usage.path}, the weight, holds negative values.")
         kept = frame if not incomplete.any() else frame[~incomplete]
         if len(kept):
-            infinite = np.isinf(kept.select_dtypes("number").astype(np.float64)).sum()
-            self.infinite.update({str(name): int(count) for name, count in infinite.items()})
+            numbers = kept.select_dtypes("number")
+            infinite = np.isinf(numbers.to_numpy(np.float64, na_value=np.nan)).sum(axis=0)
+            self.infinite.update(dict(zip(map(str, numbers), infinite.tolist(), strict=True)))
             if len(self.groups) <= MAX_GROUPS:
                 sizes = usage.groups(kept).astype(object).groupby(list(usage.roles.sensitive), sort=False).size()
                 keys = sizes.index if len(usage.roles.sensitive) > 1 else ((key,) for key in sizes.index)
@@ -289,57 +296,33 @@ class _Seen:
             if not self.heads:
                 self.heads[chunk] = kept[usage.inputs].iloc[:1]
 
-    def merge(self, other: "_Seen") -> None:
-        self.rows |= other.rows
-        self.heads |= other.heads
-        self.incomplete += other.incomplete
-        self.missing.update(other.missing)
-        self.infinite.update(other.infinite)
-        self.groups.update(other.groups)
-        for name, types in other.types.items():
-            self.types[name] |= types
-
-
-def is_own(chunk: int) -> bool:
-    """Whether a chunk is this rank's: every so many-th."""
-    return chunk % world_size() == rank()
-
 
 def scan_table(usage: _Usage, *, keep: bool) -> tuple[Scan, dict[int, pd.DataFrame]]:
     """Read a table once, in bounded memory, and see whether it can be used.
 
-    The ranks of a process group share the chunks and then tell each other what they have seen. With ``keep`` all chunks
-    of this rank are given back; else only the first, which whoever looks at a few rows reads again.
+    With ``keep`` all chunks are returned; else only the first.
     """
     file = usage.file
-    with together():
-        file.cut(world_size())
-        sha256 = sha256_of(file.path if file.path.is_file() else file.place)
-        if len(set(all_gather(sha256))) > 1:
-            raise ValueError(f"the ranks read different files under the name {usage.path}.")
-        texts: tuple[str, ...] = ()
-        while True:
-            seen, kept = _observe(usage, texts, keep)
-            kinds = {name: {kind for kind, _ in types} - {_EMPTY} for name, types in seen.types.items()}
-            mixed = tuple(name for name in kinds if len(kinds[name]) > 1 and name not in texts)
-            if not mixed:
-                return _settle(usage, seen, sha256, texts), kept
-            texts += mixed  # a chunk alone looked like numbers: read all of them again, as what they are
+    file.cut()
+    sha256 = sha256_of(file.path if file.path.is_file() else file.place)
+    texts: tuple[str, ...] = ()
+    while True:
+        seen, kept = _observe(usage, texts, keep)
+        kinds = {name: {kind for kind, _ in types} - {_EMPTY} for name, types in seen.types.items()}
+        mixed = tuple(name for name in kinds if len(kinds[name]) > 1 and name not in texts)
+        if not mixed:
+            return _settle(usage, seen, sha256, texts), kept
+        texts += mixed  # a chunk alone looked like numbers: read all of them again, as what they are
 
 
 def _observe(usage: _Usage, texts: Sequence[str], keep: bool) -> tuple[_Seen, dict[int, pd.DataFrame]]:
     seen = _Seen({name: set() for name in usage.columns})
     kept: dict[int, pd.DataFrame] = {}
-    with reading() as listen:
-        for chunk, frame in usage.read(is_own, texts, strict=True):
-            seen.add(chunk, frame, usage)
-            if keep or not kept:
-                kept[chunk] = frame
-            listen()
-    first, *others = all_gather(seen)
-    for other in others:
-        first.merge(other)
-    return first, kept
+    for chunk, frame in usage.read(lambda chunk: True, texts, strict=True):
+        seen.add(chunk, frame, usage)
+        if keep or not kept:
+            kept[chunk] = frame
+    return seen, kept
 
 
 def _settle(usage: _Usage, seen: _Seen, sha256: str, texts: tuple[str, ...]) -> Scan:
@@ -490,7 +473,7 @@ class TableBatches:
 
     ``ESVDFair(model).fit(TableBatches(…))`` repairs on a file of any size. A row's id is its position in the file, also
     where rows with missing values are left out, so that the held-out rows and all samples are the same rows however the
-    file is cut. Under ``torch.distributed`` every rank gives the batches of its own chunks.
+    file is cut.
 
     Parameters
     ----------
@@ -575,26 +558,25 @@ class TableBatches:
         """Rows in memory: all of them, or about ``most``, chosen by a hash of their position in the file.
 
         Every row is as likely as any other, except that of each group about ``RARE_ROWS`` rows are taken, or all that
-        it has. Reads the whole file, whichever rank asks.
+        it has. Reads the whole file.
         """
         scan = self.scan
         share = 1.0 if most is None or most >= scan.rows else most / scan.rows
         limit = {label: max(share, RARE_ROWS / size) for label, size in zip(scan.labels, scan.sizes, strict=True)}
         parts = []
-        for part in self._parts(all_ranks=True):
+        for part in self._parts():
             if share < 1.0:
                 labels, codes = _encode(part.groups)
                 key = row_key(part.groups.index.to_numpy(dtype=np.int64), seed + _SAMPLE)
                 part = part.take(key < np.array([limit[label] for label in labels])[codes])
             parts.append(part)
-        return _join(sorted(parts, key=lambda part: part.groups.index[0] if len(part) else -1))
+        return _join(parts)
 
-    def _parts(self, *, all_ranks: bool = False) -> Iterator[TableRows]:
-        """Chunk by chunk, the complete rows; those of this rank, or all. The chunks that are held come first."""
+    def _parts(self) -> Iterator[TableRows]:
+        """Yield the complete rows of each chunk; those held come first, and they are the first of the file."""
         starts = (*self.scan.firsts, self.scan.total)
-        left = {chunk for chunk in range(len(starts) - 1) if all_ranks or is_own(chunk)}
-        yield from (self._held[chunk] for chunk in sorted(left & set(self._held)) if len(self._held[chunk]))
-        left -= set(self._held)
+        yield from (part for part in self._held.values() if len(part))
+        left = set(range(len(starts) - 1)) - set(self._held)
         if not left:
             return
         for chunk, frame in self._usage.read(left.__contains__, self.scan.texts):

@@ -1,1 +1,0 @@
-"""The paper's tables and figures, by the public methods: config -> network -> methods -> runs -> tables -> report."""
