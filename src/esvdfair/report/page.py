@@ -39,7 +39,7 @@ ABOUT_PARITY = (
     "people it is used on change, and after any retraining.",
 )
 """What anyone who relies on a repaired model should know."""
-PAIRS_SHOWN = 12
+PAIRS_SHOWN = 10
 GROUPS_DRAWN = 8
 """As many as there are colours; the tables list all groups."""
 
