@@ -50,10 +50,10 @@ dist: $(VENV)/.dev  ## Build wheel and sdist into dist/, and try both: the wheel
 	$(BIN)/python -m twine check --strict dist/*
 	.ci/try-dist $(BIN)/python
 
-bench: $(VENV)/.bench  ## Measure speed and growth on a quiet machine (ten minutes or so), renew the tables of docs/performance.md
+bench: $(VENV)/.bench  ## Measure speed and growth on a quiet machine (ten minutes or so), renew the tables of benchmarks/performance.md
 	$(BIN)/python benchmarks/scale.py
 
-trust: $(VENV)/.dev  ## Try to break the package (some five minutes of one core), write the tables of docs/reliability.md
+trust: $(VENV)/.dev  ## Try to break the package (some five minutes of one core), write the tables of benchmarks/reliability.md
 	$(BIN)/python benchmarks/reliability.py
 
 reproduce: $(VENV)/.dev  ## Run the paper's experiments for the seeds SEEDS (hours), write tables and figures into results/

@@ -1,4 +1,4 @@
-"""Tries to break the package, counts what happens, and writes the tables of docs/reliability.md.
+"""Tries to break the package, counts what happens, and writes the tables of benchmarks/reliability.md.
 
     python benchmarks/reliability.py [--only arrays,models,files,kills,concurrency,properties] [--out FILE]
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from trust import arrays, files, models, processes, properties
 from trust.verdict import Tally, judge_all
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "reliability.md"
+DOCUMENT = Path(__file__).resolve().parents[0] / "reliability.md"
 MUTATIONS, KILLS, FITS, PROBLEMS = (
     2100,
     100,

@@ -1,4 +1,4 @@
-"""Benchmarks of speed and size, as ratios measured in one run; renews the tables of docs/performance.md.
+"""Benchmarks of speed and size, as ratios measured in one run; renews the tables of benchmarks/performance.md.
 
     python benchmarks/scale.py                       # about ten minutes on two quiet cores
     python benchmarks/scale.py --quick               # under a minute, printed: does it run? The ratios mean little
@@ -23,7 +23,7 @@ from reproduction.config import Training
 from speed import fits, growth, latency, peers
 from speed.measure import Section, commit, describe_machine, limit_threads, render, renew, warm_up
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+DOCUMENT = Path(__file__).resolve().parents[0] / "performance.md"
 SIZES = ("full", "quick", "tiny")
 # name -> what runs, and its arguments at every size
 BENCHMARKS: dict[str, tuple[Callable[..., Section], dict[str, dict[str, Any]]]] = {
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--quick", dest="size", action="store_const", const="quick", help="the same as --size quick")
     parser.add_argument("--only", default=",".join(BENCHMARKS), help="benchmarks to run, with commas between")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=None, help="default at full size: docs/performance.md")
+    parser.add_argument("--out", type=Path, default=None, help="default at full size: benchmarks/performance.md")
     arguments = parser.parse_args()
     chosen = arguments.only.split(",")
     if unknown := [name for name in chosen if name not in BENCHMARKS]:

@@ -28,7 +28,7 @@ from esvdfair.cli import main as command_line
 
 PACKAGE = Path(package).parent
 BARS = {"ESVDFair(model).fit": 14, "esvdfair repair": 28}
-"""Files that each may pass through at most (docs/decisions/0007-what-the-house-is-now.md)."""
+"""Files that each may pass through at most."""
 
 
 def size() -> dict[str, tuple[int, int]]:

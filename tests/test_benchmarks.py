@@ -227,7 +227,7 @@ def test_a_row_that_looks_bad_is_measured_anew_with_other_draws(monkeypatch):
 
 
 def test_a_default_call_and_a_command_pass_through_few_files(monkeypatch, capsys):
-    """The bars of docs/decisions/0007: who adds a stop to the road should know that."""
+    """Who adds a stop to the road should know that."""
     pytest.importorskip("skl2onnx", reason="needs the extra esvdfair[onnx]")
     monkeypatch.syspath_prepend(BENCHMARKS)
     import walk

@@ -5,7 +5,7 @@ it when the estimate of each pair does and, where a confidence was asked for, wh
 :meth:`Curve.meets` is the one place that decides it; the choice, the warning, the summary and the exit code of a
 command all ask it.
 
-A long file, since every fit passes through all of it: another would be one more stop (docs/decisions/0007).
+A long file, since every fit passes through all of it: another would be one more stop.
 """
 
 import warnings

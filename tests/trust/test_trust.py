@@ -125,7 +125,7 @@ def test_a_trial_that_does_not_end_hangs(monkeypatch):
 
 
 def test_the_tables_are_those_of_the_guide(tmp_path):
-    guide = ROOT / "docs" / "reliability.md"
+    guide = ROOT / "benchmarks" / "reliability.md"
     text = guide.read_text(encoding="utf-8")
     for title, _ in (row for rows in reliability.SUITES.values() for row in rows):
         (line,) = [line for line in text.splitlines() if line.startswith(f"| {title} |")]
