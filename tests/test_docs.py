@@ -321,7 +321,12 @@ def test_functions_and_tests_of_the_equations_are_there():
 
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for path in [*ROOT.glob("*.md"), ROOT / "reproduction/README.md", *(ROOT / "benchmarks").glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    for path in [
+        *ROOT.glob("*.md"),
+        *(ROOT / "reproduction").glob("*.md"),
+        *(ROOT / "benchmarks").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
     if path.relative_to(ROOT).parts[1:2] not in [("_build",), ("gallery",), ("reference",)]  # made by `make docs`
 )
 MADE = ("gallery/", "reference/")  # so are these, and Sphinx checks the links to them
