@@ -204,7 +204,7 @@ def forward(model: nn.Module, x: torch.Tensor) -> None:
             model(x[start : start + BATCH])
 
 
-# --- sections -> benchmarks/performance.md -------------------------------------------------------------------------------
+# --- sections -> benchmarks/performance.md --------------------------------------------------------------------------
 
 
 def renew(document: Path, name: str, text: str, title: str = "") -> None:
