@@ -2,9 +2,9 @@
 Three groups
 ============
 
-More than two groups need no option: every pair is brought together, and the KS distance is that of the farthest pair.
-Small groups set the limit of what can be told: with 127 people in the smallest group that judges, groups that *are*
-distributed alike would still show a KS distance of about 0.1. That is the sampling floor.
+More than two groups need no option. Every pair of groups has its own KS distance, estimate and noise level: the KS that
+chance alone produces at these group sizes. Here the smallest group has 127 validation rows, and a pair with it has a noise
+level of about 0.08. Groups with fewer than 30 rows would be set aside and named.
 """
 
 import matplotlib.pyplot as plt
@@ -34,12 +34,13 @@ for method in ("parity", "transport"):
     models[method] = fair.fit(X, y, sensitive_features=race, validation=(X_val, y_val, race_val)).estimator_
 
 # %%
-# Each model audited on the rows that chose it. Beside a distance stands how sure it is.
+# Audit each model on the validation rows. The figures are those of the two most different groups.
 
 for name, found in models.items():
     audit = audit_predictions(found.predict(X_val), race_val, y_val)
-    low, high = audit.ks_interval
-    print(f"{name:10}  KS {audit.ks:.3f} [{low:.3f}, {high:.3f}]  floor {audit.ks_floor:.3f}  MSE {audit.mse:.4f}")
+    largest = max(audit.between.pairs, key=lambda pair: pair.ks_population)
+    pair = " and ".join(largest.groups)
+    print(f"{name:10}  {pair}: KS {largest.ks:.3f}, noise level {largest.ks_floor:.3f}; MSE {audit.mse:.4f}")
 
 # %%
 # The picture: who is where, before and after.
