@@ -2,9 +2,8 @@
 Three groups
 ============
 
-More than two groups need no option. Every pair of groups has its own KS distance, estimate and noise level: the KS that
-chance alone produces at these group sizes. Here the smallest group has 127 validation rows, and a pair with it has a noise
-level of about 0.08. Groups with fewer than 30 rows would be set aside and named.
+More than two groups need no option. Every pair of groups has its own KS distance, estimate and noise level: the KS
+that chance alone produces at these group sizes. Groups with fewer than 30 rows would be set aside and named.
 """
 
 import matplotlib.pyplot as plt
