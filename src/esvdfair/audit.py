@@ -12,7 +12,7 @@ from esvdfair.core.checks import check_column, check_groups, check_strata, check
 from esvdfair.core.ks import Groups, Peak, adjusted_weights, ks_peak, ks_to_rest, outside_support
 from esvdfair.core.metrics import wasserstein_distance
 from esvdfair.core.pairs import Pairs, meets
-from esvdfair.exceptions import Given, InputError
+from esvdfair.exceptions import InputError
 from esvdfair.sample import MIN_GROUP_ROWS
 from esvdfair.text import interval, label_text, number, share, too_small
 
@@ -228,10 +228,9 @@ def audit_predictions(
     judged = np.flatnonzero(sizes >= max(min_group_rows, 2))
     if len(judged) < 2:
         raise InputError(
-            "{count} of {all} groups have {min_group_rows} rows or more; a comparison needs two. Pass more rows, or "
-            "lower it.",
-            count=len(judged), all=len(names), min_group_rows=Given(max(min_group_rows, 2)),
-        )  # fmt: skip
+            f"{len(judged)} of {len(names)} groups have `min_group_rows={max(min_group_rows, 2)}` rows or more; a "
+            "comparison needs two. Pass more rows, or lower it."
+        )
     inside = np.flatnonzero(np.isin(codes, judged))
     compared = np.searchsorted(judged, codes[inside])
     own = None if weight is None else weight[inside]

@@ -32,7 +32,7 @@ from esvdfair.core.checks import (
 )
 from esvdfair.core.ks import label_parts, make_cells, split_cell
 from esvdfair.core.moments import check_squares
-from esvdfair.exceptions import ESVDFairWarning, Given, InputError
+from esvdfair.exceptions import ESVDFairWarning, InputError
 
 Array = NDArray[np.float64]
 
@@ -183,9 +183,8 @@ def _check_indexes(data: Data) -> None:
                 continue
             if part.index.is_unique and index.is_unique and part.index.isin(index).all():
                 raise InputError(
-                    f"{{{first}}} has the index of {{{of}}} in another order, and rows are matched by position. "
-                    f"Reindex it, {{{first}}}.loc[{{{of}}}.index], or pass arrays if the order is right.",
-                    {first: Given(), of: Given()},
+                    f"`{first}` has the index of `{of}` in another order, and rows are matched by position. Reindex it "
+                    f"with {first}.loc[{of}.index], or pass arrays if the order is right."
                 )
 
 
@@ -195,8 +194,7 @@ def _named(x: Any, column: Any) -> Any:
         return column
     if list(getattr(x, "columns", ())).count(column) != 1:
         raise InputError(
-            "{sensitive_features} is a name, and X has no such column (or several). Give the labels themselves.",
-            sensitive_features=Given(column),
+            f"`sensitive_features={column!r}` is a name, and `X` has no such column (or several). Pass the labels."
         )
     return x[column]
 
@@ -260,7 +258,7 @@ def as_rows(x: Any) -> Any:
         x = to_numpy(x)
     columns = getattr(x, "columns", None)
     if columns is not None and (not columns.is_unique or len({isinstance(name, str) for name in columns}) > 1):
-        raise InputError("{X} has columns of one name, or names of several types; rename them.", X=Given())
+        raise InputError("`X` has two columns of one name, or names of several types; rename them.")
     if len(x.shape) < 2:
         raise ValueError(
             f"Expected 2D array, got an array of shape {tuple(x.shape)} instead. Reshape your data: X.reshape(-1, 1) "
@@ -336,13 +334,12 @@ def check_apart(training: Batches, validation: Batches | None, confidence: float
     if not copied and not (len(asked) == len(known) and np.array_equal(np.sort(asked), np.sort(known))):
         return
     words = (
-        "{repeated:,} of {rows:,} rows of {validation} are rows of X too, so they cannot show what the repair does on "
-        "new rows. Pass rows that are not in X, or leave {validation} out."
+        f"{repeated:,} of {len(asked):,} rows of `validation` are also in `X`, so they cannot show how the repair does "
+        "on new rows. Pass rows that are not in `X`, or leave `validation` out."
     )
-    said: dict[str, Any] = {"repeated": repeated, "rows": len(asked), "validation": Given()}
     if confidence is not None:
-        raise InputError("{confidence} requires new rows: " + words, said, confidence=Given(confidence))
-    warnings.warn(ESVDFairWarning(words, said), stacklevel=2)
+        raise InputError(f"`confidence={confidence}` requires new rows: {words}")
+    warnings.warn(ESVDFairWarning(words), stacklevel=2)
 
 
 def hash_rows(x: Any) -> NDArray[np.uint64] | None:

@@ -21,7 +21,7 @@ from scipy.optimize import isotonic_regression
 from scipy.special import ndtr
 
 from esvdfair.batches import Rows
-from esvdfair.core.checks import Label, by_group, label_text
+from esvdfair.core.checks import Label, label_text
 from esvdfair.core.ks import (
     Groups,
     Ranked,
@@ -33,7 +33,7 @@ from esvdfair.core.ks import (
 )
 from esvdfair.core.pairs import Comparison, Pairs, meets, rising
 from esvdfair.core.quadratic import Fit
-from esvdfair.exceptions import ESVDFairWarning, Given, InputError
+from esvdfair.exceptions import ESVDFairWarning, InputError
 from esvdfair.methods import UNTOUCHED, Candidates, outputs, weights_of
 from esvdfair.models.base import ModelAdapter, Weights
 from esvdfair.sample import Effort, Sample
@@ -287,10 +287,8 @@ def judge(
     sample, fits = candidates.sample, candidates.fits
     if confidence is not None and sample.judged_on == "train":
         raise InputError(
-            "{confidence} requires rows that were neither used to fit nor to choose, and here all rows were used to "
-            "fit. Pass {validation}, or more rows of every group.",
-            confidence=Given(confidence),
-            validation=Given(),
+            f"`confidence={confidence}` requires validation rows, and here all rows are training rows. Pass "
+            "`validation`, or more rows of every group."
         )
     refitted = outputs(sample.head, sample.judging, candidates.plain) if candidates.plain else None
 
@@ -702,8 +700,8 @@ def summarise(
         "ks_interval": (point.ks_low, point.ks_high),
         "ks_floor": max(curve.estimates(point)[1]),
         "pairs": _pairs(here, curve, point, measurable(after, rows.prediction)),
-        "group_sizes": by_group(sample.labels, np.bincount(rows.codes)[: len(sample.labels)].tolist()),
-        "groups_set_aside": by_group(tuple(sample.set_aside), sample.set_aside.values()),
+        "group_sizes": dict(zip(sample.labels, np.bincount(rows.codes)[: len(sample.labels)].tolist(), strict=True)),
+        "groups_set_aside": dict(sample.set_aside),
         "evaluated_on": sample.judged_on,
         "error_against": sample.error_against,
         "rows": len(rows),
@@ -735,7 +733,9 @@ def _pairs(here: Judging, curve: Curve, point: CurvePoint, after: Array) -> list
 def before_and_after(labels: Sequence[Any], old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """Figures of the untouched and of the repaired model, such as ``mse_before``; lists are of the groups."""
     return {
-        f"{name}_{when}": by_group(labels, figures[name]) if isinstance(figures[name], list) else figures[name]
+        f"{name}_{when}": dict(zip(labels, figures[name], strict=True))
+        if isinstance(figures[name], list)
+        else figures[name]
         for name in old
         for when, figures in (("before", old), ("after", new))
     }
@@ -793,20 +793,17 @@ def _fairest_within(curve: Curve, increase: float) -> CurvePoint:
     within = [point for point in curve.points if point.mse <= untouched.mse * (1 + increase)]
     point = min(within, key=lambda point: (point.ks_population, point.mse))
     if point is untouched:
-        _warn(
-            "No candidate within {max_mse_increase} improves parity; returning the original model.",
-            max_mse_increase=Given(increase),
-        )
+        _warn(f"No candidate within `max_mse_increase={increase:g}` improves parity; returning the original model.")
     return point
 
 
 def _warn_missed(curve: Curve, point: CurvePoint, target_ks: float) -> None:
     """Why the target is not met, what was taken instead, and what would help."""
-    told = curve.told(target_ks)
+    told, rows = curve.told(target_ks), f"{curve.evaluated_on} rows"
     taken = (
         "the original model is returned"
         if point is curve.untouched
-        else "the repaired model has an estimated population KS of {ks_population:.3f} and error {mse:.4g}"
+        else f"the repaired model has an estimated population KS of {point.ks_population:.3f} and error {point.mse:.4g}"
     )
     if curve.confidence is not None:
         fairest = min(curve.points, key=lambda p: (p.ks_population, p.mse))
@@ -815,21 +812,21 @@ def _warn_missed(curve: Curve, point: CurvePoint, target_ks: float) -> None:
         )
         more = "No number of rows would do, since no estimate is below the target."
         if np.isfinite(needed):
-            more = f"About {needed / min(curve.pair_rows):.1f} times as many {{rows}} rows would be needed."
-        said = f"No candidate can be certified to keep {{target_ks}} at {{confidence}} on the {{rows}} rows; {taken}."
-        said += f" {more}"
+            more = f"About {needed / min(curve.pair_rows):.1f} times as many {rows} would be needed."
+        said = (
+            f"No candidate can be certified to meet `target_ks={target_ks:g}` at `confidence={curve.confidence:g}` on "
+            f"the {rows}; {taken}. {more}"
+        )
     elif not told.all():
         said = f"{_untold(curve, target_ks)}; {taken}."
         if told.any() and max(np.asarray(point.ks_pairs)[told]) > target_ks:
             said += " Among the other pairs no candidate meets it either."
     else:
         said = (
-            f"No candidate meets {{target_ks}}; {taken}, and KS {{ks:.3f}} on the {{rows}} rows. See {{curve_}} for "
-            "what can be reached."
+            f"No candidate meets `target_ks={target_ks:g}`; {taken}, and KS {point.ks:.3f} on the {rows}. See "
+            "`curve_` for what can be reached."
         )
-    asked = {"target_ks": Given(target_ks), "confidence": Given(curve.confidence), "curve_": Given()}
-    figures = {"ks": point.ks, "ks_population": point.ks_population, "mse": point.mse, "rows": curve.evaluated_on}
-    _warn(said, **asked, **figures)
+    _warn(said)
 
 
 def _untold(curve: Curve, target_ks: float) -> str:
@@ -840,8 +837,8 @@ def _untold(curve: Curve, target_ks: float) -> str:
     pair = " and ".join(label_text(label) for label in curve.pairs[worst])
     which = "any pair of groups" if not told.any() else f"{np.count_nonzero(~told)} of {len(told)} pairs of groups"
     return (
-        f"{{target_ks}} cannot be told for {which}: chance alone shows a KS of {floors[worst]:.3f} between {pair} on "
-        f"the {{rows}} rows, and about {more:.1f} times as many of them would be needed"
+        f"`target_ks={target_ks:g}` cannot be told for {which}: chance alone shows a KS of {floors[worst]:.3f} between "
+        f"{pair} on the {curve.evaluated_on} rows, and about {more:.1f} times as many of them would be needed"
     )
 
 
@@ -852,18 +849,15 @@ def _warn_useless(curve: Curve, point: CurvePoint, *, least: float) -> None:
         return
     if point.mse > untouched.mse and point.ks > untouched.ks:
         _warn(
-            "The repaired model is worse than the original in both error ({before:.4g} to {mse:.4g}) and KS "
-            "({ks_before:.3f} to {ks:.3f}) on the {rows} rows. Pass {target_ks} to keep the original where nothing is "
-            "better.",
-            before=untouched.mse, mse=point.mse, ks_before=untouched.ks, ks=point.ks, rows=curve.evaluated_on,
-            target_ks=Given(),
-        )  # fmt: skip
+            f"The repaired model is worse than the original in both error ({untouched.mse:.4g} to {point.mse:.4g}) and "
+            f"KS ({untouched.ks:.3f} to {point.ks:.3f}) on the {curve.evaluated_on} rows. Pass `target_ks` to keep the "
+            "original where nothing is better."
+        )
     elif point.constant or (untouched.r2 > 0 and point.r2 < least * untouched.r2):
         _warn(
-            f"The repaired model {_kept_words(point, untouched)} (R² {{before:.3f}} to {{after:.3f}})."
-            f"{_nearest(curve)} A milder {{target_ks}} or {{max_mse_increase}} keeps more; see {{curve_}}.",
-            before=untouched.r2, after=point.r2, target_ks=Given(), max_mse_increase=Given(), curve_=Given(),
-        )  # fmt: skip
+            f"The repaired model {_kept_words(point, untouched)} (R² {untouched.r2:.3f} to {point.r2:.3f})."
+            f"{_nearest(curve)} A milder `target_ks` or `max_mse_increase` keeps more; see `curve_`."
+        )
 
 
 def _kept_words(point: CurvePoint, untouched: CurvePoint) -> str:
@@ -888,8 +882,8 @@ def _nearest(curve: Curve) -> str:
     )
 
 
-def _warn(template: str, **values: Any) -> None:
-    warnings.warn(ESVDFairWarning(template, values), stacklevel=5)
+def _warn(words: str) -> None:
+    warnings.warn(ESVDFairWarning(words), stacklevel=5)
 
 
 def decided_by(curve: Curve, point: CurvePoint, *, target_ks: float | None, max_mse_increase: float | None) -> str:

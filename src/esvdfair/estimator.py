@@ -20,7 +20,7 @@ from esvdfair.core.edits import PAPER_REDUCTIONS, check_reduction
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.quadratic import Fit
 from esvdfair.curve import Curve, CurvePoint, choose, judge, summarise
-from esvdfair.exceptions import ESVDFairWarning, Given, InputError
+from esvdfair.exceptions import ESVDFairWarning, InputError
 from esvdfair.methods import Candidates
 from esvdfair.models import adapt
 from esvdfair.models.base import ModelAdapter
@@ -422,20 +422,15 @@ def _warn_set_aside(sample: Sample, least: int) -> None:
         return
     names = [f"{label_text(label)} ({rows} rows)" for label, rows in sample.set_aside.items()]
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    needed = (
-        "{min_group_rows} rows"
-        if sample.judged_on == "train"
-        else "{min_group_rows} rows to fit, and as many to validate"
-    )
+    count = "1 group is" if len(names) == 1 else f"{len(names)} groups are"
+    needed = "" if sample.judged_on == "train" else " in the training data, and as many in the validation data"
     warnings.warn(
         ESVDFairWarning(
-            "{count} too small to judge and set aside: {names}{more}. Their rows count in the error only. "
-            f"A group needs {needed}.",
-            count="1 group is" if len(names) == 1 else f"{len(names)} groups are",
-            names=", ".join(names[:10]), more=more, min_group_rows=Given(least),
+            f"{count} too small to compare and set aside: {', '.join(names[:10])}{more}. Their rows count in the error "
+            f"only; a group needs `min_group_rows={least}` rows{needed}."
         ),
         stacklevel=3,
-    )  # fmt: skip
+    )
 
 
 def take_point(fair: ESVDFair, candidates: Candidates, curve: Curve, point: CurvePoint) -> None:
@@ -499,7 +494,6 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 def check_options(fair: ESVDFair) -> None:
     """Raise ValueError for options that are wrong, or that contradict each other."""
-    given = {name: Given(value) for name, value in fair.get_params(deep=False).items() if value is not None}
     if isinstance(fair.model, type):
         raise TypeError(f"model is the class {fair.model.__name__}; pass an object of it.")
     if fair.effort is not None and not isinstance(fair.effort, Effort):
@@ -507,42 +501,40 @@ def check_options(fair: ESVDFair) -> None:
     for name, choices in CHOICES.items():
         if (value := getattr(fair, name)) not in choices:
             allowed = " or ".join(repr(choice) for choice in choices if choice is not None)
-            raise InputError(f"{{{name}}}; expected {allowed}.", {name: Given(value)})
+            raise InputError(f"`{name}={value!r}`; expected {allowed}.")
     for name, (right, expected) in RANGES.items():
         value = getattr(fair, name)
         number = isinstance(value, Real) and not isinstance(value, bool)
         absent = value is None and name not in ("validation_fraction", "batch_size", "min_group_rows")
         if not absent and not (number and right(value)):
             words = expected if number else "expected a number"
-            raise InputError(f"{{{name}}}; {words}.", {name: Given(value)})
+            raise InputError(f"`{name}={value!r}`; {words}.")
     state: Any = fair.random_state
     if isinstance(state, bool) or (isinstance(state, int | np.integer) and state < 0):
-        raise InputError("{random_state}; expected a whole number of at least 0, a RandomState or None.", given)
+        raise InputError(f"`random_state={state}`; expected a whole number of at least 0, a RandomState or None.")
     if fair.refit is not None and fair.method != "paper":
-        raise InputError("{refit} belongs to method='paper'; {method} has its own refit.", given)
+        raise InputError(f"`refit={fair.refit!r}` requires `method='paper'`; got `method={fair.method!r}`.")
     if fair.layer is not None and fair.method in ("parity", "transport"):
         raise InputError(
-            "{layer} with {method}, which edits the last layer alone; leave the layer out, or use the method 'exact' "
-            "or 'paper'.",
-            given,
+            f"`layer={fair.layer!r}` was given, but `method={fair.method!r}` edits the last layer alone. Leave the "
+            "layer out, or use the method 'exact' or 'paper'."
         )
     if fair.target_ks is not None and fair.max_mse_increase is not None:
         raise InputError(
-            "{target_ks} and {max_mse_increase} each choose a point on the curve; give one of them.", given
+            f"`target_ks={fair.target_ks}` and `max_mse_increase={fair.max_mse_increase}` each choose a point on the "
+            "curve. Give one of them."
         )
     has_target = fair.target_ks is not None or fair.max_mse_increase is not None
     if fair.confidence is not None and not has_target:
-        raise InputError(
-            "{confidence} needs {target_ks}: there must be something to be certain of.", given, target_ks=Given()
-        )
-    reductions = [name for name in ("mean_reduction", "covariance_reduction") if name in given]
+        raise InputError(f"`confidence={fair.confidence}` requires `target_ks`.")
+    reductions = [name for name in ("mean_reduction", "covariance_reduction") if getattr(fair, name) is not None]
     if reductions and has_target:
         raise ValueError(f"{' and '.join(reductions)} fix the point, and a target chooses it; give one or the other.")
     if reductions and fair.method == "transport":
         raise ValueError(f"{' and '.join(reductions)} belong to the other methods; transport takes target_ks.")
     for name in reductions:
         if isinstance(getattr(fair, name), bool) or not isinstance(getattr(fair, name), Real):
-            raise InputError(f"{{{name}}}; expected a number of at least 1, or inf.", given)
+            raise InputError(f"`{name}={getattr(fair, name)!r}`; expected a number of at least 1, or inf.")
         check_reduction(getattr(fair, name))
 
 

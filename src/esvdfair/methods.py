@@ -29,7 +29,7 @@ from esvdfair.core.optimum import fit_optimum
 from esvdfair.core.parity import ParityProblem
 from esvdfair.core.quadratic import FeatureSpace, Fit, Head, Quadratic, blocks, finetune, unit_factors
 from esvdfair.core.transport import TransportProblem, transport_path
-from esvdfair.exceptions import Given, InputError
+from esvdfair.exceptions import InputError
 from esvdfair.models.base import LinearLayer, Weights, find_layer
 from esvdfair.sample import Effort, Sample, Setting, draw, hold
 
@@ -303,10 +303,8 @@ class HiddenEdit:
         self._inner = find_layer(setting.layers, layer)
         if self._inner.index == setting.last.index:
             raise InputError(
-                "{layer} is the output layer; {method} edits a hidden layer and then refits the output layer. Choose "
-                "an earlier one, or one of the methods 'parity' and 'transport', which edit the output layer alone.",
-                layer=Given(layer),
-                method=Given(method),
+                f"`layer={layer!r}` is the output layer, but `method={method!r}` edits a hidden layer. Choose an "
+                "earlier one, or one of the methods 'parity' and 'transport', which edit the output layer alone."
             )
         self._edit = edit_paper if method == "paper" else edit_exact
         self._first = draw(setting, inner=[self._inner.name])
@@ -339,9 +337,7 @@ class HiddenEdit:
         edited = draw(setting, _after(steps) or None)
         if edited.training.kept_of != sample.training.kept_of:
             raise InputError(
-                "{X} gives its rows in another order every time it is read, so what is known of a row from one pass "
-                "cannot be used in the next. Pass a loader without shuffling, or arrays.",
-                X=Given(),
+                "`X` yields rows in a different order on each pass. Use a DataLoader with shuffle=False, or arrays."
             )
         fit = refit_edited(edited, self._refit, mean, covariance, seed=setting.seed)
         last = account_for(edited, fit)

@@ -47,7 +47,7 @@ from esvdfair.core.checks import (
 from esvdfair.core.ks import adjusted_weights, split_cell
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.quadratic import Head
-from esvdfair.exceptions import ESVDFairWarning, Given, InputError
+from esvdfair.exceptions import ESVDFairWarning, InputError
 from esvdfair.models.base import PROBE_ROWS, LinearLayer, ModelAdapter, Weights
 
 Array = NDArray[np.float64]
@@ -304,10 +304,7 @@ def meet(adapter: ModelAdapter, batches: Batches, *, seed: int = 0, effort: Effo
     probe, labels = first.x, first.y
     width = adapter.n_features
     if width is not None and len(getattr(probe, "shape", ())) == 2 and probe.shape[1] != width:
-        raise InputError(
-            "{X} has {found} features, but the model expects {width} features as input.",
-            X=Given(), found=probe.shape[1], width=width,
-        )  # fmt: skip
+        raise InputError(f"`X` has {probe.shape[1]} features, but the model expects {width} features as input.")
     layers = adapter.layers(probe)
     _check_size(layers)
     with np.errstate(over="ignore", invalid="ignore"):  # predictions that are not finite are refused as they come
@@ -326,12 +323,9 @@ def _notice_logits(adapter: ModelAdapter, probe: Any, labels: Array) -> None:
     if np.mean((expit(prediction) - labels) ** 2) < np.mean((prediction - labels) ** 2):
         warnings.warn(
             ESVDFairWarning(
-                "the labels are 0 and 1 and the predictions look like logits, from {low:.3g} to {high:.3g}: errors "
-                "against the labels mean nothing then, and a refit towards them gives no logits. Repair the score with "
-                "{output}.",
-                low=prediction.min(),
-                high=prediction.max(),
-                output=Given("sigmoid"),
+                f"The labels are 0 and 1, and the predictions look like logits (from {prediction.min():.3g} to "
+                f"{prediction.max():.3g}), so errors against the labels have no meaning. Repair the score with "
+                "`output='sigmoid'`."
             ),
             stacklevel=2,
         )
@@ -348,14 +342,9 @@ def _notice_units(rows: Rows, head: Head) -> None:
     if error > spread:
         warnings.warn(
             ESVDFairWarning(
-                "the model predicts the labels worse than a constant: they have mean {mean:.3g} and standard deviation "
-                "{spread:.3g}, the predictions {other:.3g} and {wide:.3g}. Check that {y} is in the units of the "
-                "predictions.",
-                mean=mean,
-                spread=spread,
-                other=other,
-                wide=wide,
-                y=Given(),
+                f"The model predicts the labels worse than a constant: they have mean {mean:.3g} and standard "
+                f"deviation {spread:.3g}, the predictions {other:.3g} and {wide:.3g}. Check that `y` is in the units "
+                "of the predictions."
             ),
             stacklevel=2,
         )
@@ -375,13 +364,9 @@ def notice_missing_bias(sample: Sample, prediction: Array) -> None:
     if shift**2 > max(SHIFT_COST, 9 * float(share @ share)) * rest and abs(shift) > abs(before):
         warnings.warn(
             ESVDFairWarning(
-                "the last layer {layer!r} has no bias, so the repaired predictions are off by {off:+.3g} on average, "
-                "which makes the mean squared error {part:.0%} larger. Add {shift:+.3g} to the predictions, or give "
-                "the layer a bias.",
-                layer=sample.layer.name,
-                off=-shift,
-                shift=shift,
-                part=shift**2 / rest,
+                f"The last layer {sample.layer.name!r} has no bias, so the repaired predictions are off by "
+                f"{-shift:+.3g} on average, which increases the mean squared error by {shift**2 / rest:.0%}. Add "
+                f"{shift:+.3g} to the predictions, or give the layer a bias."
             ),
             stacklevel=2,
         )
@@ -441,10 +426,8 @@ def draw(setting: Setting, weights: Weights | None = None, *, inner: Sequence[st
     _check_enough(rows, _large(rows, least=least), least)
     warnings.warn(
         ESVDFairWarning(
-            "{min_group_rows}: too few rows to hold some of them out, so all rows are used both to fit and to choose. "
-            "Expect worse results on new data; pass {validation}, or more rows.",
-            min_group_rows=Given(least),
-            validation=Given(),
+            f"Too few rows to hold some out (`min_group_rows={least}`), so all rows are used both to fit and to "
+            "choose. Expect worse results on new data; pass `validation`, or more rows."
         ),
         stacklevel=2,
     )
@@ -698,13 +681,11 @@ def _check_enough(rows: Counter[Label], judged: Sequence[Label], least: int) -> 
         return
     found = ", ".join(f"{label!r}: {count}" for label, count in sorted(rows.items(), key=lambda item: -item[1])[:6])
     if len(rows) < 2:
-        raise InputError("{sensitive_features} holds one group, {found}; parity needs at least two.",
-                         sensitive_features=Given(), found=found)  # fmt: skip
+        raise InputError(f"`sensitive_features` contains one group, {found}; parity needs at least two.")
     raise InputError(
-        "{min_group_rows} rows in the training data and in the validation data leave fewer than two groups to compare "
-        "({found}). Pass more rows, merge groups, or lower it.",
-        min_group_rows=Given(least), found=found,
-    )  # fmt: skip
+        f"`min_group_rows={least}` rows in the training data and in the validation data leave fewer than two groups to "
+        f"compare ({found}). Pass more rows, merge groups, or lower it."
+    )
 
 
 def check_features(layer: LinearLayer, features: Any, rows: int) -> None:

@@ -9,7 +9,7 @@ from esvdfair.baselines import WassersteinBarycenter
 from esvdfair.cli import compare
 from esvdfair.cli._shared import learning_and_judging
 from esvdfair.cli.compare import Method
-from esvdfair.exceptions import Given, InputError
+from esvdfair.exceptions import InputError
 from esvdfair.models.onnx import OnnxAdapter
 from esvdfair.tables import Roles, TableBatches
 
@@ -59,7 +59,7 @@ def test_rows_of_validation_judge(files, invoke, monkeypatch):
 
 def test_a_method_that_cannot_be_applied_says_why(files, invoke, monkeypatch):
     def fail(case):
-        raise InputError("no hidden layer for {method}", method=Given("exact"))
+        raise InputError("no hidden layer for `method='exact'`")
 
     methods = [compare.methods()[0], Method("exact", "nothing", True, fail)]
     monkeypatch.setattr(compare, "methods", lambda: methods)
@@ -74,7 +74,7 @@ def test_groups_too_small_to_split(files, refused, tmp_path):
     data["sex"] = ["a"] * 45 + ["b"] * 35
     data.to_csv(tmp_path / "few.csv", index=False)
     said = refused("compare", files.model, tmp_path / "few.csv", *ROLES)
-    assert "fewer than two groups have --min-group-rows 30 rows to fit on, and as many to judge on" in said
+    assert "fewer than two groups have --min-group-rows 30 training rows, and as many validation rows" in said
     assert "--validation" in said
     data["sex"] = ["a"] * 79 + ["b"]
     data.to_csv(tmp_path / "few.csv", index=False)

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from esvdfair import ESVDFairWarning
-from esvdfair.cli._shared import notes, option_word, said, table
+from esvdfair.cli._shared import notes, said, table
 from esvdfair.cli.repair import scatter
-from esvdfair.exceptions import Given, InputError
+from esvdfair.exceptions import InputError
 from esvdfair.text import distinct_names, interval, number, printable, quoted, share, to_json
 
 
@@ -47,33 +47,33 @@ def test_labels_that_are_written_alike_have_keys_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "word"),
+    ("parameter", "option"),
     [
-        ("target_ks", 0.1, "--target-ks 0.1"),
-        ("layer", "MatMul", "--layer MatMul"),
-        ("method", "exact", "--method exact"),
-        ("output", None, "--output NAME"),
-        ("output", "z", "--output z"),
-        ("validation", None, "--validation FILE"),
-        ("sensitive_features", None, "--sensitive"),
-        ("y", None, "--target"),
-        ("X", None, "the table"),
-        ("random_state", 3, "--seed 3"),
-        ("missing", "group", "--missing-group"),
-        ("missing", "error", "missing='error'"),
-        ("drop_missing", None, "--drop-missing"),
-        ("curve_", None, "`esvdfair curve`"),
-        ("refit", "ols", "refit='ols'"),
+        ("target_ks=0.1", "--target-ks 0.1"),
+        ("layer='MatMul'", "--layer MatMul"),
+        ("method='exact'", "--method exact"),
+        ("output", "--output NAME"),
+        ("output='z'", "--output z"),
+        ("validation", "--validation FILE"),
+        ("sensitive_features", "--sensitive"),
+        ("y", "--target"),
+        ("X", "the table"),
+        ("random_state=3", "--seed 3"),
+        ("missing='group'", "--missing-group"),
+        ("missing='error'", "`missing='error'`"),
+        ("drop_missing", "--drop-missing"),
+        ("curve_", "`esvdfair curve`"),
+        ("refit='ols'", "`refit='ols'`"),
     ],
 )
-def test_options_are_called_as_they_are_typed(name, value, word):
-    assert option_word(name, value) == word
+def test_options_are_called_as_they_are_typed(parameter, option):
+    assert said(InputError(f"Use `{parameter}`, or not.")) == f"Use {option}, or not."
 
 
 def test_messages_are_one_line_and_names_of_files_stay():
-    assert said(InputError("{layer}\nis  last", layer=Given(0))) == "--layer 0 is last"
+    assert said(InputError("`layer=0`\nis  last")) == "--layer 0 is last"
     assert said(ValueError("there is no file 'target_ks=0.1.csv'.")) == "there is no file 'target_ks=0.1.csv'."
-    assert said(InputError("{layer} of {path!r}", layer=Given(), path="layer=0")) == "--layer of 'layer=0'"
+    assert said(InputError("`layer` of 'layer=0'")) == "--layer of 'layer=0'"
 
 
 def test_points_stand_where_they_belong():
@@ -90,7 +90,7 @@ def test_warnings_of_the_library_become_notes_and_others_are_silent():
     def command():
         with notes():
             for _ in range(2):
-                warnings.warn(ESVDFairWarning("{ks}\nhere, {validation} or", ks=1, validation=Given()), stacklevel=1)
+                warnings.warn(ESVDFairWarning("1\nhere, `validation` or"), stacklevel=1)
             warnings.warn("of somebody else", UserWarning, stacklevel=1)
 
     result = CliRunner().invoke(command)

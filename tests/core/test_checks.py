@@ -141,12 +141,6 @@ def test_what_are_no_numbers_is_refused(values, message):
         check_column(values, 2, "y")
 
 
-def test_a_front_end_names_parameters_in_its_own_words():
-    with pytest.raises(InputError) as caught:
-        check_weight([1, -1], 2)
-    assert caught.value.say(lambda name, value: f"--{name}").startswith("--sample_weight must not be negative")
-
-
 def test_weights_of_nothing_are_refused_unless_allowed():
     with pytest.raises(InputError, match="not zero everywhere"):
         check_weight([0, 0], 2)

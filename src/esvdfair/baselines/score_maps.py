@@ -10,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from esvdfair.core import checks
 from esvdfair.core.checks import Label, check_column, check_rows, encode_groups
-from esvdfair.exceptions import Given, InputError
+from esvdfair.exceptions import InputError
 
 Floats: TypeAlias = NDArray[np.float64]
 Codes: TypeAlias = NDArray[np.intp]
@@ -90,11 +90,11 @@ def fit_rows(
 ) -> FitRows:
     """Check what ``fit`` was given and choose the values whose distributions are estimated."""
     if fitted_on not in ("scores", "targets"):
-        raise InputError("{fitted_on}: expected 'scores' or 'targets'.", fitted_on=Given(fitted_on))
+        raise InputError(f"`fitted_on={fitted_on!r}`: expected 'scores' or 'targets'.")
     values = check_column(scores, None, "scores")
     if fitted_on == "targets":
         if y is None:
-            raise InputError("{fitted_on} needs the training targets; pass y to fit.", fitted_on=Given(fitted_on))
+            raise InputError(f"`fitted_on={fitted_on!r}` needs the training targets; pass `y` to fit.")
         values = check_column(y, len(values), "y", of="scores")
     labels, codes, weight = known_groups(sensitive_features, sample_weight, len(values), of="scores")
     return FitRows(values, labels, codes, weight)
@@ -127,11 +127,8 @@ def known_codes(sensitive_features: Any, labels: tuple[Label, ...], rows: int) -
     unseen = [label for label in got if label not in position]
     if unseen:
         raise InputError(
-            "{sensitive_features} has groups {unseen} that were not in fit, which saw {seen}; there is no map for "
-            "them. Fit on rows of every group.",
-            sensitive_features=Given(),
-            unseen=unseen,
-            seen=list(labels),
+            f"`sensitive_features` has groups {unseen} that were not in the training data, which has {list(labels)}. "
+            "Fit on rows of every group."
         )
     return np.array([position[label] for label in got], dtype=np.intp)[codes]
 

@@ -1,6 +1,7 @@
 """What commands share: options, the rows and the model they are given; what they print, and where they write."""
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from esvdfair import text
-from esvdfair.exceptions import ESVDFairWarning, Given, InputError, python_word
+from esvdfair.exceptions import ESVDFairWarning, InputError
 from esvdfair.files import whole_files
 from esvdfair.models.base import TIME_LIMIT
 from esvdfair.tables import Progress, Roles, TableBatches, TableRows, open_table
@@ -128,10 +129,9 @@ def of_large_groups(learn: TableRows, judge: TableRows, least: int) -> tuple[Tab
     small = {key if len(key) > 1 else key[0]: int(rows[key]) for key in rows.index if key not in large}
     if len(large) < 2:
         raise InputError(
-            "fewer than two groups have {min_group_rows} rows to fit on, and as many to judge on. Give other rows to "
-            "judge on with {validation}, or join groups.",
-            min_group_rows=Given(least), validation=Given(),
-        )  # fmt: skip
+            f"fewer than two groups have `min_group_rows={least}` training rows, and as many validation rows. Pass "
+            "more rows with `validation`, or merge groups."
+        )
     if small:
         warnings.warn(ESVDFairWarning(f"{text.too_small(small)} They are left out."), stacklevel=2)
     parts = [part.take(pd.MultiIndex.from_frame(part.groups).isin(large)) for part in (learn, judge)]
@@ -367,40 +367,29 @@ def _with(options: Sequence[Option], command: Command) -> Command:
 
 # --- messages of the library in the words of the command line ------------------------------------------------------
 
-# Parameter of the library -> what the command line calls it; any other is an option of the same name.
-_CALLED = {
-    "X": "the table",
-    "control_features": "--control",
-    "y": "--target",
-    "curve_": "`esvdfair curve`",
-    "output": "--output NAME",
-    "random_state": "--seed",
-    "sample_weight": "--weight",
-    "sensitive_features": "--sensitive",
-    "validation": "--validation FILE",
-}
 _OPTIONS = {
-    "certificate", "confidence", "drop_missing", "features", "layer", "max_mse_increase",
-    "method", "min_group_rows", "missing_group", "sep", "target_ks",
+    **{name: "--" + name.replace("_", "-") for name in (
+        "certificate", "confidence", "drop_missing", "features", "layer", "max_mse_increase", "method",
+        "min_group_rows", "missing_group", "sep", "target_ks",
+    )},
+    "X": "the table", "y": "--target", "control_features": "--control", "sensitive_features": "--sensitive",
+    "sample_weight": "--weight", "validation": "--validation FILE", "output": "--output NAME",
+    "random_state": "--seed", "missing='group'": "--missing-group", "curve_": "`esvdfair curve`",
 }  # fmt: skip
-
-
-def option_word(name: str, value: Any) -> str:
-    """A parameter as it is typed: ``target_ks=0.1`` is ``--target-ks 0.1``."""
-    if (name, value) == ("missing", "group"):
-        return "--missing-group"
-    if name not in _CALLED and name not in _OPTIONS:
-        return python_word(name, value)
-    option = _CALLED.get(name, "--" + name.replace("_", "-"))
-    if value is None or value is True:
-        return option
-    return f"{option.split()[0]} {value:g}" if isinstance(value, float) else f"{option.split()[0]} {value}"
+"""What messages of the library name in backticks -> what the command line calls it."""
 
 
 def said(error: BaseException) -> str:
-    """A message of the library on one line, with parameters as options."""
-    text = error.say(option_word) if isinstance(error, InputError | ESVDFairWarning) else str(error)
-    return " ".join(text.split())
+    """A message of the library on one line, with parameters as options: `target_ks=0.1` is --target-ks 0.1."""
+    return " ".join(re.sub(r"`(\w+)(?:=([^`]+))?`", _option, str(error)).split())
+
+
+def _option(parameter: re.Match[str]) -> str:
+    name, value = parameter.groups()
+    whole = parameter[0].strip("`")
+    if whole in _OPTIONS or name not in _OPTIONS:
+        return _OPTIONS.get(whole, parameter[0])
+    return f"{_OPTIONS[name].split()[0]} {value.strip(chr(39))}"
 
 
 @contextmanager

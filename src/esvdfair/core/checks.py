@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from esvdfair.exceptions import Given, InputError, refused
+from esvdfair.exceptions import InputError
 
 Scalar: TypeAlias = str | int | bool
 Label: TypeAlias = Scalar | tuple[Scalar, ...]
@@ -25,8 +25,6 @@ Encoded: TypeAlias = tuple[tuple[Label, ...], NDArray[np.intp]]
 
 MISSING = "missing"
 """Label of the group of people whose attribute is missing, with ``missing="group"``."""
-
-_GROUPS = "sensitive_features"
 
 MAX_INTEGER_GROUPS = 50
 """More distinct whole numbers than this are taken for a measurement, not for groups."""
@@ -74,7 +72,7 @@ def as_pandas(x: Any) -> Any:
     if owner == "pyarrow" and hasattr(x, "column_names"):
         return x.to_pandas()
     if owner == "polars" and hasattr(x, "collect"):
-        raise refused("X", "is a LazyFrame, which holds no rows yet; pass X.collect().")
+        raise InputError("`X` is a LazyFrame, which contains no rows yet; pass X.collect().")
     if owner != "polars" or not hasattr(x, "get_columns"):
         return x
     return pd.DataFrame({column.name: column.to_numpy() for column in x.get_columns()})  # to_pandas() needs pyarrow
@@ -161,18 +159,17 @@ def check_numbers(values: Any, name: str) -> NDArray[Any]:
     try:
         raw = to_numpy(values)
     except ValueError as error:
-        raise refused(name, "cannot be read as an array: {error}", error=error) from error
+        raise InputError(f"`{name}` cannot be read as an array: {error}") from error
     if raw.dtype.kind in "biuf":
         return raw
     if raw.dtype.kind == "c" or (raw.dtype == object and any(isinstance(v, complex) for v in raw.flat)):
-        raise InputError(f"Complex data not supported: {{{name}}} holds complex numbers.", {name: Given()})
+        raise InputError(f"Complex data not supported: `{name}` contains complex numbers.")
     try:
         return _object_numbers(raw)
     except (TypeError, ValueError, OverflowError) as error:
-        words = (
-            "holds values that are not numbers ({error}); esvdfair repairs regression. Pass one number for each row."
-        )
-        raise refused(name, words, error=error) from error
+        raise InputError(
+            f"`{name}` contains values that are not numbers ({error}). Pass one number for each row."
+        ) from error
 
 
 def numbers_in_place(values: Any, name: str) -> Any:
@@ -205,22 +202,17 @@ def check_column(values: Any, rows: int | None, name: str, *, of: str = "X") -> 
     with np.errstate(over="ignore"):
         column = check_numbers(values, name).astype(np.float64)
     if column.ndim == 2 and column.shape[1] != 1:
-        raise refused(
-            name,
-            f"has {column.shape[1]} columns, shape {column.shape}; a regressor with several outputs is repaired one "
-            "output at a time. Pass one column of it.",
+        raise InputError(
+            f"`{name}` has {column.shape[1]} columns, shape {column.shape}; a regressor with several outputs is "
+            "repaired one output at a time. Pass one column."
         )
     if column.ndim > 2 or column.ndim == 0:
-        raise refused(name, f"has shape {column.shape}; expected one number for each row, shape (rows,).")
+        raise InputError(f"`{name}` has shape {column.shape}; expected one number for each row, shape (rows,).")
     column = column.reshape(-1)
     if rows is not None:
         check_rows(len(column), rows, name, of=of)
     if bad := count_not_finite(column):
-        raise refused(
-            name,
-            f"holds {bad} NaN or infinite values among {len(column)}; they have no place in a distribution. Find out "
-            "why they arise, or drop those rows.",
-        )
+        raise InputError(f"`{name}` contains {bad} NaN or infinite values among {len(column)}. Drop those rows.")
     return column
 
 
@@ -230,12 +222,8 @@ def check_classes(values: Any, rows: int, classes: Sequence[Any]) -> NDArray[np.
     check_rows(len(labels), rows, "y")
     first, second = (labels == label for label in classes)
     if not np.all(first | second):
-        raise refused(
-            "y",
-            "holds {label!r}, which is none of the classes {classes} of the model.",
-            label=labels[np.argmin(first | second)].item(),
-            classes=" and ".join(map(repr, np.asarray(classes).tolist())),
-        )
+        label, known = labels[np.argmin(first | second)].item(), " and ".join(map(repr, np.asarray(classes).tolist()))
+        raise InputError(f"`y` contains {label!r}, which is not one of the classes {known} of the model.")
     return np.asarray(second, dtype=np.float64)
 
 
@@ -246,19 +234,17 @@ def check_features(values: Any, name: str = "X") -> NDArray[Any]:
         table = table.astype(np.float32 if table.dtype == np.float32 else np.float64, copy=False)
     if table.ndim != 2 or not table.shape[1]:
         none = f"has 0 feature(s) (shape={table.shape}) while a minimum of 1 is required."
-        raise refused(name, none if table.ndim == 2 else f"has shape {table.shape}; expected (rows, features).")
+        words = none if table.ndim == 2 else f"has shape {table.shape}; expected (rows, features)."
+        raise InputError(f"`{name}` {words}")
     if bad := count_not_finite(table):
-        raise refused(name, f"holds {bad} NaN or infinite values; fill them in or drop those rows.")
+        raise InputError(f"`{name}` contains {bad} NaN or infinite values. Fill them in or drop those rows.")
     return table
 
 
 def check_rows(got: int, rows: int, name: str, *, of: str = "X") -> None:
     """Raise unless ``name`` has one entry for each of the ``rows`` rows of ``of``."""
     if got != rows:
-        raise InputError(
-            f"{{{of}}} has {rows} rows but {{{name}}} has {got} values; they must match row by row.",
-            {of: Given(), name: Given()},
-        )
+        raise InputError(f"`{of}` has {rows} rows but `{name}` has {got} values; they must match row by row.")
 
 
 def check_weight(values: Any, rows: int, *, of: str = "X", zero: bool = False) -> NDArray[np.float64]:
@@ -266,12 +252,8 @@ def check_weight(values: Any, rows: int, *, of: str = "X", zero: bool = False) -
     weight = check_column(values, rows, "sample_weight", of=of)
     negative = int(np.count_nonzero(weight < 0))
     if negative or not (zero or weight.any()):
-        found = f"it has {negative} negative values" if negative else "it is"
-        raise refused(
-            "sample_weight",
-            f"must not be negative, and not zero everywhere; {found}. A weight says how many people a row stands for: "
-            "clip or drop such rows.",
-        )
+        found = f"has {negative} negative values" if negative else "is zero everywhere"
+        raise InputError(f"`sample_weight` {found}. Pass how many people each row represents.")
     return weight
 
 
@@ -284,8 +266,7 @@ def make_generator(random_state: Any, *purpose: int) -> np.random.Generator:
         return np.random.default_rng(random_state)
     if isinstance(random_state, bool) or not isinstance(random_state, int | np.integer) or random_state < 0:
         raise InputError(
-            "{random_state}: expected a whole number of at least 0, a numpy Generator or None.",
-            random_state=Given(random_state),
+            f"`random_state={random_state!r}`; expected a whole number of at least 0, a numpy Generator or None."
         )
     return np.random.default_rng([int(random_state), *purpose] if purpose else int(random_state))
 
@@ -324,10 +305,9 @@ def check_groups(sensitive_features: Any, rows: int | None, missing: str = "erro
     if rows is not None:
         check_rows(len(codes), rows, "sensitive_features", of=of)
     if len(labels) > MAX_INTEGER_GROUPS and all(type(label) is int for label in labels):
-        raise refused(
-            _GROUPS,
-            f"takes {len(labels)} different whole numbers, so it looks continuous; bin it first "
-            "(pandas.cut does), or write words for the numbers if these really are groups.",
+        raise InputError(
+            f"`sensitive_features` has {len(labels)} different whole numbers, so it looks continuous. Bin it first, "
+            "for example with pandas.cut, or pass the numbers as text if these are groups."
         )
     return labels, codes
 
@@ -337,7 +317,7 @@ def check_strata(control_features: Any, rows: int | None, missing: str = "error"
     try:
         return check_groups(control_features, rows, missing, of=of)
     except InputError as error:
-        raise error.about("control_features", instead_of="sensitive_features") from None
+        raise InputError(str(error).replace("`sensitive_features`", "`control_features`")) from None
 
 
 def encode_groups(groups: Any, *, missing: str = "error") -> Encoded:
@@ -359,7 +339,7 @@ def encode_groups(groups: Any, *, missing: str = "error") -> Encoded:
     """
     columns = _columns(groups)
     if not columns:
-        raise refused(_GROUPS, "has no column; give one label for each row.")
+        raise InputError("`sensitive_features` has no column; pass one label for each row.")
     encoded = [_encode_column(column, missing) for column in columns]
     return encoded[0] if len(encoded) == 1 else _intersect(encoded)
 
@@ -370,11 +350,11 @@ def _columns(groups: Any) -> list[Any]:
         return [groups.iloc[:, i] for i in range(groups.shape[1])]  # by position: names may occur twice
     if isinstance(groups, Mapping):  # columns by name, as Fairlearn takes them
         if not all(hasattr(column, "__len__") for column in groups.values()):
-            raise refused(_GROUPS, "is a mapping, but not of names to columns of labels.")
+            raise InputError("`sensitive_features` is a mapping, but not of names to columns of labels.")
         lengths = {name: row_count(column) for name, column in groups.items()}
         if len(set(lengths.values())) > 1:
             listing = ", ".join(f"{name}: {rows}" for name, rows in lengths.items())
-            raise refused(_GROUPS, f"has columns of different lengths ({listing}).")
+            raise InputError(f"`sensitive_features` has columns of different lengths ({listing}).")
         return [column for values in groups.values() for column in _columns(values)]
     if isinstance(groups, pd.Series | pd.Index | pd.Categorical):
         return _split_rows(list(groups)) if groups.dtype == object else [groups]
@@ -384,10 +364,9 @@ def _columns(groups: Any) -> list[Any]:
         return _split_rows(groups)
     values = to_numpy(groups)
     if values.ndim not in (1, 2):
-        raise refused(
-            _GROUPS,
-            f"has shape {values.shape}; expected one label for each row, shape (rows,), "
-            "or one column for each attribute, shape (rows, attributes).",
+        raise InputError(
+            f"`sensitive_features` has shape {values.shape}; expected one label for each row, shape (rows,), or one "
+            "column for each attribute, shape (rows, attributes)."
         )
     if values.dtype == object and len(values):
         return _split_rows(values.tolist())
@@ -430,21 +409,21 @@ def _encode_column(column: Any, missing: str) -> Encoded:
     try:
         codes, uniques = pd.factorize(column, use_na_sentinel=True)
     except TypeError as error:
-        words = "holds values that are no labels ({error}); give words, whole numbers or booleans."
-        raise refused(_GROUPS, words, error=error) from error
+        raise InputError(
+            f"`sensitive_features` contains values that cannot be labels ({error}). Pass text, integers or booleans."
+        ) from error
     labels: list[Scalar] = [_plain(value) for value in uniques]
     twice = [label for label, count in Counter(labels).items() if count > 1]
     if twice:
-        words = "holds different values that all read {label!r}; give all labels one type."
-        raise refused(_GROUPS, words, label=twice[0])
+        raise InputError(
+            f"`sensitive_features` contains different values that all read {twice[0]!r}. Give all labels one type."
+        )
     absent = codes < 0
     if absent.any():
         if missing != "group":
-            raise refused(
-                _GROUPS,
-                f"has {np.count_nonzero(absent)} missing value(s) among {len(codes)} rows; every row needs a group. "
-                "Drop those rows, or give them a label of their own, as ESVDFair does with {missing}.",
-                missing=Given("group"),
+            raise InputError(
+                f"`sensitive_features` has {np.count_nonzero(absent)} missing value(s) among {len(codes)} rows. Drop "
+                "those rows, or make them a group of their own with `missing='group'`."
             )
         if MISSING not in labels:
             labels.append(MISSING)
@@ -458,8 +437,9 @@ def _readable(column: Any) -> Any:
     """The column, with what hashing or NumPy's types would hide brought to light."""
     kind = getattr(column.dtype, "kind", "O")
     if kind in "Vc":
-        words = "has the dtype {dtype}; give labels, one column for each attribute."
-        raise refused(_GROUPS, words, dtype=column.dtype)
+        raise InputError(
+            f"`sensitive_features` has the dtype {column.dtype}; pass labels, one column for each attribute."
+        )
     if kind in "mM" and isinstance(column, np.ndarray):
         return pd.Series(column)  # as an object, a datetime64[ns] would be a whole number
     if kind in "iuf" and isinstance(column, np.ndarray):
@@ -470,7 +450,7 @@ def _readable(column: Any) -> Any:
     if kind == "O" and column.dtype == object and not set(map(type, column)) <= {str}:
         numbers = (value for value in column if isinstance(value, int | float | np.number | np.bool_))
         if len({isinstance(value, bool | np.bool_) for value in numbers if value == value}) == 2:
-            raise refused(_GROUPS, "mixes booleans and numbers, and True and 1 are equal; give all labels one type.")
+            raise InputError("`sensitive_features` mixes booleans and numbers. Give all labels one type.")
     return column
 
 
@@ -482,11 +462,9 @@ def _plain(value: Any) -> Scalar:
         return int(value)
     if isinstance(value, float | np.floating):
         if not float(value).is_integer():
-            raise refused(
-                _GROUPS,
-                "holds the fractional value {value!r}, so it looks continuous; parity is between groups of people. Bin "
-                "it first; pandas.cut does that.",
-                value=value,
+            raise InputError(
+                f"`sensitive_features` contains the fractional value {value!r}, so it looks continuous. Bin it first, "
+                "for example with pandas.cut."
             )
         return int(value)
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
@@ -504,9 +482,7 @@ def check_labels(labels: Iterable[Label]) -> None:
             other = seen.setdefault(reading, label)
             if sort_key(other) != sort_key(label):
                 raise InputError(
-                    "group labels {one!r} and {other!r} read alike but differ in type; give all labels one type.",
-                    one=other,
-                    other=label,
+                    f"group labels {other!r} and {label!r} read alike but differ in type; give all labels one type."
                 )
 
 
@@ -526,40 +502,6 @@ def distinct_names(labels: Sequence[Label]) -> list[str]:
     texts = [label_text(label) for label in labels]
     alike = Counter(texts)
     return [json.dumps(label) if alike[text] > 1 else text for label, text in zip(labels, texts, strict=True)]
-
-
-class GroupName(str):
-    """A group of several attributes as the key of a result: text, which JSON takes, and equal to the tuple of values.
-
-    Examples
-    --------
-    >>> found = by_group([("a", 1), ("b", 2)], [0.5, 0.25])
-    >>> found, found["a", 1]
-    ({'a, 1': 0.5, 'b, 2': 0.25}, 0.5)
-    """
-
-    values: tuple[Scalar, ...]
-
-    def __new__(cls, text: str, values: tuple[Scalar, ...]) -> "GroupName":
-        name = super().__new__(cls, text)
-        name.values = values
-        return name
-
-    def __getnewargs__(self) -> tuple[str, tuple[Scalar, ...]]:  # type: ignore[override]  # of str: one argument
-        return str(self), self.values
-
-    def __eq__(self, other: object) -> bool:
-        return self.values == (other.values if isinstance(other, GroupName) else other)
-
-    def __hash__(self) -> int:
-        return hash(self.values)
-
-
-def by_group(labels: Sequence[Label], values: Iterable[Any]) -> dict[Label, Any]:
-    """What is known of every group, keyed by its label; see `GroupName` for several attributes."""
-    names = zip(labels, distinct_names(labels), strict=True)
-    keys = [GroupName(text, label) if isinstance(label, tuple) else label for label, text in names]
-    return dict(zip(keys, values, strict=True))
 
 
 def sort_key(label: Label) -> tuple[str, Any]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import kolmogi, ndtri
 
 from esvdfair.core.checks import Label, Scalar
-from esvdfair.exceptions import Given, InputError
+from esvdfair.exceptions import InputError
 
 Floats: TypeAlias = NDArray[np.float64]
 Codes: TypeAlias = NDArray[np.intp]
@@ -128,9 +128,8 @@ def adjusting_factors(mass: Floats) -> Floats:
     support = (mass > 0).all(axis=0)
     if not support.any():
         raise InputError(
-            "no stratum of {control_features} holds rows of every group, so nothing can be compared within strata; "
-            "use fewer or coarser ones.",
-            control_features=Given(),
+            "no stratum of `control_features` contains rows of every group, so groups cannot be compared within "
+            "strata. Use fewer or coarser ones."
         )
     inside = np.where(support, mass, 0.0)
     common = inside.sum(axis=0) / inside.sum()  # P(s)

@@ -30,7 +30,7 @@ from esvdfair.core.ks import (
     upper_bound,
 )
 from esvdfair.core.pairs import Pairs
-from esvdfair.exceptions import Given, InputError
+from esvdfair.exceptions import InputError
 
 _FEW_GROUPS = 8  # up to here every pair is summed
 _SKETCH = 64  # fewest levels at which quantile functions are compared before they are compared exactly
@@ -124,7 +124,7 @@ def ks_distance_ci(
     """
     _check_confidence(confidence)
     if n_resamples < 1:
-        raise InputError("{n_resamples}; it must be at least 1.", n_resamples=Given(n_resamples))
+        raise InputError(f"`n_resamples={n_resamples}` must be at least 1.")
     scores, groups = _check(y_pred, sensitive_features, sample_weight, control_features, rows_needed=2)
     pairs = Pairs(groups, scores, _seed(random_state))
     return pairs.largest_interval(scores, confidence, draws=n_resamples)
@@ -246,7 +246,7 @@ def ks_null_quantile(
     1.46 for three, 1.37 for five.
     """
     if not 0 < level < 1:
-        raise InputError("{level} is not strictly between 0 and 1; use for example 0.95.", level=Given(level))
+        raise InputError(f"`level={level}` is not strictly between 0 and 1; use for example 0.95.")
     return _null(sensitive_features, y_pred, sample_weight, random_state).quantile(level)
 
 
@@ -270,7 +270,7 @@ def wasserstein_distance(
     Of many groups only pairs that may be the farthest are summed: see `_farthest_first`.
     """
     if order not in (1, 2):
-        raise InputError("{order} is not available; use order 1 or 2.", order=Given(order))
+        raise InputError(f"`order={order!r}` is not available; use order 1 or 2.")
     scores, groups = _check(y_pred, sensitive_features, sample_weight, control_features)
     unit = unit_scale(scores)
     by_group = np.lexsort((scores, groups.codes))
@@ -305,9 +305,8 @@ def variance_gap(
     scores = check_column(y_pred, len(groups.codes), "y_pred", of="sensitive_features")
     if not (1 - 1 / groups.sizes).min() > 0:
         raise InputError(
-            "{sample_weight} of group {group!r} lies on one row; the others vanish beside it; a variance needs two.",
-            sample_weight=Given(),
-            group=labels[int(groups.sizes.argmin())],
+            f"`sample_weight` of group {labels[int(groups.sizes.argmin())]!r} lies on one row; a variance needs at "
+            "least two rows with weight."
         )
     unit = unit_scale(scores)
     return unscaled(float(np.ptp(groups.variances(np.ldexp(scores, -unit)))), 2 * unit, "the variance gap")
@@ -390,12 +389,8 @@ def _check_groups(
     """Labels, and the groups."""
     labels, codes = encode_groups(sensitive_features)
     if len(labels) < groups_needed:
-        raise InputError(
-            "{sensitive_features} holds {found}; this needs at least {needed}. Pass rows of every group.",
-            sensitive_features=Given(),
-            found=f"one group, {labels[0]!r}" if labels else "no rows",
-            needed=groups_needed,
-        )
+        found = f"one group, {labels[0]!r}" if labels else "no rows"
+        raise InputError(f"`sensitive_features` contains {found}; at least {groups_needed} groups are needed.")
     weights = strata = None
     if sample_weight is not None:
         weights = check_weight(sample_weight, len(codes), of="sensitive_features", zero=True)
@@ -413,11 +408,9 @@ def _check_groups(
 
 def _check_confidence(confidence: float) -> None:
     if not 0 < confidence < 1:
-        raise InputError(
-            "{confidence} is not strictly between 0 and 1; use for example 0.95.", confidence=Given(confidence)
-        )
+        raise InputError(f"`confidence={confidence}` is not strictly between 0 and 1; use for example 0.95.")
 
 
 def _check_method(method: str) -> None:
     if method not in ("normal", "hoeffding"):
-        raise InputError("{method} is no bound; use 'normal' or 'hoeffding'.", method=Given(method))
+        raise InputError(f"`method={method!r}` is not a bound; use 'normal' or 'hoeffding'.")

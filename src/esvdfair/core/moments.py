@@ -25,7 +25,7 @@ from esvdfair.core.checks import (
     to_numpy,
 )
 from esvdfair.core.ks import adjusting_factors, split_cell
-from esvdfair.exceptions import Given, InputError
+from esvdfair.exceptions import InputError
 
 _CACHED_ROWS = 256  # rows of 256 float64 columns that fit in a core's own cache, with room to spare
 _BLOCK_ROWS = 1024  # rows of one product: enough for its speed, and no more than is given back to the system each time
@@ -257,10 +257,9 @@ class GroupMoments:
             divisors = self.divisors
             if not divisors.min() > 0:
                 raise InputError(
-                    "{sample_weight} of group {group!r} lies on one row, next to which the others vanish; a covariance "
-                    "needs two.",
-                    sample_weight=Given(), group=self.labels[int(divisors.argmin())],
-                )  # fmt: skip
+                    f"`sample_weight` of group {self.labels[int(divisors.argmin())]!r} lies on one row; a covariance "
+                    "needs at least two rows with weight."
+                )
             self._covariances = self.scatters / divisors[:, None, None]
             self._covariances.flags.writeable = False
         return self._covariances
@@ -436,8 +435,7 @@ def _flatten(
     x = numbers_in_place(x, "X")
     if x.ndim < 2 or not x.shape[-1]:
         raise InputError(
-            f"{{X}} has shape {tuple(x.shape)}; expected (batch, ..., n), one row of n values for each sample.",
-            X=Given(),
+            f"`X` has shape {tuple(x.shape)}; expected (batch, ..., n), one row of n values for each sample."
         )
     check_rows(len(codes), x.shape[0], "sensitive_features")
     if x.ndim > 2:
@@ -638,10 +636,8 @@ def check_squares(weight: NDArray[np.float64]) -> NDArray[np.float64]:
     largest = float(weight.max(initial=0.0))
     if largest and not 1e-140 < largest < 1e140:
         raise InputError(
-            "{sample_weight} is {largest:.3g} at the most, and the sum of squares leaves float64; divide the weights "
-            "of all batches by one common number.",
-            sample_weight=Given(),
-            largest=largest,
+            f"`sample_weight` has a maximum of {largest:.3g}, and the sum of squares leaves float64. Divide the "
+            "weights of all batches by one common number."
         )
     return weight
 

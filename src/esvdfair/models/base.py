@@ -34,7 +34,7 @@ from scipy.optimize import least_squares
 
 from esvdfair.core.checks import check_numbers, row_count, row_slice, to_numpy
 from esvdfair.core.quadratic import KINDS, Head
-from esvdfair.exceptions import Given, InputError
+from esvdfair.exceptions import InputError
 
 Array = NDArray[np.float64]
 
@@ -374,13 +374,9 @@ def as_column(prediction: Any, rows: int, place: int | None = None) -> Any:
         return prediction.reshape(rows)
     if place is not None or wide:
         raise InputError(
-            "the model returns shape {shape} for {rows} rows: more than one output column. One number a row is needed; "
-            "select it with {output}."
+            f"the model returns shape {shape} for {rows} rows: more than one output column. Choose one with `output`."
             if place is None
-            else "the model returns shape {shape} for {rows} rows, in which there is no column {output}.",
-            shape=shape,
-            rows=rows,
-            output=Given(place),
+            else f"the model returns shape {shape} for {rows} rows, which has no column `output={place}`."
         )
     raise ValueError(f"the model returns shape {shape} for {rows} rows; it must be ({rows},) or ({rows}, 1).")
 
@@ -401,10 +397,8 @@ def find_layer(layers: Sequence[LinearLayer], which: int | str) -> LinearLayer:
         raise TypeError(f"layer must be an index or a name, got {which!r}. {listing}")
     if which == -2 and len(layers) == 1:
         raise InputError(
-            "the model has one linear layer, {name!r}, and no hidden one before it to edit. Use {method}, which edits "
-            "the last layer alone.",
-            name=layers[0].name,
-            method=Given("transport"),
+            f"the model has one linear layer, {layers[0].name!r}, and no hidden layer to edit. Use "
+            "`method='transport'`, which edits the last layer alone."
         )
     if not -len(layers) <= which < len(layers):
         raise ValueError(f"layer {which} is out of range. {listing}")

@@ -29,7 +29,7 @@ except ImportError as error:
     ) from error
 
 from esvdfair.core.checks import row_count, several_inputs, to_numpy
-from esvdfair.exceptions import Given, InputError
+from esvdfair.exceptions import InputError
 from esvdfair.models import base, onnx_files, onnx_graph
 from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights
 from esvdfair.models.onnx_files import ModelSource, save_model
@@ -238,12 +238,7 @@ def _choose_output(model: onnx.ModelProto, output: Selector | None) -> tuple[str
     listing = ", ".join(map(repr, names))
     which, place = _name_and_place(output, names)
     if which is None and len(names) > 1 and len(numbers) != 1:
-        raise InputError(
-            "the model has {count} outputs: {listing}. Say which is the prediction: {output}.",
-            count=len(names),
-            listing=listing,
-            output=Given(),
-        )
+        raise InputError(f"the model has {len(names)} outputs: {listing}. Choose the prediction with `output`.")
     known = place == base.SIGMOID or isinstance(place, int | None)
     if isinstance(which, bool) or not isinstance(which, str | int | None) or not known:
         raise TypeError(f"output must be the name or the position of an output, got {output!r}.")

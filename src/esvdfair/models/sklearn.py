@@ -23,7 +23,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from esvdfair.core.checks import check_features, several_inputs, to_numpy
-from esvdfair.exceptions import Given, InputError
+from esvdfair.exceptions import InputError
 from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, rounded
 
 _NETWORKS = (MLPRegressor, MLPClassifier)
@@ -153,7 +153,7 @@ class SklearnAdapter(ModelAdapter):
     def _transform(self, x: Any) -> NDArray[Any]:
         """Input of the network: what the steps before it make of `x`."""
         if several_inputs(x) is not None:
-            raise InputError("{X} is several inputs; a scikit-learn model takes one table.", X=Given())
+            raise InputError("`X` is several inputs; a scikit-learn model takes one table.")
         for level in self._levels:
             if isinstance(level, Pipeline) and len(level) > 1:
                 x = level[:-1].transform(x)
@@ -161,10 +161,8 @@ class SklearnAdapter(ModelAdapter):
             validate_data(self._last, x, skip_check_array=True, reset=False)  # the names
         table, width = check_features(x), self._last.n_features_in_
         if table.shape[1] != width:
-            raise InputError(
-                "{X} has {found} features, but {kind} is expecting {width} features as input.",
-                X=Given(), found=table.shape[1], kind=type(self._last).__name__, width=width,
-            )  # fmt: skip
+            kind = type(self._last).__name__
+            raise InputError(f"X has {table.shape[1]} features, but {kind} is expecting {width} features as input.")
         return table
 
     def _finish(self, z: NDArray[Any]) -> NDArray[Any]:
@@ -211,15 +209,11 @@ def _check_network(network: Any) -> None:
 def _check_place(columns: int, output: Any) -> int | None:
     """Which of several columns is meant; None when there is one."""
     if columns == 1 and output is not None:
-        raise InputError(
-            "{output} was given, but a scikit-learn regressor has one output: drop it.", output=Given(output)
-        )
+        raise InputError(f"`output={output!r}` was given, but the model has one output. Leave it out.")
     if columns > 1 and not (isinstance(output, int) and -columns <= output < columns):
         raise InputError(
-            "the model predicts {columns} columns; one is needed. Say which, from 0 to {last}: {output}.",
-            columns=columns,
-            last=columns - 1,
-            output=Given(output),
+            f"the model predicts {columns} columns. Choose one with `output`, from 0 to {columns - 1}"
+            + ("." if output is None else f"; got {output!r}.")
         )
     return None if columns == 1 else int(output)
 

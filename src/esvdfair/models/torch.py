@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from esvdfair.core.checks import each_input, row_count, several_inputs, take, to_numpy
 from esvdfair.core.quadratic import KINDS
-from esvdfair.exceptions import Given, InputError
+from esvdfair.exceptions import InputError
 from esvdfair.models import base
 from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights
 
@@ -345,15 +345,14 @@ def _select(result: Any, output: Selector | None) -> torch.Tensor:
         for step in steps:
             value = _item(value, step, output)
     except (KeyError, IndexError, AttributeError, TypeError) as error:
-        words = "the model returns {contents}, and nothing in it is {output}."
-        raise InputError(words, contents=_contents(value), output=Given(output)) from error
+        raise InputError(f"the model returns {_contents(value)}; `output={output!r}` is not part of it.") from error
     if isinstance(value, torch.Tensor):
         return value
     if output is None:
-        words = "the model returns {contents}. Say which is the prediction: {output}, a key or an index."
-        raise InputError(words, contents=_contents(result), output=Given())
-    kind = type(value).__name__
-    raise InputError("{output} gives a {kind}, not a tensor of predictions.", kind=kind, output=Given(output))
+        raise InputError(
+            f"the model returns {_contents(result)}. Choose the prediction with `output`, a key or an index."
+        )
+    raise InputError(f"`output={output!r}` returns a {type(value).__name__}, not a tensor of predictions.")
 
 
 def _item(result: Any, step: str | int, output: Selector | None) -> Any:
@@ -364,8 +363,10 @@ def _item(result: Any, step: str | int, output: Selector | None) -> Any:
         return torch.sigmoid(result)
     if result.ndim == 2 and result.shape[1] > 1 and isinstance(step, int):
         return result[:, step]
-    words = "{output} selects from a dict, a tuple or several columns; the model returns one tensor: drop it."
-    raise InputError(words, output=Given(output))
+    raise InputError(
+        f"`output={output!r}` selects from a dict, a tuple or several columns, but the model returns one tensor. "
+        "Leave it out."
+    )
 
 
 def _contents(result: Any) -> str:

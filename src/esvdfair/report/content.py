@@ -21,7 +21,7 @@ from esvdfair.core.ks import Groups, Peak, ks_peak
 from esvdfair.core.pairs import Pairs
 from esvdfair.curve import FLAT, Curve, CurvePoint
 from esvdfair.estimator import ESVDFair
-from esvdfair.exceptions import ESVDFairWarning, Given, InputError
+from esvdfair.exceptions import ESVDFairWarning, InputError
 from esvdfair.methods import UNTOUCHED
 from esvdfair.models import adapt
 from esvdfair.models.base import ModelAdapter
@@ -364,11 +364,9 @@ def collect(
     fitting, shown = (_only(part, judged_groups) for part in (fitting, shown))
     if len(shown.labels) < 2:
         raise InputError(
-            "{sensitive_features} holds fewer than two groups that can be compared, and a report compares them. Pass "
-            "{min_group_rows} rows or more of {names}.",
-            sensitive_features=Given(),
-            names=some_names([label_text(label) for label in told["group_sizes"]], 5),
-            min_group_rows=Given(fair.min_group_rows),
+            "`sensitive_features` contains fewer than two groups that can be compared. Pass "
+            f"`min_group_rows={fair.min_group_rows}` rows or more of "
+            f"{some_names([label_text(label) for label in told['group_sizes']], 5)}."
         )
     fitting, shown, aside = (part.take(spread_rows(part.codes, ROWS_OF_A_GROUP)) for part in (fitting, shown, aside))
     attribute = _attribute(data.sensitive_features)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from esvdfair.batches import Batch, row_key
 from esvdfair.core.checks import MAX_INTEGER_GROUPS, MISSING, Label, check_strata, encode_groups, sort_key
 from esvdfair.core.ks import label_parts, make_cells
-from esvdfair.exceptions import ESVDFairWarning, Given, InputError
+from esvdfair.exceptions import ESVDFairWarning, InputError
 from esvdfair.files import sha256_of
 from esvdfair.tables.files import SEPARATORS, SHOWN, TableFile, listing, open_table
 from esvdfair.text import label_text, quoted, some_names
@@ -81,10 +81,7 @@ def _inputs(roles: Roles, file: TableFile) -> list[str]:
         if name not in known:
             raise _not_there(name, file)
     if twice := set(roles.control) & set(roles.named()):
-        raise InputError(
-            "{control_features}: column {name} has another role already; gaps cannot be adjusted for it.",
-            control_features=Given(), name=quoted(min(twice)),
-        )  # fmt: skip
+        raise InputError(f"`control_features`: column {quoted(min(twice))} has another role already.")
     others = {*roles.sensitive, *features}
     for role, single in (("target", roles.target), ("predictions", roles.predictions), ("weight", roles.weight)):
         if single is not None and single in others:
@@ -106,10 +103,10 @@ def _not_there(name: str, file: TableFile) -> InputError:
     lower = {column.lower(): column for column in file.columns}
     near = get_close_matches(name.lower()[:60], list(lower), n=1, cutoff=0.6)
     hint = f" Did you mean {quoted(lower[near[0]])}?" if near else ""
-    said = {"start": f"{str(file.path)!r} has no column {quoted(name)}.{hint}", "there": listing(file.columns)}
+    start = f"{str(file.path)!r} has no column {quoted(name)}.{hint}"
     if len(file.columns) == 1 and any(mark in file.columns[0] for mark in SEPARATORS):
-        return InputError("{start} Its fields seem to be separated by another mark: {sep}.", said, sep=Given())
-    return InputError("{start} It has {there}.", said)
+        return InputError(f"{start} Its fields seem to be separated by another character: use `sep`.")
+    return InputError(f"{start} It has {listing(file.columns)}.")
 
 
 @dataclass(frozen=True)
@@ -337,9 +334,9 @@ def _settle(usage: _Usage, seen: _Seen, sha256: str, texts: tuple[str, ...]) -> 
         labels[joined] = labels.get(joined, 0) + sum(small.values())
     if len(labels) < usage.min_groups:
         raise InputError(
-            "{path} has {count} of {all} groups with {min_group_rows} rows or more; parity needs two.",
-            path=usage.path, count=len(labels), all=len(groups), min_group_rows=Given(usage.min_group_rows),
-        )  # fmt: skip
+            f"{usage.path} has {len(labels)} of {len(groups)} groups with `min_group_rows={usage.min_group_rows}` rows "
+            "or more; parity needs two."
+        )
     floats = []
     for name, types in seen.types.items():  # whole numbers in one chunk, fractions or missing in another
         kinds, dtypes = map(set, zip(*types, strict=True))
@@ -369,11 +366,10 @@ def _check_values(usage: _Usage, seen: _Seen, total: int) -> None:
         listed = [f"{quoted(name)} {count}" for name, count in seen.missing.most_common() if count]
         own = any(seen.missing[name] for name in usage.roles.sensitive) and not usage.missing_group
         raise InputError(
-            "{path} has missing values in {rows:,} of {total:,} rows ({listed}). {drop_missing} leaves those rows out"
-            + ("; {missing_group} makes people without a group a group of their own." if own else "."),
-            path=usage.path, rows=seen.incomplete, total=total, listed=some_names(listed, SHOWN), drop_missing=Given(),
-            missing_group=Given(),
-        )  # fmt: skip
+            f"{usage.path} has missing values in {seen.incomplete:,} of {total:,} rows ({some_names(listed, SHOWN)}). "
+            "`drop_missing` leaves those rows out"
+            + ("; `missing_group` makes people without a group a group of their own." if own else ".")
+        )
     if seen.incomplete == total:
         raise ValueError(f"all {total:,} rows of {usage.path} have a missing value; none is left.")
     for name in (*usage.inputs, *usage.roles.numeric):
@@ -611,10 +607,9 @@ def _warn_of_small(scan: Scan, usage: _Usage) -> None:
     names = [f"{quoted(label_text(label))} {rows}" for label, rows in scan.small.items()]
     done = "were left out" if scan.joined is None else f"became the group {quoted(OTHERS)}"
     warning = ESVDFairWarning(
-        "{rows:,} rows of {path} {done}, as their groups have fewer than {fewest}: {names}.",
-        rows=sum(scan.small.values()), path=usage.path, done=done, fewest=usage.min_group_rows,
-        names=some_names(names, SHOWN),
-    )  # fmt: skip
+        f"{sum(scan.small.values()):,} rows of {usage.path} {done}, as their groups have fewer than "
+        f"{usage.min_group_rows}: {some_names(names, SHOWN)}."
+    )
     warnings.warn(warning, stacklevel=3)
 
 
