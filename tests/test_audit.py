@@ -154,7 +154,7 @@ def test_an_audit_and_a_repair_of_one_table_agree_on_the_original_model(kind):
 @pytest.mark.filterwarnings("ignore::esvdfair.ESVDFairWarning")
 def test_an_audit_and_assess_say_the_same_of_test_rows():
     X, y, group, _, _ = people(1, 3000, 3)
-    group[:20] = 3  # too small to judge, in the repair and in the test
+    group[:20] = 3  # too small to compare, in the repair and in the test
     fair = ESVDFair(LinearRegression().fit(X, y), target_ks=0.1, effort=Effort.quick()).fit(
         X, y, sensitive_features=group
     )

@@ -110,16 +110,16 @@ def test_keys_are_uniform_and_uncorrelated_with_the_row():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"y": np.ones((3, 2))}, "y has 2 columns"),
-        ({"y": np.ones(2)}, "X has 3 rows but y has 2 values"),
-        ({"y": [1.0, np.nan, np.inf]}, "y holds 2 NaN"),
+        ({"y": np.ones((3, 2))}, "`y` has 2 columns"),
+        ({"y": np.ones(2)}, "`X` has 3 rows but `y` has 2 values"),
+        ({"y": [1.0, np.nan, np.inf]}, "`y` contains 2 NaN"),
         ({"y": ["a", "b", "c"]}, "not numbers"),
         ({"y": np.ones((3, 1, 1))}, "shape"),
-        ({"sensitive_features": [0, 1]}, "X has 3 rows but sensitive_features has 2"),
+        ({"sensitive_features": [0, 1]}, "`X` has 3 rows but `sensitive_features` has 2"),
         ({"sensitive_features": ["a", None, "b"]}, "1 missing value"),
         ({"sensitive_features": None}, "sensitive_features is missing"),
-        ({"sample_weight": [1.0, -1.0, 1.0]}, "must not be negative"),
-        ({"sample_weight": [0.0, 0.0, 0.0]}, "not zero everywhere"),
+        ({"sample_weight": [1.0, -1.0, 1.0]}, "negative values"),
+        ({"sample_weight": [0.0, 0.0, 0.0]}, "is zero everywhere"),
     ],
 )
 def test_bad_input_is_explained(kwargs, message):
@@ -172,7 +172,7 @@ def test_strata_make_cells_of_arrays_and_streams_alike():
 
 
 def test_strata_with_missing_values_are_named_as_what_they_are():
-    with pytest.raises(ValueError, match="control_features has 1 missing value"):
+    with pytest.raises(ValueError, match="`control_features` has 1 missing value"):
         make_batches(Data(np.ones((2, 1)), None, ["a", "b"], control_features=["x", None]))
 
 
@@ -187,17 +187,17 @@ SEX = pd.Series(list("abab"), index=FRAME.index)
 def test_the_index_of_x_in_another_order_is_an_error_that_says_to_reindex(name):
     columns = {name: pd.Series([1.0, 2.0, 3.0, 4.0] if name in ("y", "sample_weight") else list("aabb"), [1, 3, 5, 7])}
     given = {"y": None, "sensitive_features": SEX} | columns
-    with pytest.raises(ValueError, match=rf"{name} has the index of X in another order.*{name}\.loc\[X\.index\]"):
+    with pytest.raises(ValueError, match=rf"`{name}` has the index of `X` in another order.*{name}\.loc\[X\.index\]"):
         make_batches(Data(FRAME, **given))
     reindexed = {key: value if value is None else value.loc[FRAME.index] for key, value in given.items()}
     assert len(gather(make_batches(Data(FRAME, **reindexed)))[0].codes) == 4
     if name != "sensitive_features":
-        with pytest.raises(ValueError, match=f"{'sensitive_features' if name == 'y' else name} has the index of"):
+        with pytest.raises(ValueError, match=f"{'sensitive_features' if name == 'y' else name}` has the index of"):
             make_batches(Data(FRAME.to_numpy(), **given))
 
 
 def test_columns_by_name_are_looked_at_too():
-    with pytest.raises(ValueError, match="sensitive_features has the index of X in another order"):
+    with pytest.raises(ValueError, match="`sensitive_features` has the index of `X` in another order"):
         make_batches(Data(FRAME, None, {"sex": SEX, "age": pd.Series(list("aabb"), index=[1, 3, 5, 7])}))
 
 
@@ -241,9 +241,9 @@ def test_validation_rows_that_are_training_rows_warn_and_cannot_certify(index, k
     again, rows = some(data, index), len(data.y[index])
     again = Data(kind(again.X), again.y, again.sensitive_features)
     data = Data(kind(data.X), data.y, data.sensitive_features)
-    with pytest.warns(ESVDFairWarning, match=f"{rows:,} of {rows:,} rows of validation are rows of X too"):
+    with pytest.warns(ESVDFairWarning, match=f"{rows:,} of {rows:,} rows of `validation` are also in `X`"):
         apart(data, again)
-    with pytest.raises(ValueError, match=r"confidence=0.9 requires new rows: .* Pass rows that are not in X"):
+    with pytest.raises(ValueError, match=r"confidence=0.9` requires new rows: .* Pass rows that are not in `X`"):
         apart(data, again, 0.9)
 
 
@@ -263,7 +263,7 @@ def test_coincidences_in_discrete_data_are_normal(rows):
         apart(training, drawn(rows // 3, seed, discrete=True), 0.9)
     alike = np.repeat(np.arange(4.0), rows // 4)[:, None]
     apart(Data(alike, alike[:, 0], np.arange(len(alike)) % 2), Data(alike[:8], alike[:8, 0], np.arange(8) % 2), 0.9)
-    with pytest.warns(ESVDFairWarning, match="are rows of X too"):
+    with pytest.warns(ESVDFairWarning, match="are also in `X`"):
         apart(training, training)
 
 

@@ -114,7 +114,7 @@ def test_people_outside_the_common_support_are_counted(explained):
 
 def test_strata_that_no_two_groups_share(explained):
     model, X, y, sex, _ = explained
-    with pytest.raises(ValueError, match="no stratum of control_features holds rows of every group"):
+    with pytest.raises(ValueError, match="no stratum of `control_features` contains rows of every group"):
         fit_curve(model, X, y, sensitive_features=sex, control_features=sex, effort=Effort.quick())
 
 

@@ -203,7 +203,7 @@ def test_nothing_dominated_is_taken():
 
 def test_a_target_that_none_meets_warns():
     curve = judged(trade_off([1.0, 0.9]), rows=3000)
-    with pytest.warns(ESVDFairWarning, match="No candidate meets target_ks=0.2"):
+    with pytest.warns(ESVDFairWarning, match="No candidate meets `target_ks=0.2`"):
         choose(curve, target_ks=0.2)
 
 
@@ -212,7 +212,7 @@ def test_the_fairest_within_an_error_is_the_model_as_given_at_worst():
     point = choose(curve, max_mse_increase=0.5)
     within = [p for p in curve.points if p.mse <= 1.5 * curve.untouched.mse]
     assert point.ks_population == min(p.ks_population for p in within)
-    with pytest.warns(ESVDFairWarning, match="No candidate within max_mse_increase=0.0 improves parity"):
+    with pytest.warns(ESVDFairWarning, match="No candidate within `max_mse_increase=0` improves parity"):
         choose(judged(trade_off([0.5, 0.1]), targets=[UNTOUCHED, "labels"]), max_mse_increase=0.0)
 
 
@@ -316,7 +316,7 @@ def test_hoeffding_is_the_wider_of_the_two():
 
 
 def test_rows_that_fitted_certify_nothing():
-    with pytest.raises(ValueError, match=r"confidence=0\.9 requires rows that were neither used to fit nor to choose"):
+    with pytest.raises(ValueError, match=r"confidence=0.9` requires validation rows"):
         make([0.1, 0.0], judged_on="train", confidence=0.9)
 
 

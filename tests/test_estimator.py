@@ -147,7 +147,7 @@ def test_max_mse_increase_takes_the_fairest_within(model, data):
     assert fair.summary_["ks_after"] < fair.summary_["ks_before"]
     within = [p for p in fair.curve_.points if p.mse <= 1.5 * fair.summary_["mse_before"]]
     assert fair.summary_["ks_after"] == min(within, key=lambda p: (p.ks_population, p.mse)).ks
-    with pytest.warns(ESVDFairWarning, match="No candidate within max_mse_increase=0.0 improves parity"):
+    with pytest.warns(ESVDFairWarning, match="No candidate within `max_mse_increase=0` improves parity"):
         fitted(model, data, method="paper", max_mse_increase=0.0)
 
 
@@ -262,7 +262,7 @@ def test_groups_too_small_to_hold_out_are_judged_on_training_rows(model, data):
     """Of 40 rows ten would be held out, and no two groups would be left to compare."""
     X, y, _ = data
     few = np.where(np.arange(len(X)) < 40, "few", "many")
-    with pytest.warns(ESVDFairWarning, match="too few rows to hold some of them out"):
+    with pytest.warns(ESVDFairWarning, match="Too few rows to hold some out"):
         fair = fitted(model, (X, y, few), targets="labels", target_ks=0.2)
     assert fair.summary_["evaluated_on"] == "train"
     assert fair.summary_["group_sizes"] == {"few": 40, "many": 1160}
@@ -376,10 +376,10 @@ def test_a_spent_iterator_is_explained(model):
         ({"method": "paper", "layer": -1}, "is the output layer"),
         ({"method": "paper", "layer": 9}, "out of range"),
         ({"method": "exact", "layer": "net.7"}, "no linear layer named"),
-        ({"method": "exact", "refit": "ols"}, "belongs to method='paper'"),
+        ({"method": "exact", "refit": "ols"}, "requires `method='paper'`"),
         ({"method": "paper", "refit": "lasso"}, "'sgd' or 'ols'"),
         ({"method": "paper", "target_ks": 0.1, "mean_reduction": 15}, "give one or the other"),
-        ({"target_ks": 0.1, "max_mse_increase": 0.1}, "give one of them"),
+        ({"target_ks": 0.1, "max_mse_increase": 0.1}, "Give one of them"),
         ({"mean_reduction": 15}, "transport takes target_ks"),
         ({"method": "paper", "mean_reduction": 0.5}, "must be at least 1"),
         ({"target_ks": 1.5}, "between 0 and 1"),
@@ -387,16 +387,16 @@ def test_a_spent_iterator_is_explained(model):
         ({"validation_fraction": 1.0}, "from 0 to below 1"),
         ({"targets": "magic"}, "some of"),
         ({"targets": []}, "some of"),
-        ({"target_ks": "0.1"}, "target_ks='0.1'; expected a number"),
-        ({"target_ks": True}, "target_ks=True; expected a number"),
-        ({"batch_size": 0}, "batch_size=0; expected a whole number of at least 1"),
-        ({"batch_size": 10.0}, "batch_size=10.0; expected a whole number of at least 1"),
-        ({"batch_size": None}, "batch_size; expected a number"),
-        ({"random_state": -1}, "random_state=-1; expected a whole number of at least 0"),
-        ({"random_state": True}, "random_state=True; expected a whole number"),
-        ({"min_group_rows": 1}, "min_group_rows=1; expected a whole number of at least 2"),
-        ({"min_group_rows": "30"}, "min_group_rows='30'; expected a number"),
-        ({"method": "parity", "mean_reduction": "3"}, "mean_reduction='3'; expected a number of at least 1"),
+        ({"target_ks": "0.1"}, "`target_ks='0.1'`; expected a number"),
+        ({"target_ks": True}, "`target_ks=True`; expected a number"),
+        ({"batch_size": 0}, "`batch_size=0`; expected a whole number of at least 1"),
+        ({"batch_size": 10.0}, "`batch_size=10.0`; expected a whole number of at least 1"),
+        ({"batch_size": None}, "`batch_size=None`; expected a number"),
+        ({"random_state": -1}, "`random_state=-1`; expected a whole number of at least 0"),
+        ({"random_state": True}, "`random_state=True`; expected a whole number"),
+        ({"min_group_rows": 1}, "`min_group_rows=1`; expected a whole number of at least 2"),
+        ({"min_group_rows": "30"}, "`min_group_rows='30'`; expected a number"),
+        ({"method": "parity", "mean_reduction": "3"}, "`mean_reduction='3'`; expected a number of at least 1"),
         ({"targets": 3}, "some of"),
     ],
 )
@@ -416,7 +416,7 @@ def test_a_method_that_is_only_named_is_not_taken_for_another(model, data, monke
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda X, y, a: (X, y, a[:5]), "X has 1200 rows but sensitive_features has 5"),
+        (lambda X, y, a: (X, y, a[:5]), "`X` has 1200 rows but `sensitive_features` has 5"),
         (lambda X, y, a: (X, y, np.zeros(len(a))), "one group, 0: 1200"),
         (
             lambda X, y, a: (X, y, np.where(np.arange(len(a)) == 0, 1, 0)),
@@ -424,7 +424,7 @@ def test_a_method_that_is_only_named_is_not_taken_for_another(model, data, monke
         ),
         (lambda X, y, a: (X, y, X[:, 3]), "continuous"),
         (lambda X, y, a: (X, y, None), "sensitive_features is missing"),
-        (lambda X, y, a: (X, np.column_stack([y, y]), a), "y has 2 columns"),
+        (lambda X, y, a: (X, np.column_stack([y, y]), a), "`y` has 2 columns"),
         (lambda X, y, a: (X[:, :2], y, a), "X has 2 features, but"),
         (lambda X, y, a: (np.where(X[0, 0] == X, np.nan, X), y, a), "NaN"),
     ],
@@ -533,7 +533,7 @@ def test_labels_in_other_units_than_the_predictions_are_noticed_once(model, data
     for values in (1000 * y[train] + 30_000, model.predict(X[train])):
         assert f"{values.mean():.3g}" in said
         assert f"{values.std():.3g}" in said
-    assert "Check that y is in the units of the predictions." in said
+    assert "Check that `y` is in the units of the predictions." in said
     assert not [m for m in messages(model, X, y, sensitive_features=a, options=options) if "worse" in m]
     assert not [m for m in messages(model, X, sensitive_features=a) if "worse" in m]
 
@@ -549,11 +549,11 @@ def test_units_are_compared_with_the_weights_of_the_rows(model, data):
 def test_rows_of_a_pandas_table_are_not_taken_in_another_order(model, data):
     X, y, a = data
     table, labels = pd.DataFrame(X), pd.Series(y).sample(frac=1, random_state=0)
-    with pytest.raises(ValueError, match=r"y has the index of X in another order.*Reindex it, y\.loc\[X\.index\]"):
+    with pytest.raises(ValueError, match=r"`y` has the index of `X` in another order.*with y\.loc\[X\.index\]"):
         ESVDFair(model).fit(table, labels, sensitive_features=a)
     fresh = people(seed=2, rows=500)
     apart = pd.DataFrame(fresh[0]), fresh[1], pd.Series(fresh[2]).sample(frac=1, random_state=0)
-    with pytest.raises(ValueError, match="sensitive_features has the index of X in another order"):
+    with pytest.raises(ValueError, match="`sensitive_features` has the index of `X` in another order"):
         ESVDFair(model).fit(table, y, sensitive_features=a, validation=apart)
     options = {"effort": Effort.quick(), "targets": "labels"}
     fair = ESVDFair(model, **options).fit(table, labels.loc[table.index], sensitive_features=pd.Series(a))
@@ -564,8 +564,8 @@ def test_rows_of_a_pandas_table_are_not_taken_in_another_order(model, data):
 def test_validation_that_repeats_training_rows_warns_and_does_not_certify(model, data):
     X, y, a = data
     rows = {"sensitive_features": a, "validation": (X[:300], y[:300], a[:300])}
-    assert [m for m in messages(model, X, y, **rows) if "300 of 300 rows of validation are rows of X too" in m]
-    with pytest.raises(ValueError, match=r"confidence=0\.9 requires new rows"):
+    assert [m for m in messages(model, X, y, **rows) if "300 of 300 rows of `validation` are also in `X`" in m]
+    with pytest.raises(ValueError, match=r"confidence=0\.9` requires new rows"):
         ESVDFair(model, target_ks=0.1, confidence=0.9).fit(X, y, **rows)
 
 
@@ -579,6 +579,6 @@ def test_a_missing_bias_that_costs_accuracy_is_named():
     options = {"targets": "labels", "target_ks": 0.05}
     without, with_one = (LinearRegression(fit_intercept=own).fit(X, y) for own in (False, True))
     (said,) = [m for m in messages(without, X, y, sensitive_features=a, options=options) if "no bias" in m]
-    assert "the last layer 'coef_' has no bias, so the repaired predictions are off by " in said
+    assert "The last layer 'coef_' has no bias, so the repaired predictions are off by " in said
     assert not [m for m in messages(with_one, X, y, sensitive_features=a, options=options) if "no bias" in m]
     assert not [m for m in messages(without, X, y, sensitive_features=rng.permutation(a)) if "no bias" in m]

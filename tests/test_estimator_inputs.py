@@ -229,7 +229,7 @@ def test_what_is_wrong_with_several_inputs_is_said(words):
         ESVDFair(model).fit(X | {"mask": X["mask"][1:]}, y, sensitive_features=sex)
     holes = X | {"numbers": X["numbers"].clone()}
     holes["numbers"][:2, 0] = np.nan
-    with pytest.raises(ValueError, match="X holds 2 NaN"):
+    with pytest.raises(ValueError, match="`X` contains 2 NaN"):
         ESVDFair(model).fit(holes, y, sensitive_features=sex)
     with pytest.raises(ValueError, match="holds no array"):
         ESVDFair(model).fit({}, y, sensitive_features=sex)
@@ -398,7 +398,7 @@ def test_a_bare_product_at_the_end_is_described_as_such():
 @pytest.mark.parametrize("method", ["exact", "paper"])
 def test_methods_that_edit_a_hidden_layer_say_that_there_is_none(method):
     X, y, sex = small()
-    with pytest.raises(ValueError, match=r"one linear layer.*no hidden one") as error:
+    with pytest.raises(ValueError, match=r"one linear layer.*no hidden layer") as error:
         ESVDFair(nn.Linear(3, 1), method=method).fit(X, y, sensitive_features=sex)
     assert "-2" not in str(error.value)
 
@@ -457,5 +457,5 @@ def test_batches_may_be_tables_of_polars():
 
 def test_a_lazy_table_is_to_be_collected_first():
     lazy = table_of("polars")[0]({"a": [1.0, 2.0]}).lazy()
-    with pytest.raises(ValueError, match=r"X is a LazyFrame, which holds no rows yet; pass X\.collect\(\)"):
+    with pytest.raises(ValueError, match=r"`X` is a LazyFrame, which contains no rows yet; pass X\.collect\(\)"):
         ESVDFair(MLPRegressor()).fit(lazy, [0, 1], sensitive_features=[0, 1])

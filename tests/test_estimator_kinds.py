@@ -81,7 +81,7 @@ def test_one_target_of_several(wide, method):
 
 
 def test_a_column_must_be_named(wide):
-    with pytest.raises(ValueError, match="predicts 3 columns; one is needed"):
+    with pytest.raises(ValueError, match="predicts 3 columns"):
         repaired(wide, Y)
 
 
@@ -150,7 +150,7 @@ def classifiers():
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_the_score_of_a_classifier(classifiers, name, method):
     if name == "logistic regression" and method in ("paper", "exact"):
-        with pytest.raises(ValueError, match="no hidden one"):
+        with pytest.raises(ValueError, match="no hidden layer"):
             repaired(classifiers[name], CLASS, method=method)
         return
     model = classifiers[name]
@@ -203,7 +203,7 @@ def test_classes_that_are_words(classifiers):
 
 
 def test_labels_of_another_question_are_refused(classifiers):
-    with pytest.raises(ValueError, match="y holds 2, which is none of the classes"):
+    with pytest.raises(ValueError, match="`y` contains 2, which is not one of the classes"):
         repaired(classifiers["network"], CLASS * 2)
 
 

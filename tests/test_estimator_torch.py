@@ -179,7 +179,7 @@ def test_nan_in_the_inputs_is_counted(trained):
     model, X, y, a = trained
     holes = X.copy()
     holes[:3, 1] = np.nan
-    with pytest.raises(ValueError, match="X holds 3 NaN"):
+    with pytest.raises(ValueError, match="`X` contains 3 NaN"):
         ESVDFair(model).fit(holes, y, sensitive_features=a)
 
 

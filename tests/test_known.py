@@ -88,7 +88,7 @@ def test_a_loader_that_shuffles_is_refused_where_rows_are_read_twice(method):
         order = rng.permutation(len(y))
         yield X[order].astype(float), y[order], a[order]
 
-    with pytest.raises(ValueError, match="another order every time"):
+    with pytest.raises(ValueError, match="different order on each pass"):
         ESVDFair(network(), method=method, effort=Effort.quick()).fit(shuffled)
 
 
@@ -100,7 +100,7 @@ def test_a_shuffled_data_loader_is_judged_row_by_row_or_refused(method):
     loader = torch.utils.data.DataLoader(rows, 100, shuffle=True)
     fair = ESVDFair(network(), method=method, validation_fraction=0.0, effort=Effort.quick())
     if method in ("paper", "exact"):
-        with pytest.raises(ValueError, match="another order every time"):
+        with pytest.raises(ValueError, match="different order on each pass"):
             fair.fit(loader)
         return
     fair.fit(loader)

@@ -79,7 +79,7 @@ def test_a_column_of_x_by_name():
     apart = fair.fit(rows, Y, sensitive_features="sex", validation=(rows.assign(a=rows["a"] + 0.1), Y, "sex"))
     assert apart.summary_["evaluated_on"] == "validation"
     for given in (X, X.to_numpy()):
-        with pytest.raises(ValueError, match="sensitive_features='sex' is a name, and X has no such column"):
+        with pytest.raises(ValueError, match="`sensitive_features='sex'` is a name, and `X` has no such column"):
             ESVDFair(LinearRegression(), method="parity").fit(given, Y, sensitive_features="sex")
 
 

@@ -134,7 +134,7 @@ def test_without_labels_the_untouched_models_predictions_stand_in(edited):
 
 def test_too_few_rows_to_hold_some_out_is_a_warning_and_all_rows_fit():
     rows = batches(rows=150)[0]  # 3 of 4 groups of 30 rows or more, but none once a quarter is held out
-    with pytest.warns(UserWarning, match="too few rows to hold some of them out"):
+    with pytest.warns(UserWarning, match="Too few rows to hold some out"):
         sample = draw(setting(rows, fraction=0.25))
     assert sample.judged_on == "train"
     assert len(sample.training) == 150

@@ -77,7 +77,7 @@ def test_groups_set_aside_are_named_and_their_rows_count_in_the_error(small):
     X, y, group = people(small, large=1000)
     y = np.where(group == "c", y + 50.0, y)  # which only the rows of c can show
     with pytest.warns(
-        ESVDFairWarning, match=rf"1 group is too small to judge and set aside: c \({small} rows\)"
+        ESVDFairWarning, match=rf"1 group is too small to compare and set aside: c \({small} rows\)"
     ) as caught:
         fair = repair(X, y, group, target_ks=0.3)
     assert len(caught) == 1
@@ -122,7 +122,7 @@ def test_fewer_than_two_groups_left_is_an_error_that_says_so():
     X, y, _ = people(0, large=60)
     few = np.where(np.arange(120) < 20, "few", "many")
     with pytest.raises(
-        InputError, match=r"min_group_rows=30 .* fewer than two groups to compare \('many': 100, 'few': 20"
+        InputError, match=r"`min_group_rows=30` .* fewer than two groups to compare \('many': 100, 'few': 20"
     ):
         repair(X, y, few)
 

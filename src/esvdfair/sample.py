@@ -304,7 +304,7 @@ def meet(adapter: ModelAdapter, batches: Batches, *, seed: int = 0, effort: Effo
     probe, labels = first.x, first.y
     width = adapter.n_features
     if width is not None and len(getattr(probe, "shape", ())) == 2 and probe.shape[1] != width:
-        raise InputError(f"`X` has {probe.shape[1]} features, but the model expects {width} features as input.")
+        raise InputError(f"X has {probe.shape[1]} features, but the model expects {width} features as input.")
     layers = adapter.layers(probe)
     _check_size(layers)
     with np.errstate(over="ignore", invalid="ignore"):  # predictions that are not finite are refused as they come

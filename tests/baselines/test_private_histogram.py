@@ -165,5 +165,5 @@ def test_errors_say_what_to_do():
     with pytest.raises(ValueError, match="all fitted values equal"):
         PrivateHistogram().fit(np.ones(40), sensitive_features=groups)
     fair = PrivateHistogram().fit(scores, sensitive_features=groups)
-    with pytest.raises(ValueError, match="not in fit"):
+    with pytest.raises(ValueError, match="not in the training data"):
         fair.predict([0.0], sensitive_features=["x"])

@@ -256,15 +256,15 @@ def test_errors_say_what_to_do():
         fair.fit(scores, sensitive_features=np.zeros(40, int))
     with pytest.raises(ValueError, match="split=False"):
         fair.fit(scores, sensitive_features=np.r_[0, np.ones(39, int)])
-    with pytest.raises(ValueError, match="pass y to fit"):
+    with pytest.raises(ValueError, match="pass `y` to fit"):
         WassersteinBarycenter(fitted_on="targets").fit(scores, sensitive_features=groups)
     with pytest.raises(ValueError, match="expected 'scores' or 'targets'"):
         WassersteinBarycenter(fitted_on="labels").fit(scores, sensitive_features=groups)
     with pytest.raises(ValueError, match="jitter is -1"):
         WassersteinBarycenter(jitter=-1).fit(scores, sensitive_features=groups)
-    with pytest.raises(ValueError, match="scores holds 1 NaN or infinite"):
+    with pytest.raises(ValueError, match="`scores` contains 1 NaN or infinite"):
         fair.fit(np.r_[np.nan, scores[1:]], sensitive_features=groups)
-    with pytest.raises(ValueError, match="scores has 40 rows but sensitive_features has 39"):
+    with pytest.raises(ValueError, match="`scores` has 40 rows but `sensitive_features` has 39"):
         fair.fit(scores, sensitive_features=groups[1:])
     with pytest.raises(ValueError, match="1 missing value"):
         fair.fit(scores[:3], sensitive_features=["a", float("nan"), "b"])
@@ -274,8 +274,8 @@ def test_errors_say_what_to_do():
         fair.fit(scores, sensitive_features=groups, sample_weight=groups)
     with pytest.raises(ValueError, match="20 negative values"):
         fair.fit(scores, sensitive_features=groups, sample_weight=groups - 1)
-    with pytest.raises(ValueError, match="scores has 2 columns"):
+    with pytest.raises(ValueError, match="`scores` has 2 columns"):
         fair.fit(np.ones((20, 2)), sensitive_features=groups)
     fair.fit(scores, sensitive_features=groups)
-    with pytest.raises(ValueError, match=r"groups \[2\] that were not in fit"):
+    with pytest.raises(ValueError, match=r"groups \[2\] that were not in the training data"):
         fair.predict([0.0, 1.0], sensitive_features=[0, 2])

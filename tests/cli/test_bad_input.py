@@ -103,8 +103,8 @@ def test_a_model_of_another_width_for_rows_from_a_pipe(refuses, files, tmp_path)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--layer", "0"], "--layer 0 with --method transport, which edits the last layer alone; leave the layer out"),
-        (["--layer", "-1", "--method", "exact"], "--layer -1 is the output layer; --method exact edits a hidden layer"),
+        (["--layer", "0"], "--layer 0 was given, but --method transport edits the last layer alone"),
+        (["--layer", "-1", "--method", "exact"], "is the output layer, but --method exact edits a hidden layer"),
     ],
 )  # fmt: skip
 def test_options_that_contradict_each_other_are_called_by_their_names(refuses, options, said):
@@ -192,7 +192,7 @@ def test_infinite_values(refuses, changed):
 
 
 def test_a_mark_that_does_not_separate(refuses, files):
-    assert "separated by another mark: --sep" in refuses(more=["--sep", ";"])
+    assert "separated by another character: use --sep" in refuses(more=["--sep", ";"])
     assert "one character is needed" in refuses(more=["--sep", "::"])
 
 

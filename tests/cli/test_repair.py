@@ -130,7 +130,7 @@ def test_what_is_read_is_never_written(files, refused, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--layer", "0"], "which edits the last layer alone"),
+        (["--layer", "0"], "edits the last layer alone"),
         (["--method", "exact", "--layer", "lost"], "lost"),
         (["--method", "best"], "'best' is not one of"),
         (["--target-ks", "2"], "2.0 is not in the range"),
@@ -397,7 +397,7 @@ def test_a_table_with_a_tiny_group_is_repaired_and_reported(files, invoke, tmp_p
     words = [files.model, tmp_path / "tiny.csv", *ROLES, "--method", "parity", "--quick", "--target-ks", "0.2"]
     result = invoke("repair", *words, "-o", out, "--report", page, "--model-card", card)
     assert result.exit_code == 0, result.stderr
-    assert "1 group is too small to judge and set aside: neither (3 rows)" in result.stderr
+    assert "1 group is too small to compare and set aside: neither (3 rows)" in result.stderr
     said = "Too small to judge: neither (3 rows)."
     assert said in " ".join(result.stdout.split())
     assert said in page.read_text()

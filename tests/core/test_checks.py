@@ -63,7 +63,7 @@ def test_labels_are_sorted_plain_values(groups, labels, codes):
         ([["a", 1], ["b", np.nan]], "1 missing value"),
         ([("a", 1), None], "1 missing value"),
         ([1, "1"], "1 and '1' read alike"),
-        ([True, 1], "True and 1 are equal"),
+        ([True, 1], "mixes booleans and numbers"),
         ([b"a", "a"], "all read 'a'"),
         ([{1}, {2}], "unhashable"),
         ([("a", ["x"]), ("b", ["y"])], "unhashable"),
@@ -119,20 +119,20 @@ def test_numbers_are_read(values, read):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (["1", "2"], "y holds values that are not numbers"),
+        (["1", "2"], "`y` contains values that are not numbers"),
         (pd.Series(["1", 2], dtype=object), "one is '1'"),
         (pd.to_datetime(["2020-01-01", "2020-01-02"]), "dtype is datetime64"),
         ([pd.NaT, 1.0], "not numbers"),
         ([1, 1 + 1j], "Complex data not supported"),
         ([10**400, 1], "too large"),
         (np.ma.masked_array([1.0, 2.0], [0, 1]), "1 masked values"),
-        ([None, 1.0], "y holds 1 NaN or infinite values among 2"),
+        ([None, 1.0], "`y` contains 1 NaN or infinite values among 2"),
         (pd.Series([1, None], dtype="Int64"), "1 NaN or infinite"),
         (np.array([1, 10], dtype=np.longdouble) ** 2000, "1 NaN or infinite"),
         ([[1], [1, 2]], "cannot be read as an array"),
         (np.ones((2, 2)), "2 columns"),
         (np.ones((2, 1, 1)), r"shape \(2, 1, 1\)"),
-        ([1, 2, 3], "X has 2 rows but y has 3"),
+        ([1, 2, 3], "`X` has 2 rows but `y` has 3"),
     ],
     ids=str,
 )
@@ -142,7 +142,7 @@ def test_what_are_no_numbers_is_refused(values, message):
 
 
 def test_weights_of_nothing_are_refused_unless_allowed():
-    with pytest.raises(InputError, match="not zero everywhere"):
+    with pytest.raises(InputError, match="is zero everywhere"):
         check_weight([0, 0], 2)
     assert check_weight([0, 0], 2, zero=True).tolist() == [0, 0]
 

@@ -670,21 +670,21 @@ NAMES = ["a", "a", "b", "b"]
 @pytest.mark.parametrize(
     ("y_pred", "groups", "weights", "message"),
     [
-        (GOOD, ["a"] * 4, None, r"one group, 'a'; this needs at least 2"),
+        (GOOD, ["a"] * 4, None, r"one group, 'a'; at least 2 groups are needed"),
         ([], [], None, "no rows"),
-        ([0.1, np.nan, np.inf, 1], NAMES, None, "y_pred holds 2 NaN or infinite values among 4"),
-        (GOOD[:3], NAMES, None, "sensitive_features has 4 rows but y_pred has 3"),
-        (np.ones((4, 2)), NAMES, None, "y_pred has 2 columns"),
-        (0.5, NAMES, None, r"y_pred has shape \(\)"),
-        (["high", "low", "low", "low"], NAMES, None, "y_pred holds values that are not numbers"),
-        (["1", "2", "3", "4"], NAMES, None, "y_pred holds values that are not numbers"),
+        ([0.1, np.nan, np.inf, 1], NAMES, None, "`y_pred` contains 2 NaN or infinite values among 4"),
+        (GOOD[:3], NAMES, None, "`sensitive_features` has 4 rows but `y_pred` has 3"),
+        (np.ones((4, 2)), NAMES, None, "`y_pred` has 2 columns"),
+        (0.5, NAMES, None, r"`y_pred` has shape \(\)"),
+        (["high", "low", "low", "low"], NAMES, None, "`y_pred` contains values that are not numbers"),
+        (["1", "2", "3", "4"], NAMES, None, "`y_pred` contains values that are not numbers"),
         (np.ma.masked_less(GOOD, 0.15), NAMES, None, "1 masked values"),
         (GOOD * 1j, NAMES, None, "complex"),
         (np.arange(4).astype("datetime64[D]"), NAMES, None, r"datetime64\[D\]"),
         ([10**400, 1, 2, 3], NAMES, None, "too large"),
         (GOOD, NAMES, [1, -1, 1, -2], "2 negative values"),
-        (GOOD, NAMES, [1, 1, 1], "sensitive_features has 4 rows but sample_weight has 3"),
-        (GOOD, NAMES, [1, 1, 1, np.nan], "sample_weight holds 1 NaN or infinite"),
+        (GOOD, NAMES, [1, 1, 1], "`sensitive_features` has 4 rows but `sample_weight` has 3"),
+        (GOOD, NAMES, [1, 1, 1, np.nan], "`sample_weight` contains 1 NaN or infinite"),
         (GOOD, NAMES, [1, 1, 0, 0], "group 'b' has 0 rows with positive weight"),
         (GOOD, ["a", None, "b", "b"], None, "1 missing value"),
         (GOOD, ["a", float("nan"), "b", "b"], None, "1 missing value"),
@@ -726,11 +726,11 @@ def test_other_arguments_that_cannot_be_used_are_refused() -> None:
         ks_null_quantile(1, sensitive_features=NAMES)
     with pytest.raises(ValueError, match="order=3"):
         wasserstein_distance(GOOD, sensitive_features=NAMES, order=3)
-    with pytest.raises(ValueError, match="y_pred has 4 rows but y_true has 3"):
+    with pytest.raises(ValueError, match="`y_pred` has 4 rows but `y_true` has 3"):
         group_mse(GOOD[:3], GOOD, sensitive_features=NAMES)
     with pytest.raises(ValueError, match="no rows"):
         group_mse([], [], sensitive_features=[])
-    with pytest.raises(ValueError, match="sensitive_features has 4 rows but y_pred has 3"):
+    with pytest.raises(ValueError, match="`sensitive_features` has 4 rows but `y_pred` has 3"):
         ks_floor(sensitive_features=NAMES, y_pred=GOOD[:3])
     with pytest.raises(ValueError, match="one group"):
         ks_floor(sensitive_features=["a", "a"])

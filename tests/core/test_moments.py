@@ -305,14 +305,14 @@ def test_a_failed_save_leaves_no_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("x", "groups", "weights", "message"),
     [
-        (np.ones((3, 2)), [0, 1], None, "3 rows but sensitive_features has 2"),
+        (np.ones((3, 2)), [0, 1], None, "3 rows but `sensitive_features` has 2"),
         (np.ones(3), [0, 1, 0], None, r"shape \(3,\)"),
         (np.ones((2, 3)), [0, 1], None, "3 columns, the batches before had 2"),
         (np.array([[1.0, np.nan], [1, 2]]), [0, 1], None, "1 of 2 rows hold NaN"),
         (np.array([[1.0, np.inf], [-np.inf, 2]]), [0, 1], None, "2 of 2 rows hold NaN"),
-        (np.ones((2, 2)), [0, 1], [1.0], "2 rows but sample_weight has 1"),
-        (np.ones((2, 2)), [0, 1], [1.0, -1.0], "must not be negative"),
-        (np.ones((2, 2)), [0, 1], [1.0, np.nan], "sample_weight holds 1 NaN"),
+        (np.ones((2, 2)), [0, 1], [1.0], "2 rows but `sample_weight` has 1"),
+        (np.ones((2, 2)), [0, 1], [1.0, -1.0], "negative values"),
+        (np.ones((2, 2)), [0, 1], [1.0, np.nan], "`sample_weight` contains 1 NaN"),
         (np.ones((2, 2)), [0, None], None, "1 missing value"),
         (np.ones((2, 2)), [0.5, 1.0], None, "continuous"),
         (np.ones((2, 2)), ["0", "1"], None, "0 and '0' read alike"),

@@ -453,8 +453,8 @@ def test_bad_rows_are_refused(eta, probability, message):
         ({"levels": [-0.1]}, "negative"),
         ({"levels": [np.nan]}, "missing"),
         ({"levels": [0.1], "sample_weight": [1.0, 2.0]}, "sample_weight"),
-        ({"levels": [0.1], "sample_weight": [0.0, 0.0, 0.0]}, "not zero everywhere"),
-        ({"levels": [0.1], "sample_weight": [1.0, -1.0, 1.0]}, "not be negative"),
+        ({"levels": [0.1], "sample_weight": [0.0, 0.0, 0.0]}, "is zero everywhere"),
+        ({"levels": [0.1], "sample_weight": [1.0, -1.0, 1.0]}, "negative values"),
     ],
 )
 def test_bad_options_are_refused(options, message):

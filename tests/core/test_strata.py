@@ -63,7 +63,7 @@ def test_every_group_then_has_the_same_mix():
 
 
 def test_groups_that_share_no_stratum_cannot_be_compared():
-    with pytest.raises(InputError, match="no stratum of control_features holds rows of every group"):
+    with pytest.raises(InputError, match="no stratum of `control_features` contains rows of every group"):
         adjusted_weights(np.array([0, 0, 1]), 2, np.array([0, 0, 1]))
 
 

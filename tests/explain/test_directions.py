@@ -265,7 +265,7 @@ def test_bad_input_is_named():
         explain_directions(model, X, sensitive_features=a, feature_names=["a"])
     with pytest.raises(ValueError, match="X has no rows"):
         explain_directions(model, X[:0], sensitive_features=a[:0])
-    with pytest.raises(ValueError, match=r"one linear layer, 'coefs_\[0\]', and no hidden one"):
+    with pytest.raises(ValueError, match=r"one linear layer, 'coefs_\[0\]', and no hidden layer"):
         explain_directions(network(np.ones((5, 1))), X, sensitive_features=a)
 
 

@@ -179,9 +179,9 @@ def test_no_hidden_layer_and_no_gap():
 def test_groups_too_small_to_hold_out_warn_once():
     X, y, a = people(rows=120)
     a = np.arange(120) < 35
-    with pytest.warns(ESVDFairWarning, match="too few rows") as caught:
+    with pytest.warns(ESVDFairWarning, match="Too few rows") as caught:
         scan = scan_layers(random_network(), X, y, sensitive_features=a)
-    assert len([each for each in caught if "too few rows" in str(each.message)]) == 1
+    assert len([each for each in caught if "Too few rows" in str(each.message)]) == 1
     assert scan.evaluated_on == "train"
     assert scan.rows == 120
 
@@ -201,7 +201,7 @@ def test_bad_input_is_named():
     model = random_network()
     with pytest.raises(ValueError, match="sensitive_features is missing"):
         scan_layers(model, X, y)
-    with pytest.raises(ValueError, match="holds one group"):
+    with pytest.raises(ValueError, match="contains one group"):
         scan_layers(model, X, y, sensitive_features=np.zeros(400))
     with pytest.raises(ValueError, match="2 features"):
         scan_layers(model, X[:, :2], y, sensitive_features=a)

@@ -41,7 +41,7 @@ def test_find_layer_lists_what_there_is(which):
 
 
 def test_find_layer_of_a_model_with_one_layer():
-    with pytest.raises(ValueError, match=r"one linear layer, 'net\.0', and no hidden one.* Use method='transport'"):
+    with pytest.raises(ValueError, match=r"one linear layer, 'net\.0', and no hidden layer.* Use `method='transport'`"):
         find_layer(LAYERS[:1], -2)
 
 

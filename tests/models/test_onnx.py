@@ -367,7 +367,7 @@ def test_two_classes():
 
 
 def test_a_column_that_is_not_there():
-    with pytest.raises(ValueError, match=r"shape \(300, 8\) for 300 rows, in which there is no column output=9"):
+    with pytest.raises(ValueError, match=r"shape \(300, 8\) for 300 rows, which has no column `output=9`"):
         OnnxAdapter(wide().SerializeToString(), output=9).predict(X)
 
 
@@ -408,7 +408,7 @@ def test_layers_are_those_that_feed_the_chosen_output(output, names):
 @pytest.mark.parametrize(
     ("output", "error", "said"),
     [
-        (None, ValueError, "2 outputs: 'aux', 'y'. Say which"),
+        (None, ValueError, "2 outputs: 'aux', 'y'. Choose"),
         ("z", ValueError, "no output 'z'; it has 'aux', 'y'"),
         (2, ValueError, "no output 2"),
         (-3, ValueError, "no output -3"),

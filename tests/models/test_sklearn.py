@@ -371,7 +371,7 @@ def test_one_of_several_targets(wrap):
     edited = adapter.replace({last.name: (2 * last.weight, last.bias + 1)})
     np.testing.assert_array_equal(edited.model.predict(X)[:, [0, 2]], model.predict(X)[:, [0, 2]])
     assert np.abs(edited.predict(X) - prediction).max() > 0.1
-    with pytest.raises(ValueError, match=r"predicts 3 columns; one is needed\. Say which, from 0 to 2: output=3"):
+    with pytest.raises(ValueError, match=r"predicts 3 columns. Choose one with `output`, from 0 to 2; got 3"):
         adapt(model, output=3)
 
 

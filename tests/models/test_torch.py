@@ -410,7 +410,7 @@ def test_columns_that_make_the_prediction_together(forward, output):
 
 
 def test_a_column_that_is_not_there():
-    with pytest.raises(ValueError, match="returns 3 columns, and nothing in it is output=3"):
+    with pytest.raises(ValueError, match="returns 3 columns; `output=3` is not part of it"):
         adapt(wide(), output=3).predict(X)
 
 
@@ -921,13 +921,13 @@ def test_a_model_that_squeezes_everything_works_on_one_row():
     [
         (lambda: nn.Linear(6, 2), None, r"shape \(300, 2\) for 300 rows: more than one output column"),
         (lambda: after(lambda z: z.mean()), None, r"shape \(\) for 300 rows"),
-        (lambda: two_heads(lambda m, a: (m, a)), None, "a tuple of 2. Say which"),
+        (lambda: two_heads(lambda m, a: (m, a)), None, "a tuple of 2. Choose"),
         (lambda: two_heads(lambda m, a: {"m": m, "a": a}), None, "a dict with keys 'm', 'a'"),
-        (lambda: two_heads(lambda m, a: {"m": m, "a": a}), "b", "'m', 'a', and nothing in it is output='b'"),
-        (lambda: two_heads(lambda m, a: (m, a)), 2, "a tuple of 2, and nothing in it is output=2"),
-        (lambda: two_heads(lambda m, a: (m, a)), "m", "nothing in it is output='m'"),
-        (mlp, 0, "returns one tensor: drop it"),
-        (mlp, lambda result: 3.0, "gives a float, not a tensor"),
+        (lambda: two_heads(lambda m, a: {"m": m, "a": a}), "b", "'m', 'a'; `output='b'` is not part of it"),
+        (lambda: two_heads(lambda m, a: (m, a)), 2, "a tuple of 2; `output=2` is not part of it"),
+        (lambda: two_heads(lambda m, a: (m, a)), "m", "`output='m'` is not part of it"),
+        (mlp, 0, "returns one tensor. Leave it out"),
+        (mlp, lambda result: 3.0, "returns a float, not a tensor"),
         (lambda: two_heads(lambda m, a: None), None, "a NoneType"),
     ],
 )

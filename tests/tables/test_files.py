@@ -135,12 +135,12 @@ def test_missing_values_are_counted_in_the_columns_that_matter(tmp_path):
     file = save(tmp_path, "a,b,y,sex\n,1,1,f\n2,,1,m\n3,1,,f\n4,1,1,\n5,1,1,m\n6,1,1,f\n")
     roles = Roles(("sex",), "y", features=("a",))
     with pytest.raises(
-        ValueError, match=r"3 of 6 rows \('a' 1, 'y' 1, 'sex' 1\).*drop_missing leaves.*; missing_group makes"
+        ValueError, match=r"3 of 6 rows \('a' 1, 'y' 1, 'sex' 1\).*`drop_missing` leaves.*; `missing_group` makes"
     ):
         read_rows(file, roles)
     rows = read_rows(file, roles, drop_missing=True)
     assert (list(rows.X["a"]), rows.scan.dropped, list(rows.X.index)) == ([2, 5, 6], 3, [1, 4, 5])
-    with pytest.raises(ValueError, match=r"2 of 6 rows \('a' 1, 'y' 1\)\. drop_missing leaves those rows out\.$"):
+    with pytest.raises(ValueError, match=r"2 of 6 rows \('a' 1, 'y' 1\)\. `drop_missing` leaves those rows out\.$"):
         read_rows(file, roles, missing_group=True)
     grouped = read_rows(file, roles, drop_missing=True, missing_group=True)
     assert grouped.scan.labels == ("f", "m", "missing")
@@ -170,7 +170,7 @@ def test_nullable_columns_of_parquet(tmp_path):
     [
         ("a,sex\n1,f\n2,f\n", "all 2 rows of"),
         ("a,sex\ninf,f\n2,m\n", "'a' of"),
-        ("a,sex\n1,0.5\n2,0.25\n", "the sensitive column 'sex' holds the fractional value"),
+        ("a,sex\n1,0.5\n2,0.25\n", "the sensitive column 'sex' contains the fractional value"),
         ("a,sex\n,f\n,m\n", "none is left"),
     ],
 )
@@ -203,7 +203,7 @@ def test_a_mark_can_be_named(tmp_path):
     file = save(tmp_path, "a:sex\n1:f\n2:m\n")
     assert list(read_rows(file, Roles(("sex",)), sep=":").X["a"]) == [1, 2]
     file = save(tmp_path, "a;sex\n1;f\n2;m\n")
-    with pytest.raises(ValueError, match=r"separated by another mark: sep\.$"):
+    with pytest.raises(ValueError, match=r"separated by another character: use `sep`\.$"):
         read_rows(file, Roles(("sex",)), sep=",")
     file = save(tmp_path, '"a;b","sex;x"\n1,f\n2,m\n')  # marks in quotes do not count
     assert list(read_rows(file, Roles(("sex;x",))).X) == ["a;b"]
@@ -282,7 +282,7 @@ def test_small_groups_are_left_out_or_joined(tmp_path):
         rows = read_rows(file, Roles(("sex",)), min_group_rows=3, other=True)
     assert (rows.scan.labels, rows.scan.sizes, len(rows)) == (("f", "m", "other"), (5, 4, 3), 12)
     assert list(rows.groups["sex"][9:]) == ["other"] * 3
-    with pytest.raises(ValueError, match=r"has 1 of 4 groups with min_group_rows=5 rows or more"):
+    with pytest.raises(ValueError, match=r"has 1 of 4 groups with `min_group_rows=5` rows or more"):
         read_rows(file, Roles(("sex",)), min_group_rows=5)
 
 

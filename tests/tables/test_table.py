@@ -199,7 +199,7 @@ def test_sensitive_columns_of_too_many_values(small_chunks, monkeypatch, tmp_pat
     path = save(table, tmp_path)
     with pytest.raises(ValueError, match="the sensitive column 'name' makes more than 20 groups"):
         TableBatches(path, Roles(("name",), "y"))
-    with pytest.raises(ValueError, match="the sensitive column 'a' holds the fractional value"):
+    with pytest.raises(ValueError, match="the sensitive column 'a' contains the fractional value"):
         TableBatches(path, Roles(("a",), "y"))
 
 

@@ -202,7 +202,7 @@ def _encode(groups: pd.DataFrame) -> tuple[tuple[Label, ...], NDArray[np.intp]]:
     try:
         return encode_groups(groups)
     except ValueError as error:
-        raise ValueError(str(error).replace("sensitive_features", _sensitive(list(groups)))) from None
+        raise ValueError(str(error).replace("`sensitive_features`", _sensitive(list(groups)))) from None
 
 
 def _sensitive(names: Iterable[Any]) -> str:
