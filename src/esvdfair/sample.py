@@ -391,7 +391,7 @@ def _check_finite(adapter: ModelAdapter, X: Any) -> None:
         x = x.data if hasattr(x, "tocsr") else x  # of a sparse matrix what is stored
         floats = str(getattr(x, "dtype", "")).startswith(("float", "torch.float"))
         if floats and (bad := count_not_finite(x)):
-            raise ValueError(f"X holds {bad} NaN or infinite values; fill them in or drop those rows.")
+            raise InputError(f"`X` contains {bad} NaN or infinite values. Fill them in or drop those rows.")
 
 
 def _each(x: Any) -> list[Any]:
