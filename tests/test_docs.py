@@ -16,7 +16,7 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from esvdfair import Effort, ESVDFair, datasets
+from esvdfair import Effort, datasets
 from esvdfair.cli import main
 
 ROOT = Path(__file__).parents[1]
