@@ -53,7 +53,7 @@ def test_a_file_that_is_not_there(refuses, tmp_path):
 
 
 def test_a_directory(refuses, tmp_path):
-    assert "is a directory; a CSV or Parquet file is needed" in refuses(data=tmp_path)
+    assert "the directory has no files; Parquet files are needed" in refuses(data=tmp_path)
     assert "is a directory" in refuses(model=tmp_path)
 
 

@@ -1,6 +1,7 @@
 import gzip
 import hashlib
 import re
+import subprocess
 import sys
 import time
 import warnings
@@ -98,7 +99,39 @@ def test_files_that_are_no_table(tmp_path, text, said):
 def test_paths_that_lead_to_no_file(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no file"):
         open_table(tmp_path / "none.csv")
-    with pytest.raises(IsADirectoryError, match="is a directory"):
+    with pytest.raises(ValueError, match="the directory has no files; Parquet files are needed"):
+        open_table(tmp_path)
+    with pytest.raises(ValueError, match="not there"):
+        open_table(f"file://{tmp_path}/none")
+
+
+def test_a_directory_of_partitions_is_read_by_path_and_by_uri(tmp_path):
+    rng = np.random.default_rng(0)
+    people = pd.DataFrame({"id": np.arange(90), "a": rng.normal(size=90), "y": rng.normal(size=90)})
+    people["sex"], people["year"] = rng.choice(["f", "m"], 90), rng.choice([2023, 2024], 90)
+    people.to_parquet(tmp_path / "people", partition_cols=["year", "sex"])
+    (tmp_path / "people" / "_SUCCESS").touch()
+    rows = read_rows(tmp_path / "people", Roles(("sex",), "y"))
+    found = rows.X.assign(y=rows.y, sex=rows.groups["sex"]).sort_values("id").reset_index(drop=True)
+    pd.testing.assert_frame_equal(found[list(people)], people, check_dtype=False)
+    again = read_rows(f"file://{tmp_path}/people", Roles(("sex",), "y"))
+    pd.testing.assert_frame_equal(again.X, rows.X)
+    listed = subprocess.run(
+        "find . -name '*.parquet' -printf '%P\\n' | LC_ALL=C sort | xargs sha256sum | sha256sum",
+        shell=True, cwd=tmp_path / "people", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert listed.stdout.split()[0] == rows.scan.sha256 == again.scan.sha256
+
+
+def test_files_of_a_directory_may_differ_in_types_and_columns_but_not_in_kind(tmp_path):
+    TABLE.to_parquet(tmp_path / "a.parquet")
+    other = TABLE.drop(columns="a").assign(y=[1, 2, 3, 4])
+    other.to_parquet(tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match=rf"{len(TABLE)} of {2 * len(TABLE)} rows \('a' {len(TABLE)}\)"):
+        read_rows(tmp_path, Roles(("sex",), "y", features=("a",)))
+    assert len(read_rows(tmp_path, Roles(("sex",), "y", features=("a",)), drop_missing=True)) == len(TABLE)
+    (tmp_path / "c.csv").write_text("a,sex,y\n1,f,2\n")
+    with pytest.raises(ValueError, match=r"c\.csv' is not Parquet"):
         open_table(tmp_path)
 
 

@@ -1,7 +1,8 @@
-"""A CSV or Parquet file in chunks of whole rows that can be read again and again."""
+"""A CSV file, or Parquet files, in chunks of whole rows that can be read again and again."""
 
 import csv
 import gzip
+import hashlib
 import io
 import os
 import re
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO
 
 import pandas as pd
 
+from esvdfair.files import sha256_of
 from esvdfair.text import quoted, some_names
 
 PIECE = 4 * 2**20
@@ -36,6 +38,7 @@ SEPARATORS = ",\t;|"
 """What may separate fields where nothing is said, the first of them in doubt."""
 _TOO_LONG = f"line {{}} is longer than {PIECE // 2**20} MB, as no line of a table is."
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
+_URI = re.compile(r"(\w{2,}):/+(.*)")  # a Path has one slash of the two or three
 _BUFFER = 2**18  # bytes that the reader of a column takes at once; without it, all that a row group has
 
 
@@ -55,11 +58,16 @@ class TableFile:
 
     names: list[str]
     columns: list[str]
+    size: int
     held_size: int
     copies: Sequence[Any] = ()
 
     def __init__(self, path: Path, place: Path) -> None:
-        self.path, self.place, self.size = path, place, place.stat().st_size
+        self.path, self.place = path, place
+
+    def sha256(self) -> str:
+        """Of the file as it was given."""
+        return sha256_of(self.path if self.path.is_file() else self.place)
 
     def cut(self) -> None:
         """Make chunks, before rows are read."""
@@ -81,20 +89,22 @@ def open_table(path: str | os.PathLike[str], *, sep: str | None = None) -> Table
 
     Parameters
     ----------
+    path : a file; or a directory of Parquet files, also in partitions such as ``year=2024/``; or a URI of Parquet that
+        pyarrow can open, such as ``s3://bucket/people/``
     sep : what separates the fields of a CSV file; by default the header decides among comma, tab, semicolon and |
 
     Raises
     ------
-    FileNotFoundError, IsADirectoryError
+    FileNotFoundError
         The path leads to no file.
     ValueError
-        The file is empty, of another kind, or has a name twice in its header.
+        The file is empty, of another kind, or has a name twice in its header; a directory has other files than Parquet.
     ImportError
         Parquet without pyarrow.
     """
     path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"{str(path)!r} is a directory; a CSV or Parquet file is needed.")
+    if path.is_dir() or _URI.match(str(path)):
+        return ParquetFiles(path, path)
     if not path.exists():
         raise FileNotFoundError(f"there is no file {str(path)!r}.")
     place, copies = path, []
@@ -110,7 +120,7 @@ def open_table(path: str | os.PathLike[str], *, sep: str | None = None) -> Table
         place = Path(copies[-1].name)
         with place.open("rb") as file:
             start = file.read(4)
-    table = ParquetFile(path, place) if start == b"PAR1" else CsvFile(path, place, sep)
+    table = ParquetFiles(path, place) if start == b"PAR1" else CsvFile(path, place, sep)
     table.copies = copies
     twice = sorted(name for name, count in Counter(table.names).items() if name and count > 1)
     if twice:
@@ -182,7 +192,7 @@ class CsvFile(TableFile):
 
     def __init__(self, path: Path, place: Path, sep: str | None = None) -> None:
         super().__init__(path, place)
-        self.held_size = self.size
+        self.size = self.held_size = place.stat().st_size
         with place.open("rb") as file:
             start = file.read(2 * PIECE)
         with readable(path):
@@ -278,17 +288,54 @@ def _lines_before(place: int, file: BinaryIO) -> int:
 # --- Parquet -------------------------------------------------------------------------------------------------------
 
 
-class ParquetFile(TableFile):
-    """A Parquet file; a chunk is a batch of its reader."""
+class ParquetFiles(TableFile):
+    """A Parquet file, or those of a directory by name; a chunk is a batch of the reader of one file.
+
+    pyarrow.dataset finds the files and the values of their partitions. It would read whole row groups, so each file is
+    read by itself, buffered and without read-ahead.
+    """
 
     def __init__(self, path: Path, place: Path) -> None:
         super().__init__(path, place)
-        with readable(path), self._open() as file:
-            self.names, meta = list(file.schema_arrow.names), file.metadata
-            columns = file.schema_arrow.empty_table().to_pandas().columns
-            self._rows = meta.num_rows
-            self.held_size = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
+        with readable(path):
+            import pyarrow as pa
+            from pyarrow import dataset
+
+            uri = _URI.match(str(place))
+            source = str(place) if uri is None else f"{uri[1]}:{'///' if uri[1] == 'file' else '//'}{uri[2]}"
+            try:
+                found = dataset.dataset(source, format="parquet", partitioning=None if place.is_file() else "hive")
+                self._parts = sorted(found.get_fragments(), key=lambda part: str(part.path))
+                metas = [part.metadata for part in self._parts]
+            except (OSError, pa.ArrowInvalid) as error:
+                named = re.search(r"input source '([^'<]+)'", str(error))
+                which = str(path) if named is None else named[1]
+                raise ValueError(f"{which!r} is not Parquet, damaged, or not there.") from None
+            if not metas:
+                raise ValueError("the directory has no files; Parquet files are needed.")
+            self._keys = [dataset.get_partition_keys(part.partition_expression) for part in self._parts]
+            schemas = [part.physical_schema for part in self._parts]
+            keys = [column for column in found.schema if column.name in self._keys[0]]
+            self._schema = pa.unify_schemas([*schemas, pa.schema(keys)], promote_options="permissive")
+            self.names = list(self._schema.names)
+            columns = self._schema.empty_table().to_pandas().columns
         self.columns = [str(name) for name in columns]  # an index that was stored is no column
+        self.size = sum(found.filesystem.get_file_info(part.path).size for part in self._parts)
+        self._rows = sum(meta.num_rows for meta in metas)
+        self.held_size = sum(meta.row_group(i).total_byte_size for meta in metas for i in range(meta.num_row_groups))
+
+    def sha256(self) -> str:
+        """Of the file; of several, that of the lines that ``sha256sum`` prints of them, in this order."""
+        if self.place.is_file():
+            return super().sha256()
+        whole, root = hashlib.sha256(), os.path.commonpath([os.path.dirname(part.path) for part in self._parts])
+        for part in self._parts:
+            with part.open() as file:
+                digest = hashlib.sha256()
+                while piece := file.read(PIECE):
+                    digest.update(piece)
+            whole.update(f"{digest.hexdigest()}  {os.path.relpath(part.path, root)}\n".encode())
+        return whole.hexdigest()
 
     def cut(self) -> None:
         self._chunk_rows = min(CHUNK_ROWS, max(CHUNK_VALUES // max(len(self.columns), 1), 256))
@@ -296,17 +343,33 @@ class ParquetFile(TableFile):
     def frames(
         self, wanted: Callable[[int], bool], columns: Sequence[str], texts: Sequence[str] = (), *, strict: bool = False
     ) -> Iterator[tuple[int, pd.DataFrame, int]]:
-        done = 0
-        with readable(self.path), self._open() as file:
-            batches = file.iter_batches(batch_size=self._chunk_rows, columns=list(dict.fromkeys(columns)))
-            for chunk, batch in enumerate(batches):
+        with readable(self.path):
+            done = 0
+            for chunk, batch in enumerate(self._batches(list(dict.fromkeys(columns)))):
                 done += batch.num_rows
                 if wanted(chunk):
                     frame: pd.DataFrame = batch.select(list(columns)).to_pandas()
                     frame.columns, frame.index = frame.columns.map(str), pd.RangeIndex(len(frame))
                     yield chunk, frame, self.size * done // self._rows
 
-    def _open(self) -> Any:
-        import pyarrow.parquet
+    def _batches(self, columns: list[str]) -> Iterator[Any]:
+        """Rows with the columns and types of all files: a column that a file lacks is missing there."""
+        import pyarrow as pa
+        from pyarrow import parquet
 
-        return pyarrow.parquet.ParquetFile(self.place, buffer_size=_BUFFER, pre_buffer=False)
+        fields = [self._schema.field(name) for name in columns]
+        for part, keys in zip(self._parts, self._keys, strict=True):
+            own = [name for name in columns if name in part.physical_schema.names]
+            with part.open() as source:
+                file = parquet.ParquetFile(source, buffer_size=_BUFFER, pre_buffer=False)
+                for batch in file.iter_batches(batch_size=self._chunk_rows, columns=own):
+                    if own == columns and len(self._parts) == 1:
+                        yield batch
+                        continue
+                    values = [
+                        batch.column(field.name).cast(field.type)
+                        if field.name in own
+                        else pa.repeat(pa.scalar(keys.get(field.name), field.type), batch.num_rows)
+                        for field in fields
+                    ]
+                    yield pa.RecordBatch.from_arrays(values, schema=pa.schema(fields, self._schema.metadata))

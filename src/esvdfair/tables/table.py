@@ -17,7 +17,6 @@ from esvdfair.batches import Batch, row_key
 from esvdfair.core.checks import MAX_INTEGER_GROUPS, MISSING, Label, check_strata, encode_groups, sort_key
 from esvdfair.core.ks import label_parts, make_cells
 from esvdfair.exceptions import ESVDFairWarning, InputError
-from esvdfair.files import sha256_of
 from esvdfair.tables.files import SEPARATORS, SHOWN, TableFile, listing, open_table
 from esvdfair.text import label_text, quoted, some_names
 
@@ -301,7 +300,7 @@ def scan_table(usage: _Usage, *, keep: bool) -> tuple[Scan, dict[int, pd.DataFra
     """
     file = usage.file
     file.cut()
-    sha256 = sha256_of(file.path if file.path.is_file() else file.place)
+    sha256 = file.sha256()
     texts: tuple[str, ...] = ()
     while True:
         seen, kept = _observe(usage, texts, keep)
@@ -473,7 +472,7 @@ class TableBatches:
 
     Parameters
     ----------
-    path : CSV or Parquet
+    path : CSV or Parquet, or a directory of Parquet files
     roles : which column is what
     drop_missing : leave out rows in which a value of these columns is missing
     missing_group : people without a value of a sensitive column become the group "missing"
@@ -495,7 +494,7 @@ class TableBatches:
     ValueError
         A column that is not there (the nearest name is suggested) or stands in two roles, a malformed file, a target or
         predictions that are not numbers, missing or infinite values, fewer than ``min_groups`` groups.
-    FileNotFoundError, IsADirectoryError, ImportError
+    FileNotFoundError, ImportError
         See :func:`open_table`.
 
     Examples
