@@ -235,7 +235,7 @@ def test_guide_for_pytorch(few, quick):
     assert Path("repaired/config.json").exists()
 
 
-@pytest.mark.parametrize("page", ["start", "choose", "parity"])
+@pytest.mark.parametrize("page", ["start", "choose", "cutoffs", "parity"])
 def test_pages_that_show_numbers(page):
     run_all(f"docs/{page}.md", {})
 

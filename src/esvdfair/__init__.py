@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from esvdfair.core.moments import GroupMoments
     from esvdfair.curve import Curve, CurvePoint
+    from esvdfair.cutoffs import Decisions, decisions
     from esvdfair.estimator import ESVDFair, fit_curve
     from esvdfair.exceptions import ESVDFairWarning
     from esvdfair.sample import Effort
@@ -29,11 +30,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "Curve": "curve",
     "CurvePoint": "curve",
+    "Decisions": "cutoffs",
     "ESVDFair": "estimator",
     "ESVDFairWarning": "exceptions",
     "Effort": "sample",
     "GroupMoments": "core.moments",
     "LayerEdit": "core.edits",
+    "decisions": "cutoffs",
     "demographic_parity_ks": "core.metrics",
     "fit_curve": "estimator",
     "group_mse": "core.metrics",
@@ -51,11 +54,13 @@ _HOMES = {
 __all__ = [
     "Curve",
     "CurvePoint",
+    "Decisions",
     "ESVDFair",
     "ESVDFairWarning",
     "Effort",
     "GroupMoments",
     "LayerEdit",
+    "decisions",
     "demographic_parity_ks",
     "fit_curve",
     "group_mse",

@@ -62,6 +62,17 @@ def percent(value: float | None) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:.0%}"
 
 
+def per_cent(value: float) -> str:
+    """A share in per cent, with one decimal where it has any.
+
+    Examples
+    --------
+    >>> per_cent(0.077), per_cent(0.2)
+    ('7.7%', '20%')
+    """
+    return f"{100 * value:.1f}".removesuffix(".0") + "%"
+
+
 def signed(correlation: float) -> str:
     """A correlation with its sign, which nothing has that rounds to zero."""
     return f"{correlation:+z.2f}".replace("+0.00", "0.00")

@@ -17,7 +17,7 @@ from esvdfair.sample import Effort
 from esvdfair.text import number
 
 VOID = {"meta", "input", "br", "img"}
-SECTIONS = ["compared", "distributions", "people", "features", "caveats", "engineers", "origin"]
+SECTIONS = ["compared", "decisions", "distributions", "people", "features", "caveats", "engineers", "origin"]
 CHARTS = [
     "density-before", "density-step", "tradeoff", "cdf-before", "cdf-after", "spectrum", "layers", "changes",
 ]  # fmt: skip

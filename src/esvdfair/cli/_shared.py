@@ -322,7 +322,7 @@ def table_options(
             options["min_group_rows"] = fewest if options["other"] else 1
             return command(*args, reading=Reading(roles, options, fewest), **rest)
 
-        return _with(options, collected)
+        return with_options(options, collected)
 
     return decorate
 
@@ -354,12 +354,13 @@ def repair_options(*, one_method: bool = True, target_ks: float | None = None) -
             options |= {"random_state": seed, "effort": Effort.quick() if quick else None}
             return command(*args, options=options, **rest)
 
-        return _with([*aim, *which * one_method, validation_option, quick, seed_option], collected)
+        return with_options([*aim, *which * one_method, validation_option, quick, seed_option], collected)
 
     return decorate
 
 
-def _with(options: Sequence[Option], command: Command) -> Command:
+def with_options(options: Sequence[Option], command: Command) -> Command:
+    """A command with options, the first on top of its help."""
     for each in reversed(options):
         command = each(command)
     return command

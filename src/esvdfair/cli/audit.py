@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from esvdfair.cli import _shared as cli
+from esvdfair.cli._cutoffs import Cutoffs, cutoff_options, show
 from esvdfair.text import interval, label_text, number, percent, share
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 @cli.option("--predictions", "COL", "Column with predictions, for no model.")
 @cli.table_options(target="Column with the true value; adds the error of every group.")
 @cli.target_ks_option("Largest KS distance between groups that passes; beyond it the exit code is 1.")
+@cutoff_options
 @cli.output_option
 @cli.seed_option
 @cli.json_option
@@ -27,6 +29,7 @@ def audit(
     predictions: str | None,
     reading: cli.Reading,
     target_ks: float | None,
+    cutoffs: Cutoffs,
     output: str | None,
     seed: int,
     as_json: bool,
@@ -37,12 +40,13 @@ def audit(
     alike, 1: fully apart) with a 95% interval and its noise level, figures by group and by pair of groups, and a
     verdict. With --target-ks the exit code is 1 when the estimated population KS of a pair is larger, or cannot be told
     from so few rows. With --control the distances are also adjusted to the same mix of the named columns, and the
-    adjusted ones are compared with the target.
+    adjusted ones are compared with the target. With --cutoff or --select-share: the share of each group that is
+    selected there, and its adverse-impact ratio against the most selected group.
 
     \b
     Examples:
       esvdfair audit model.onnx people.csv --sensitive sex --target income
-      esvdfair audit scores.csv --predictions score --sensitive sex --sensitive region
+      esvdfair audit scores.csv --predictions score --sensitive sex --select-share 0.2
     """
     from esvdfair.audit import audit_predictions
 
@@ -58,6 +62,7 @@ def audit(
             scores, rows.groups, rows.y, sample_weight=rows.weight, control_features=rows.control,
             min_group_rows=reading.min_group_rows, seed=seed,
         )  # fmt: skip
+        decided = cutoffs.decide(scores, scores, sensitive_features=rows.groups, sample_weight=rows.weight)
     met = None if target_ks is None else found.compared.meets(target_ks)
     dropped = people.scan.dropped
     if as_json:
@@ -66,6 +71,7 @@ def audit(
             "control": list(reading.roles.control),
             "dropped": dropped, "available": people.scan.rows,
             **found.to_dict(), "target_ks": target_ks, "met": met, "verdict": found.verdict(),
+            "decisions": decided,
         })  # fmt: skip
     else:
         subject = f"column {predictions}" if model is None else str(model)
@@ -78,6 +84,7 @@ def audit(
             seen = "met" if met else "not met" if found.compared.exceeds(target_ks) else "cannot be told"
             estimate = share(found.compared.ks_population)
             click.echo(f"Target KS ≤ {target_ks:g}: {seen} (estimated population KS {estimate}).")
+        show(decided, rows.attribute)
     return 1 if met is False else 0
 
 

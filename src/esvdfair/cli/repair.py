@@ -3,19 +3,22 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from esvdfair.cli import _shared as cli
+from esvdfair.cli._cutoffs import Cutoffs, cutoff_options, show
 from esvdfair.files import sha256_of, versions, whole_files
 from esvdfair.text import interval, number, share, summary_table, to_json, verdict
 
 if TYPE_CHECKING:
     from esvdfair.curve import Curve, CurvePoint
+    from esvdfair.cutoffs import Decisions
     from esvdfair.estimator import ESVDFair
-    from esvdfair.tables import TableBatches
+    from esvdfair.tables import TableBatches, TableRows
 
 ONE_FILE = 256 * 2**20
 """Bytes up to which a repaired model is one file, also where the model before kept its weights beside itself."""
@@ -31,6 +34,7 @@ EDIT = ("layer", "multiplier", "budget", "achieved", "converged", "output_change
 @cli.repair_options()
 @cli.max_mse_option
 @cli.test_option
+@cutoff_options
 @cli.option("-o --out", "FILE", "Where the repaired model goes.", required=True)
 @cli.option("--report", "FILE", "Also write a report of one HTML page.")
 @cli.option("--model-card", "FILE", "Also write a model card, as Hugging Face reads it.")
@@ -47,6 +51,7 @@ def repair(
     max_mse_increase: float | None,
     validation: Path | None,
     test: Path | None,
+    cutoffs: Cutoffs,
     out: Path,
     report: Path | None,
     model_card: Path | None,
@@ -58,7 +63,8 @@ def repair(
 
     Same graph, same inputs, other weights; predictions need no sensitive column. Beside FILE goes FILE.json, a record
     of what was done: versions, fingerprints of data and models, parameters, what was reached. DATA may be the rows that
-    the model was trained on; then --validation gives rows that it has not seen.
+    the model was trained on; then --validation gives rows that it has not seen. With --cutoff or --select-share: who is
+    selected there before and after, and the cut-off that selects as many people after the repair.
 
     Exit code 1: done and written, but --target-ks was not met.
 
@@ -86,7 +92,7 @@ def repair(
         fair = ESVDFair(str(model), **options).fit(rows, validation=judging)
         summary = fair.summary_ if apart is None else fair.assess(apart)
         work.step("writing")
-        done = Done(fair, rows, judging, apart, summary, unit, ctx.obj)
+        done = Done(fair, rows, judging, apart, summary, unit, ctx.obj, cutoffs)
         with whole_files(*written, replace=force) as places:
             hashes = _save_model(done, places[out])
             record = _record(done, out, *hashes)
@@ -102,6 +108,7 @@ def repair(
             cli.print_json(record)
         else:
             _show(fair, summary)
+            show(done.decided, ", ".join(rows.roles.sensitive))
             click.echo(f"\nwrote {', '.join(map(str, paths))}")
     return 1 if summary["met"] is False else 0
 
@@ -120,10 +127,37 @@ class Done:
     summary: Mapping[str, Any]
     unit: str | None
     command: Sequence[str] | None
+    cutoffs: Cutoffs
 
     @property
     def model(self) -> Path:
         return Path(self.fair.model_)
+
+    @cached_property
+    def held(self) -> "tuple[TableRows, TableRows | None]":
+        """Rows in memory: those that fitted, and those that the figures are about where they are others."""
+        seed = self.fair.random_state
+        if self.fair.summary_["evaluated_on"] == "train":
+            some = cli.some_rows(self.judging or self.rows, cli.EXPLAINED_ROWS, seed=seed)
+            return some, None
+        return cli.learning_and_judging(self.rows, self.judging, seed)
+
+    @cached_property
+    def tested(self) -> "TableRows | None":
+        """The test rows, in memory."""
+        test, seed = self.test, self.fair.random_state
+        return None if test is None else cli.some_rows(test, cli.EXPLAINED_ROWS, seed=seed)
+
+    @cached_property
+    def decided(self) -> "list[Decisions]":
+        """Decisions at the cut-offs that were asked about, on the rows of the headline."""
+        from esvdfair.models import adapt
+
+        if not self.cutoffs:
+            return []
+        rows = self.tested or self.held[1] or self.held[0]
+        models = (adapt(model, output=self.fair.output) for model in (self.fair.model_, self.fair.estimator_))
+        return self.cutoffs.decide(*(model.predict(rows.X) for model in models), **rows.beside)
 
 
 def _save_model(done: Done, place: Path) -> tuple[dict[str, str], dict[str, str]]:
@@ -153,6 +187,7 @@ def _record(done: Done, out: Path, before: Mapping[str, str], after: Mapping[str
         "test": _described(done.test),
         "reached": fair.summary_,
         "tested": None if done.test is None else done.summary,
+        "decisions": done.decided,
         "point": fair.point_,
         "edits": [{name: getattr(edit, name) for name in EDIT} for edit in fair.edits_],
         "model_before": {"path": str(done.model), "sha256": before},
@@ -164,17 +199,12 @@ def _write_report(done: Done, place: Path, name: str) -> None:
     """Write the report, about the validation rows."""
     from esvdfair.report import write_report
 
-    fair, rows, judging, judged = done.fair, done.rows, done.judging, None
-    if fair.summary_["evaluated_on"] != "train":
-        some, judged = cli.learning_and_judging(rows, judging, fair.random_state)
-    else:
-        some = cli.some_rows(judging or rows, cli.EXPLAINED_ROWS, seed=fair.random_state)
+    rows, judging, (some, judged) = done.rows, done.judging, done.held
     names = [rows.path.name] + ([] if judging is None else [f"validation data {judging.path.name}"])
-    tested = None if done.test is None else cli.some_rows(done.test, cli.EXPLAINED_ROWS, seed=fair.random_state).counted
     names += [] if done.test is None else [f"test data {done.test.path.name}"]
     write_report(
-        place, fair, *some.counted[:2], **some.beside,
-        judged=None if judged is None else judged.counted, test=tested, summary=done.summary,
+        place, done.fair, *some.counted[:2], **some.beside, judged=judged and judged.counted,
+        test=done.tested and done.tested.counted, summary=done.summary, cutoffs=done.cutoffs.each,
         model=f"{done.model.name}, repaired as {name}", data=", ".join(names), unit=done.unit,
         command=done.command,
     )  # fmt: skip

@@ -9,6 +9,7 @@ script whose hash it names. Densities are computed in Python for every point of 
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sklearn.utils.validation import check_is_fitted
@@ -41,6 +42,7 @@ def render_report(
     unit: str | None = None,
     command: Sequence[str] | str | None = None,
     title: str | None = None,
+    cutoffs: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
     """The report of a fitted ESVDFair as one HTML page.
 
@@ -63,6 +65,8 @@ def render_report(
     predicts, unit : what is predicted, and in which unit; default the name of ``y`` if it has one
     command : words after ``esvdfair`` on the command line, or a line to show as it is; the page ends with it
     title : of the page
+    cutoffs : where decisions are compared: options of :func:`esvdfair.decisions`, such as ``[{"cutoff": 2.61}]`` or
+        ``[{"select_share": 0.2}]``, one mapping a cut-off; default the top 10, 20 and 50%
 
     Raises
     ------
@@ -77,6 +81,7 @@ def render_report(
     judging, testing = (None if part is None else Data(*part) for part in (judged, test))
     rows = Data(X, y, sensitive_features, sample_weight)
     content = collect(fair, rows, judged=judging, test=testing, summary=summary, predicted=predicted)
+    content = replace(content, cutoffs=tuple(cutoffs or content.cutoffs))
     about = {
         "Model": model or _kind(fair.model),
         "Data": data or f"{row_count(X):,} rows of {len(name_features(X))} inputs",

@@ -20,6 +20,7 @@ from esvdfair.core.checks import Label, row_count, take
 from esvdfair.core.ks import Groups, Peak, ks_peak
 from esvdfair.core.pairs import Pairs
 from esvdfair.curve import FLAT, Curve, CurvePoint
+from esvdfair.cutoffs import Decisions, decisions
 from esvdfair.estimator import ESVDFair
 from esvdfair.exceptions import ESVDFairWarning, InputError
 from esvdfair.methods import UNTOUCHED
@@ -33,6 +34,9 @@ STEPS = 40
 """Positions of the slider, at most, besides the untouched model."""
 UNNAMED = "group"
 """Name of the attribute when its column has none."""
+
+TOP = ({"select_share": 0.1}, {"select_share": 0.2}, {"select_share": 0.5})
+"""Where decisions are compared unless cut-offs are given."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Content:
     rows_given: int  # how many there were; those looked at may be fewer
     predicted: str  # what is predicted, and in which unit
     attribute: str  # name of the sensitive column or columns
+    cutoffs: tuple[Mapping[str, Any], ...] = TOP  # options of `decisions`
 
     @property
     def rows_judged(self) -> bool:
@@ -174,6 +179,12 @@ class Content:
         pairs, scores = Pairs(groups, self.after.prediction), self.after.prediction
         population = s["ks_population"] if self.summarised and not self.adjusted else pairs.compare(scores).largest
         return Distances(pairs.largest_interval(scores), float(pairs.floors.max()), population)
+
+    @cached_property
+    def decided(self) -> list[Decisions]:
+        """Decisions at each cut-off, by the original and by the repaired model."""
+        old, new, beside = self.before.prediction, self.after.prediction, named_groups(self.rows)
+        return [decisions(old, new, **{**beside, **options}) for options in self.cutoffs]
 
     def r2(self, step: Step) -> float | None:
         """R² of a model; None without labels."""

@@ -20,7 +20,7 @@ from esvdfair.explain.directions import correlate
 from esvdfair.files import version_of
 from esvdfair.plots import Array, density, make_grid
 from esvdfair.report.content import Content, Step, follows, layer_name, named_groups
-from esvdfair.text import label_text, number, percent, share, signed, some_names, too_small
+from esvdfair.text import interval, label_text, number, per_cent, percent, share, signed, some_names, too_small
 
 ROWS_ARE = {
     "test": "rows that neither fitted the repair nor chose it",
@@ -50,7 +50,7 @@ def render(
     """The whole page; ``about`` says which model and data it is about, and what is predicted."""
     script, style = (files("esvdfair.report").joinpath(name).read_text("utf-8") for name in ("charts.js", "page.css"))
     name = title or f"Repair report: parity between {content.all_groups}"
-    inner = (_adjusted, _pairs, _compared, _distributions, _people, _features, _caveats, _engineers)
+    inner = (_adjusted, _pairs, _compared, _decisions, _distributions, _people, _features, _caveats, _engineers)
     parts = [_opening(content, name, about), *(part(content) for part in inner), _origin(command)]
     # Nothing is loaded, and no script but ours runs, even if something were left unescaped.
     policy = f"default-src 'none'; script-src '{_hash_of(script)}'; style-src '{_hash_of(style)}'"
@@ -299,6 +299,29 @@ def _pairs(content: Content) -> str:
         "beyond chance is one that the repaired model still has, by Holm’s procedure at 5% over all pairs."
     )
     return section("pairs", "Pairs of groups", paragraph(intro), table(header, lines, caption=caption, texts=(5,)))
+
+
+def _decisions(content: Content) -> str:
+    """Who is selected at each cut-off, before and after."""
+    header = [content.attribute, "selected before", "selected after", "ratio before", "ratio after", "95% interval",
+              "gain", "lose"]  # fmt: skip
+    parts = [
+        paragraph(
+            "Share of each group that is selected, its ratio to the share of the most selected group (adverse-impact "
+            "ratio), and people whose decision changes. Each cut-off after the repair selects as many people as before."
+        )
+    ]
+    for found in content.decided:
+        lines = [
+            [label_text(g), *(per_cent(of[g]) for of in (found.selected_before, found.selected_after)),
+             *(share(of[g]) for of in (found.ratio_before, found.ratio_after)),
+             "reference" if g == found.reference_after else interval((found.ratio_low[g], found.ratio_high[g]), share),
+             number(found.gained[g]), number(found.lost[g])]
+            for g in found.rows
+        ]  # fmt: skip
+        caption = f"{per_cent(found.share_before)} of all people selected: {found.cutoff_words()}"
+        parts.append(table(header, lines, caption=caption))
+    return section("decisions", "Decisions at a cut-off (chosen model)", *parts)
 
 
 def _people(content: Content) -> str:

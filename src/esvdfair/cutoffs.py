@@ -1,0 +1,341 @@
+"""Decisions at a cut-off: who is selected before and after a repair, and which cut-off selects as many people."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from esvdfair.core.checks import Label, by_group, check_column, check_groups, check_weight
+from esvdfair.core.ks import Groups
+from esvdfair.exceptions import InputError
+from esvdfair.text import label_text, per_cent, share
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Array = NDArray[np.float64]
+Select = Literal["above", "below"]
+
+FEWEST_ROWS = 30
+"""A group with fewer rows is not the one that others are compared with, unless all are so small."""
+COLUMNS = (
+    "rows", "selected_before", "selected_after", "ratio_before", "ratio_after", "ratio_low", "ratio_high", "gained",
+    "lost", "difference_before", "difference_after",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Selections at one cut-off, before and after; figures of groups are mappings from the group's label.
+
+    Attributes
+    ----------
+    cutoff_before, cutoff_after : the cut-offs; that of the repaired model selects the same share of all people
+    select : "above" selects people at or above the cut-off, "below" those at or below it
+    select_share : the share that was asked for, None where a cut-off was given
+    share_before, share_after : share of all people selected at these cut-offs
+    share_old_cutoff : share that the repaired model would select at the original model's cut-off
+    tied_before, tied_after : share of all people that score exactly the same as the last one selected, if several do
+    reference_before, reference_after : the most selected group
+    rows : rows of the group
+    selected_before, selected_after : share of the group that is selected
+    ratio_before, ratio_after : adverse-impact ratio, that share over that of the most selected group
+    ratio_low, ratio_high : 95% interval of ``ratio_after``
+    gained, lost : people of the group whom only the repaired, or only the original model selects (sums of weights)
+    difference_before, difference_after : mean prediction minus that of the most selected group, in standard deviations
+        of all predictions
+    """
+
+    cutoff_before: float
+    cutoff_after: float
+    select: Select
+    select_share: float | None
+    share_before: float
+    share_after: float
+    share_old_cutoff: float
+    tied_before: float
+    tied_after: float
+    reference_before: Label
+    reference_after: Label
+    rows: dict[Label, int]
+    selected_before: dict[Label, float]
+    selected_after: dict[Label, float]
+    ratio_before: dict[Label, float]
+    ratio_after: dict[Label, float]
+    ratio_low: dict[Label, float]
+    ratio_high: dict[Label, float]
+    gained: dict[Label, float]
+    lost: dict[Label, float]
+    difference_before: dict[Label, float]
+    difference_after: dict[Label, float]
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row a group, with the cut-offs in columns of their own."""
+        import pandas as pd
+
+        columns = {name: list(getattr(self, name).values()) for name in COLUMNS}
+        index = pd.Index([label_text(label) if isinstance(label, tuple) else label for label in self.rows])
+        cutoffs = {"cutoff_before": self.cutoff_before, "cutoff_after": self.cutoff_after}
+        return pd.DataFrame(columns, index=index.rename("group")).assign(**cutoffs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, such as JSON takes."""
+        return asdict(self)
+
+    @property
+    def one_model(self) -> bool:
+        """Whether both models decide alike, as where one model is compared with itself."""
+        return self.cutoff_before == self.cutoff_after and not any(self.gained.values())
+
+    @property
+    def lowest_after(self) -> Label:
+        """The group with the lowest ratio after the repair, among those that are not too small; where there are any."""
+        large = [label for label, rows in self.rows.items() if rows >= FEWEST_ROWS] or list(self.rows)
+        return min(large, key=lambda label: self.ratio_after[label])
+
+    def cutoff_words(self) -> str:
+        """Which cut-off to use after the repair, and what ties do to it."""
+        if self.one_model:
+            return f"A cut-off of {cutoff_text(self.cutoff_before)} selects {per_cent(self.share_before)}."
+        old, new = cutoff_text(self.cutoff_before), cutoff_text(self.cutoff_after)
+        was, kept = per_cent(self.share_before), per_cent(self.share_old_cutoff)
+        parts = [f"The old cut-off of {old} would now select {kept} instead of {was}: use {new}."]
+        if self.share_old_cutoff == self.share_before:
+            parts = [f"The cut-off of {old} still selects {was}."]
+        if self.tied_after and per_cent(self.share_after) != was:
+            parts.append(
+                f"{per_cent(self.tied_after)} of all people score exactly the same there, so no cut-off selects "
+                f"exactly {was}: this one selects {per_cent(self.share_after)}."
+            )
+        if self.select_share is not None and self.tied_before and per_cent(self.select_share) != was:
+            parts.append(
+                f"{per_cent(self.tied_before)} of all people tie at the old cut-off, so it selects {was} and not "
+                f"{per_cent(self.select_share)}."
+            )
+        return " ".join(parts)
+
+    def ratio_words(self) -> str:
+        """The lowest adverse-impact ratio before and after."""
+        low = self.lowest_after
+        if low == self.reference_after:
+            return "All groups are selected alike."
+        old, new, *ends = (
+            share(of[low]) for of in (self.ratio_before, self.ratio_after, self.ratio_low, self.ratio_high)
+        )
+        found = new if self.one_model else f"{old} before, {new} after"
+        return (
+            f"Adverse-impact ratio of {label_text(low)} against {label_text(self.reference_after)}: {found} "
+            f"(95% interval {ends[0]} to {ends[1]})."
+        )
+
+
+def decisions(
+    before: Any,
+    after: Any,
+    *,
+    sensitive_features: Any,
+    cutoff: float | None = None,
+    select_share: float | None = None,
+    select: Select = "above",
+    sample_weight: Any = None,
+) -> Decisions:
+    """Compare who is selected at a cut-off before and after a repair.
+
+    The repaired model gets the cut-off that selects the same share of all people, because repaired predictions vary
+    less. Cut-offs are the shortest decimal numbers that separate the people selected from the next one. Where people
+    tie, the cut-off whose share is nearest is taken; ``tied_before`` and ``tied_after`` tell.
+
+    Parameters
+    ----------
+    before, after : (rows,) predictions of the original and of the repaired model for the same people
+    sensitive_features : (rows,) group of each person, or several columns whose combinations are the groups
+    cutoff : float, default None
+        The cut-off of the original model.
+    select_share : float in (0, 1), default None
+        Share of all people to select, instead of a cut-off.
+    select : {"above", "below"}, default "above"
+        Whether people at or above the cut-off are selected, or those at or below it.
+    sample_weight : (rows,), default None
+        How many people a row stands for; rows of weight 0 are left out.
+
+    Returns
+    -------
+    Decisions
+        ``to_frame()`` has one row a group. The 95% interval of a ratio is Koopman's score interval, with effective
+        sizes where there are weights; it is about the share that would be selected of a large population at this
+        cut-off.
+
+    Raises
+    ------
+    ValueError
+        Neither or both of cutoff and select_share, one that selects nobody, lengths that differ, missing values.
+
+    Examples
+    --------
+    >>> sex = ["f", "f", "f", "f", "m", "m", "m", "m"]
+    >>> found = decisions([1, 2, 3, 6, 3, 5, 7, 8], [3, 4, 5, 7, 2, 4, 5, 6], sensitive_features=sex, cutoff=5)
+    >>> round(found.ratio_before["f"], 3), found.ratio_after["f"], found.gained, found.lost
+    (0.333, 1.0, {'f': 1.0, 'm': 0.0}, {'f': 0.0, 'm': 1.0})
+    >>> found.cutoff_words()
+    'The cut-off of 5 still selects 50%.'
+    """
+    old = check_column(before, len(before), "before")
+    new = check_column(after, len(old), "after", of="before")
+    labels, codes = check_groups(sensitive_features, len(old), of="before")
+    weight = None if sample_weight is None else check_weight(sample_weight, len(old), of="before")
+    if weight is not None and not weight.all():
+        live = weight > 0
+        kept, codes = np.unique(codes[live], return_inverse=True)
+        labels, old, new, weight = tuple(labels[g] for g in kept), old[live], new[live], weight[live]
+    if select not in ("above", "below"):
+        raise InputError(f"`select={select!r}` is unknown; pass 'above' or 'below'.")
+    sign = 1.0 if select == "above" else -1.0
+    own = Scores(sign * old, weight)
+    if (cutoff is None) == (select_share is None):
+        raise InputError("Pass either `cutoff` or `select_share`.")
+    if select_share is not None and not 0 < select_share < 1:
+        raise InputError(f"`select_share={select_share}` must lie between 0 and 1.")
+    if cutoff is not None and not np.isfinite(cutoff):
+        raise InputError(f"`cutoff={cutoff}` must be a finite number.")
+    at_before = sign * cutoff if cutoff is not None else own.cutoff(float(select_share or 0))
+    yes_before = own.values >= at_before
+    now = Scores(sign * new, weight)
+    wanted = own.share(at_before)
+    at_after = at_before if now.share(at_before) == wanted else now.cutoff(wanted)
+    return _count(
+        labels, Groups(codes, len(labels), weight), (old, new), (yes_before, now.values >= at_after),
+        cutoff_before=sign * at_before + 0.0, cutoff_after=sign * at_after + 0.0, select=select,
+        select_share=select_share, share_before=wanted, share_after=now.share(at_after),
+        share_old_cutoff=now.share(at_before), tied_before=own.tied(at_before), tied_after=now.tied(at_after),
+    )  # fmt: skip
+
+
+class Scores:
+    """Predictions sorted from the first selected to the last, and the share of people at or above each."""
+
+    def __init__(self, values: Array, weight: Array | None) -> None:
+        self.values = values
+        mass = np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
+        self._levels, place = np.unique(-values, return_inverse=True)  # negative: falling
+        counts = np.bincount(place)
+        self._mass = np.bincount(place, mass) if weight is not None else counts / len(values)
+        self._several = counts > 1
+        self._shares = np.cumsum(self._mass) if weight is not None else np.cumsum(counts) / len(values)
+
+    def share(self, cutoff: float) -> float:
+        """Share of all people at or above a cut-off."""
+        count = int(np.searchsorted(self._levels, -cutoff, side="right"))
+        return float(self._shares[count - 1]) if count else 0.0
+
+    def cutoff(self, share: float) -> float:
+        """The cut-off whose share is nearest, as the shortest number between the last selected and the next."""
+        place = int(np.abs(self._shares - share).argmin())
+        last = -float(self._levels[place])
+        return last if place == len(self._levels) - 1 else _shortest(-float(self._levels[place + 1]), last)
+
+    def tied(self, cutoff: float) -> float:
+        """Share of all people that score as the last one selected does, if several do."""
+        place = int(np.searchsorted(self._levels, -cutoff, side="right")) - 1
+        return float(self._mass[place]) if place >= 0 and self._several[place] else 0.0
+
+
+def _shortest(above: float, at_most: float) -> float:
+    """The number of fewest digits in (above, at_most], near the middle."""
+    middle = above + (at_most - above) / 2
+    found = (float(f"{middle:.{digits}g}") for digits in range(1, 17))
+    return next((number for number in found if above < number <= at_most), at_most)
+
+
+def _count(
+    labels: Sequence[Label],
+    groups: Groups,
+    predictions: tuple[Array, Array],
+    yes: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+    **cutoffs: Any,
+) -> Decisions:
+    if not yes[0].any():
+        raise InputError(
+            f"`cutoff={cutoffs['cutoff_before']:g}` selects nobody: the predictions range from "
+            f"{predictions[0].min():.4g} to {predictions[0].max():.4g}. Pass a cut-off between them."
+        )
+    rows = np.bincount(groups.codes, minlength=groups.count)
+    large = rows >= FEWEST_ROWS
+    found: dict[str, Any] = {"rows": rows.tolist()}
+    for when, scores, selected in zip(("before", "after"), predictions, yes, strict=True):
+        rates, means = groups.means(selected.astype(np.float64)), groups.means(scores)
+        top = int(np.where(large | (not large.any() or not rates[large].any()), rates, -1.0).argmax())
+        mean = np.average(scores, weights=groups.weight)
+        spread = float(np.sqrt(np.average((scores - mean) ** 2, weights=groups.weight)))
+        found |= {f"selected_{when}": rates, f"ratio_{when}": rates / rates[top]}
+        found[f"difference_{when}"] = (means - means[top]) / (spread or 1.0)
+        cutoffs[f"reference_{when}"] = labels[top]
+    sizes = groups.sizes
+    low, high = ratio_interval(rates, sizes, rates[top], sizes[top])
+    own = np.arange(groups.count) == top
+    found |= {"ratio_low": np.where(own, 1.0, low), "ratio_high": np.where(own, 1.0, high)}
+    for name, moved in (("gained", yes[1] & ~yes[0]), ("lost", yes[0] & ~yes[1])):
+        weight = moved.astype(np.float64) if groups.weight is None else moved * groups.weight
+        found[name] = np.bincount(groups.codes, weight, groups.count)
+    figures: dict[str, Any] = {name: by_group(labels, np.asarray(of).tolist()) for name, of in found.items()}
+    return Decisions(**cutoffs, **figures)
+
+
+def ratio_interval(
+    share: Any, size: Any, reference: Any, reference_size: Any, *, confidence: float = 0.95
+) -> tuple[Array, Array]:
+    """Koopman's score interval of a ratio of two proportions, of arrays.
+
+    It holds every ratio r that a score test does not reject. Under p = r q the likelihood of x of n and y of m people
+    is largest at the smaller root q of ``(n+m) r q² − (r n + x + m + r y) q + x + y = 0``, and the test compares
+
+        (x/n − r y/m)² / (p(1−p)/n + r² q(1−q)/m)
+
+    with the square of the normal quantile. It is defined at shares of 0 and 1, where intervals of the logarithm are
+    not. Sizes may be effective ones.
+
+    Parameters
+    ----------
+    share, size : the proportion above, and its (effective) number of rows
+    reference, reference_size : the proportion below, more than 0
+    confidence : of the interval
+
+    Examples
+    --------
+    >>> low, high = ratio_interval(0.1, 100, 0.2, 100)
+    >>> print(f"{low:.3f} {high:.3f}")
+    0.249 0.993
+    """
+    a, n, b, m = np.broadcast_arrays(
+        *(np.asarray(each, dtype=np.float64) for each in (share, size, reference, reference_size))
+    )
+    limit = float(ndtri((1 + confidence) / 2)) ** 2
+    ratio = a / b
+
+    def rejected(log_ratio: Array) -> NDArray[np.bool_]:
+        r = np.exp(log_ratio)
+        middle = r * n + a * n + m + r * b * m
+        root = np.sqrt(np.maximum(middle**2 - 4 * (n + m) * r * (a * n + b * m), 0.0))
+        q = np.minimum(2 * (a * n + b * m) / (middle + root), 1.0)  # the smaller root, without cancellation
+        p = np.minimum(r * q, 1.0)
+        noise = p * (1 - p) / n + r**2 * q * (1 - q) / m
+        return np.asarray((a - r * b) ** 2 > limit * noise)
+
+    with np.errstate(divide="ignore"):
+        centre = np.log(np.maximum(ratio, 1e-9))
+    ends = []
+    for far in (-30.0, 30.0):
+        inside, outside = centre, centre + far
+        for _ in range(60):
+            middle = (inside + outside) / 2
+            out = rejected(middle)
+            inside, outside = np.where(out, inside, middle), np.where(out, middle, outside)
+        ends.append(np.exp(inside))
+    return np.where(ratio > 0, ends[0], 0.0), ends[1]
+
+
+def cutoff_text(cutoff: float) -> str:
+    """A cut-off as it can be typed."""
+    return f"{cutoff:.10g}"
