@@ -311,6 +311,7 @@ def _decisions(content: Content) -> str:
             "ratio), and people whose decision changes. Each cut-off after the repair selects as many people as before."
         )
     ]
+    shown = []
     for found in content.decided:
         lines = [
             [label_text(g), *(per_cent(of[g]) for of in (found.selected_before, found.selected_after)),
@@ -320,8 +321,12 @@ def _decisions(content: Content) -> str:
             for g in found.rows
         ]  # fmt: skip
         caption = f"{per_cent(found.share_before)} of all people selected: {found.cutoff_words()}"
-        parts.append(table(header, lines, caption=caption))
-    return section("decisions", "Decisions at a cut-off (chosen model)", *parts)
+        shown.append(table(header, lines, caption=caption))
+    middle = len(shown) // 2
+    rest = "".join(shown[:middle] + shown[middle + 1 :])
+    return section(
+        "decisions", "Decisions at a cut-off (chosen model)", *parts, shown[middle], fold("Other cut-offs", rest)
+    )
 
 
 def _people(content: Content) -> str:
