@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from esvdfair.core.checks import Label, by_group, check_column, check_groups, check_weight
+from esvdfair.core.checks import Label, check_column, check_groups, check_weight
 from esvdfair.core.ks import Groups
 from esvdfair.exceptions import InputError
 from esvdfair.text import label_text, per_cent, share
@@ -279,7 +279,9 @@ def _count(
     for name, moved in (("gained", yes[1] & ~yes[0]), ("lost", yes[0] & ~yes[1])):
         weight = moved.astype(np.float64) if groups.weight is None else moved * groups.weight
         found[name] = np.bincount(groups.codes, weight, groups.count)
-    figures: dict[str, Any] = {name: by_group(labels, np.asarray(of).tolist()) for name, of in found.items()}
+    figures: dict[str, Any] = {
+        name: dict(zip(labels, np.asarray(of).tolist(), strict=True)) for name, of in found.items()
+    }
     return Decisions(**cutoffs, **figures)
 
 
