@@ -9,16 +9,27 @@ import pandas as pd
 import pytest
 import scipy.sparse
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
+from sklearn.cross_decomposition import PLSRegression
 from sklearn.exceptions import ConvergenceWarning, DataConversionWarning, NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import (
+    ARDRegression,
     ElasticNet,
+    GammaRegressor,
+    Lars,
     Lasso,
+    LassoLars,
     LinearRegression,
     LogisticRegression,
+    OrthogonalMatchingPursuit,
     PoissonRegressor,
+    RANSACRegressor,
     Ridge,
+    RidgeClassifier,
+    SGDClassifier,
     SGDRegressor,
+    TheilSenRegressor,
+    TweedieRegressor,
 )
 from sklearn.model_selection import GridSearchCV
 from sklearn.neural_network import MLPClassifier, MLPRegressor
@@ -31,7 +42,9 @@ from sklearn.preprocessing import (
     QuantileTransformer,
     StandardScaler,
 )
+from sklearn.svm import SVR, LinearSVC, LinearSVR
 
+from esvdfair import ESVDFair, ESVDFairWarning
 from esvdfair.models import adapt
 from esvdfair.models.base import PREDICT_ROWS
 from esvdfair.models.sklearn import SklearnAdapter
@@ -299,6 +312,24 @@ LINES = {
     "float32": (lambda: LinearRegression().fit(X.astype(np.float32), Y.astype(np.float32)), "identity"),
     "log target": (lambda: target(Ridge(), func=np.log, inverse_func=np.exp).fit(X, Y), "exp"),
     "poisson": (lambda: PoissonRegressor().fit(X, Y), "exp"),
+    "support vectors": (lambda: LinearSVR(random_state=0).fit(X, Y), "identity"),
+    "angles": (lambda: Lars().fit(X, Y), "identity"),
+    "angles of a lasso": (lambda: LassoLars().fit(X, Y), "identity"),
+    "matching pursuit": (lambda: OrthogonalMatchingPursuit().fit(X, Y), "identity"),
+    "relevance": (lambda: ARDRegression().fit(X, Y), "identity"),
+    "medians": (lambda: TheilSenRegressor(random_state=0).fit(X, Y), "identity"),
+    "partial least squares": (lambda: PLSRegression().fit(X + 3, Y), "identity"),
+    "without outliers": (lambda: RANSACRegressor(random_state=0).fit(X, Y), "identity"),
+    "ridge without outliers": (
+        lambda: make_pipeline(RANSACRegressor(Ridge(), min_samples=9, random_state=0)).fit(X, Y),
+        "identity",
+    ),
+    "tweedie": (lambda: TweedieRegressor(power=1.5).fit(X, Y), "exp"),
+    "tweedie of a normal": (lambda: TweedieRegressor(power=0).fit(X, Y), "identity"),
+    "tweedie with a link": (lambda: TweedieRegressor(power=1.5, link="log").fit(X, Y), "exp"),
+    "gamma": (lambda: GammaRegressor().fit(X, Y), "exp"),
+    "logistic steps": (lambda: SGDClassifier(loss="log_loss", random_state=0).fit(X, LABELS), "sigmoid"),
+    "another library": (lambda: Slopes().fit(X, Y), "identity"),
     "search": (lambda: GridSearchCV(Ridge(), {"alpha": [0.1, 1]}, cv=2).fit(X, Y), "identity"),
     "logistic": (lambda: LogisticRegression().fit(X, LABELS), "sigmoid"),
     "logistic pipeline": (lambda: make_pipeline(StandardScaler(), LogisticRegression()).fit(X, LABELS), "sigmoid"),
@@ -306,6 +337,18 @@ LINES = {
     "classifier": (lambda: fit(classifier(), y=LABELS), "sigmoid"),
     "classifier pipeline": (lambda: fit(make_pipeline(StandardScaler(), classifier()), y=Y > 50), "sigmoid"),
 }
+
+
+class Slopes:
+    """A linear model that knows nothing of scikit-learn."""
+
+    def fit(self, x, y):
+        self.coef_, *_ = np.linalg.lstsq(x - x.mean(axis=0), y - y.mean(), rcond=None)
+        self.intercept_ = y.mean() - x.mean(axis=0) @ self.coef_
+        return self
+
+    def predict(self, x):
+        return x @ self.coef_ + self.intercept_
 
 
 def classifier():
@@ -337,12 +380,67 @@ def test_linear_models_and_scores_of_classifiers(name):
         classes = (model.estimator if isinstance(model, FrozenEstimator) else model).classes_
         np.testing.assert_array_equal(edited.model.predict(X), classes[(edited.predict(X) > 0.5).astype(int)])
     same = adapter.replace({last.name: (last.weight, last.bias)})
-    np.testing.assert_array_equal(same.predict(X), expected)
+    np.testing.assert_allclose(same.predict(X), expected, rtol=1e-12 if isinstance(model, PLSRegression) else 0)
     if hasattr(model, "coef_"):
         assert (np.shape(edited.model.coef_), type(edited.model.intercept_)) == (
             np.shape(model.coef_),
             type(model.intercept_),
         )
+
+
+def test_the_score_of_a_ridge_classifier_is_on_the_scale_of_its_labels():
+    model = make_pipeline(StandardScaler(), RidgeClassifier()).fit(X, LABELS)
+    adapter, expected = adapt(model), (model.decision_function(X) + 1) / 2
+    np.testing.assert_allclose(adapter.predict(X), expected)
+    assert adapter.head(X).is_affine
+    (layer,) = adapter.layers(X)
+    edited = adapter.replace({layer.name: (0.5 * layer.weight, layer.bias + 0.3)})
+    np.testing.assert_allclose(edited.predict(X), (edited.model.decision_function(X) + 1) / 2)
+    assert (edited.model.predict(X) != model.predict(X)).any()
+
+
+@pytest.mark.parametrize("model", [Lasso(alpha=3.0), make_pipeline(StandardScaler(), Lasso(alpha=3.0))])
+def test_coefficients_that_are_zero_stay_zero(model):
+    model.fit(X, Y)
+    old = (model[-1] if isinstance(model, Pipeline) else model).coef_
+    assert 0 < np.count_nonzero(old) < 4
+    assert adapt(model).layers(X)[-1].weight.shape == (1, np.count_nonzero(old))
+    fair = ESVDFair(model, method="parity", mean_reduction=2.0, min_group_rows=10).fit(
+        X, Y, sensitive_features=X[:, 0] > 0
+    )
+    new = (fair.estimator_[-1] if isinstance(model, Pipeline) else fair.estimator_).coef_
+    np.testing.assert_array_equal(new == 0, old == 0)
+    assert not np.allclose(new, old)
+    np.testing.assert_array_equal(fair.predict(X), fair.estimator_.predict(X))
+
+
+def test_a_linear_model_of_another_library_comes_back_as_one():
+    fair = ESVDFair(Slopes().fit(X, Y), method="parity", mean_reduction=2.0, min_group_rows=10)
+    fair.fit(X, Y, sensitive_features=X[:, 0] > 0)
+    assert type(fair.estimator_) is Slopes
+    assert fair.summary_["ks_after"] < fair.summary_["ks_before"]
+    np.testing.assert_array_equal(fair.predict(X), fair.estimator_.predict(X))
+
+
+def test_a_positive_model_that_gets_negative_coefficients_says_so():
+    adapter = adapt(LinearRegression(positive=True).fit(X, -Y @ np.eye(200) + 100 * X.sum(axis=1)))
+    (layer,) = adapter.layers(X)
+    with pytest.warns(ESVDFairWarning, match="LinearRegression has positive=True, but 4 of 4 repaired coefficients"):
+        adapter.replace({layer.name: (-layer.weight, layer.bias)})
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "words"),
+    [
+        (lambda: LinearSVC().fit(X, LABELS), TypeError, "LinearSVC with loss='squared_hinge': it has no predict_proba"),
+        (lambda: SGDClassifier().fit(X, LABELS), TypeError, "SGDClassifier with loss='hinge': it has no predict_proba"),
+        (lambda: SVR(kernel="linear").fit(X, Y), TypeError, "cannot repair a SVR"),
+        (lambda: SGDClassifier(loss="log_loss").fit(X, LABELS).sparsify(), ValueError, r"Call its densify\(\) first"),
+    ],
+)
+def test_linear_models_that_cannot_be_repaired(model, error, words):
+    with pytest.raises(error, match=words):
+        adapt(model())
 
 
 @pytest.mark.parametrize("model", [LogisticRegression(), MLPClassifier(hidden_layer_sizes=(3,), max_iter=5)])

@@ -319,7 +319,9 @@ def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
         from esvdfair.models.onnx import OnnxAdapter as adapter
     elif ("torch", "Module") in origins:
         from esvdfair.models.torch import TorchAdapter as adapter
-    elif ("sklearn", "BaseEstimator") in origins and not hasattr(model, "module_"):  # skorch, too, is an estimator
+    elif (("sklearn", "BaseEstimator") in origins and not hasattr(model, "module_")) or (  # skorch's are estimators too
+        hasattr(model, "predict") and getattr(model, "__dict__", {}).keys() >= {"coef_", "intercept_"}
+    ):
         from esvdfair.models.sklearn import SklearnAdapter as adapter
     else:
         kind = f"{type(model).__module__}.{type(model).__qualname__}"

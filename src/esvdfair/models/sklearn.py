@@ -1,6 +1,7 @@
 """A fitted scikit-learn network or linear model as a `ModelAdapter`, also inside the estimators that usually wrap it.
 
-A classifier of two classes is taken for the score P(second class | x) that it predicts.
+A linear model is any estimator with ``coef_`` and ``intercept_``: that its predictions are made of them is checked on
+rows. A classifier of two classes is taken for the score P(second class | x) that it predicts.
 """
 
 import copy
@@ -13,59 +14,65 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn import linear_model
-from sklearn.base import clone, is_classifier
+from sklearn.base import clone
 from sklearn.compose import TransformedTargetRegressor
+from sklearn.cross_decomposition import PLSRegression
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import RANSACRegressor
 from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import Pipeline
+from sklearn.svm import LinearSVR
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from esvdfair.core.checks import check_features, several_inputs, to_numpy
-from esvdfair.exceptions import InputError
+from esvdfair.exceptions import ESVDFairWarning, InputError
 from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, rounded
 
 _NETWORKS = (MLPRegressor, MLPClassifier)
-_LINES: dict[type, str] = {  # estimators with one linear layer, and what follows it
-    **dict.fromkeys([linear_model.LinearRegression, linear_model.Ridge, linear_model.RidgeCV], "identity"),
-    **dict.fromkeys([linear_model.ElasticNet, linear_model.ElasticNetCV, linear_model.LassoCV], "identity"),
-    **dict.fromkeys([linear_model.BayesianRidge, linear_model.HuberRegressor, linear_model.SGDRegressor], "identity"),
-    linear_model.QuantileRegressor: "identity",
-    **dict.fromkeys([linear_model.PoissonRegressor, linear_model.GammaRegressor], "exp"),
-    linear_model.LogisticRegression: "logistic",
-}
+_LINEAR = {"coef_", "intercept_"}
 _ACTIVATIONS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
     "identity": lambda a: a,
     "logistic": expit,
     "tanh": np.tanh,
     "relu": lambda a: np.maximum(a, 0),
     "exp": np.exp,  # output of a Poisson loss
+    "half": lambda a: (a + 1) / 2,  # ridge classifiers are fitted on -1 and 1
 }
 
 
 class SklearnAdapter(ModelAdapter):
-    """A network or a linear model, seen through its `coefs_` or its `coef_`.
+    """A network or a linear model, through its `coefs_` or its `coef_`.
 
     Parameters
     ----------
-    model : MLPRegressor, MLPClassifier, LinearRegression, Ridge, Lasso, ElasticNet, SGDRegressor, LogisticRegression, …
-        Or a Pipeline, TransformedTargetRegressor, FrozenEstimator, GridSearchCV that ends in one, in any nesting; a
-        classifier must tell two classes apart. Fitted; `NotFittedError` otherwise.
+    model : MLPRegressor, MLPClassifier, or an estimator with ``coef_`` and ``intercept_``
+        Or a Pipeline, TransformedTargetRegressor, FrozenEstimator, GridSearchCV, RANSACRegressor that ends in one, in
+        any nesting; a classifier must tell two classes apart. Fitted; `NotFittedError` otherwise. Coefficients that are
+        0, as those of a Lasso, stay 0: the layer has the other inputs alone.
     output : int, optional
         Which column of several that the model predicts.
     """
+
+    _used: NDArray[np.intp] | None = None  # inputs of a linear model that have a weight; None for all
 
     def __init__(self, model: Any, *, output: Any = None) -> None:
         self._model = model
         self._levels = tuple(_levels(model))
         for level in self._levels:
-            check_is_fitted(level)
+            if not getattr(level, "__dict__", {}).keys() >= _LINEAR:  # which need not be scikit-learn's own
+                check_is_fitted(level)
         self._last = self._levels[-1]
         self._network = isinstance(self._last, _NETWORKS)
-        self._scores = is_classifier(self._last)
+        self._scores = hasattr(self._last, "classes_")
         if self._network:
             _check_network(self._last)
+        else:
+            _check_line(self._last)
+            ((coefficients, _),) = self._whole()
+            used = np.flatnonzero(coefficients.any(axis=0))
+            self._used = used if 0 < len(used) < coefficients.shape[1] else None
         if self._scores and (len(self._last.classes_) != 2 or len(self._arrays()[-1][0]) != 1):
             raise ValueError(
                 f"the {type(self._last).__name__} tells {len(self._last.classes_)} classes apart; the score of one "
@@ -74,8 +81,9 @@ class SklearnAdapter(ModelAdapter):
         self.classes = self._last.classes_ if self._scores else None
         self._place = _check_place(len(self._arrays()[-1][0]), output)
         self._names = tuple(f"coefs_[{i}]" for i in range(len(self._arrays()))) if self._network else ("coef_",)
-        known = (kind for line, kind in _LINES.items() if isinstance(self._last, line))
-        self._activation = str(self._last.out_activation_) if self._network else next(known)  # after the last layer
+        self._activation = (
+            str(self._last.out_activation_) if self._network else _link(self._last)
+        )  # after the last layer
         targets = (level for level in reversed(self._levels) if isinstance(level, TransformedTargetRegressor))
         self._transformers = tuple(level.transformer_ for level in targets)
 
@@ -92,12 +100,19 @@ class SklearnAdapter(ModelAdapter):
         )
 
     def _arrays(self) -> list[tuple[NDArray[Any], NDArray[Any] | None]]:
+        """Weight (m, n) and bias (m,) of every layer, of a linear model without the inputs that have no weight."""
+        whole = self._whole()
+        return whole if self._used is None else [(weight[:, self._used], bias) for weight, bias in whole]
+
+    def _whole(self) -> list[tuple[NDArray[Any], NDArray[Any] | None]]:
         """Weight (m, n) and bias (m,) of every layer, as the estimator holds them."""
         if self._network:
             return [(c.T, b) for c, b in zip(self._last.coefs_, self._last.intercepts_, strict=True)]
         weight = np.atleast_2d(self._last.coef_)
-        bias = np.broadcast_to(self._last.intercept_, len(weight)) if self._last.fit_intercept else None
-        return [(weight, bias)]
+        if not getattr(self._last, "fit_intercept", True):
+            return [(weight, None)]
+        bias = np.broadcast_to(self._last.intercept_, len(weight))
+        return [(weight, bias - weight @ self._last._x_mean if isinstance(self._last, PLSRegression) else bias)]
 
     def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
         """Run one forward pass: inputs of the named layers and the prediction."""
@@ -110,10 +125,15 @@ class SklearnAdapter(ModelAdapter):
         last = twin._last
         for name, (weight, bias) in weights.items():
             index = self._names.index(name)
-            held, _ = twin._arrays()[index]  # a view, of the same memory layout, so that products round as before
-            held[...] = rounded(name, weight, held.dtype)
+            held, _ = twin._whole()[index]  # a view, of the same memory layout, so that products round as before
+            held[:, slice(None) if self._used is None else self._used] = rounded(name, weight, held.dtype)
             if not self._network:
                 last.coef_ = held.reshape(np.shape(last.coef_))
+                if isinstance(last, PLSRegression):  # it subtracts the mean first
+                    bias = (self._arrays()[0][1] if bias is None else bias) + held @ last._x_mean
+                if getattr(last, "positive", False) and (weight < 0).any():
+                    words = f"The {type(last).__name__} has positive=True, but {np.sum(weight < 0)} of {weight.size} "
+                    warnings.warn(ESVDFairWarning(words + "repaired coefficients are negative."), stacklevel=2)
             if bias is not None:
                 old = last.intercepts_[index] if self._network else last.intercept_
                 new = rounded(name, bias, np.asarray(old).dtype)
@@ -126,7 +146,11 @@ class SklearnAdapter(ModelAdapter):
     def _predict(self, x: Any) -> NDArray[Any]:
         """By the model's own `predict`, or `predict_proba`."""
         x = to_numpy(x) if hasattr(x, "detach") else x
-        return self._model.predict_proba(x)[:, 1] if self._scores else self._column_of(self._model.predict(x))
+        if not self._scores:
+            return self._column_of(self._model.predict(x))
+        if self._activation == "half":
+            return np.asarray((self._model.decision_function(x) + 1) / 2)
+        return np.asarray(self._model.predict_proba(x)[:, 1])
 
     def _tail(self, rows: Any) -> Tail:
         """The output activation and the target transformers."""
@@ -146,7 +170,8 @@ class SklearnAdapter(ModelAdapter):
         inputs: list[NDArray[Any]] = []
         with np.errstate(over="ignore", invalid="ignore"):  # a prediction that is not finite is an error of its own
             for weight, bias in self._arrays():
-                inputs.append(_ACTIVATIONS[self._last.activation](value) if inputs else value)
+                first = value if self._used is None else value[:, self._used]
+                inputs.append(_ACTIVATIONS[self._last.activation](value) if inputs else first)
                 value = inputs[-1] @ weight.T + (0 if bias is None else bias)
         return inputs, value
 
@@ -159,7 +184,7 @@ class SklearnAdapter(ModelAdapter):
                 x = level[:-1].transform(x)
         if hasattr(x, "columns") and hasattr(self._last, "feature_names_in_"):
             validate_data(self._last, x, skip_check_array=True, reset=False)  # the names
-        table, width = check_features(x), self._last.n_features_in_
+        table, width = check_features(x), self._whole()[0][0].shape[1]
         if table.shape[1] != width:
             kind = type(self._last).__name__
             raise InputError(f"X has {table.shape[1]} features, but {kind} is expecting {width} features as input.")
@@ -206,6 +231,40 @@ def _check_network(network: Any) -> None:
         )
 
 
+def _check_line(model: Any) -> None:
+    """Raise unless the model has coefficients that are plain numbers, and a classifier a score."""
+    kind = type(model).__name__
+    if hasattr(model.coef_, "toarray"):
+        raise ValueError(f"the coefficients of the {kind} are a sparse matrix. Call its densify() first.")
+    if hasattr(model, "classes_") and not hasattr(model, "predict_proba") and not _is_ridge(model):
+        loss = f" with loss={model.loss!r}" if hasattr(model, "loss") else ""
+        raise TypeError(
+            f"cannot repair a {kind}{loss}: it has no predict_proba. Use a LogisticRegression, or an SGDClassifier "
+            "with loss='log_loss'."
+        )
+
+
+def _is_ridge(model: Any) -> bool:
+    return isinstance(model, linear_model.RidgeClassifier | linear_model.RidgeClassifierCV)
+
+
+def _link(model: Any) -> str:
+    """What follows the layer of a linear model."""
+    if _is_ridge(model):
+        return "half"
+    if hasattr(model, "classes_"):
+        return "logistic"
+    if isinstance(model, linear_model.TweedieRegressor):
+        return "identity" if model.link == "identity" or (model.link == "auto" and model.power <= 0) else "exp"
+    return "exp" if isinstance(model, linear_model.PoissonRegressor | linear_model.GammaRegressor) else "identity"
+
+
+def _is_line(model: Any) -> bool:
+    """Whether a model has one linear layer and keeps its coefficients; if not fitted, scikit-learn's are known."""
+    known = isinstance(model, LinearSVR | PLSRegression) or type(model).__module__.startswith("sklearn.linear_model")
+    return known or getattr(model, "__dict__", {}).keys() >= _LINEAR
+
+
 def _check_place(columns: int, output: Any) -> int | None:
     """Which of several columns is meant; None when there is one."""
     if columns == 1 and output is not None:
@@ -221,7 +280,7 @@ def _check_place(columns: int, output: Any) -> int | None:
 def _levels(model: Any) -> Iterator[Any]:
     """Yield the model and what it wraps, down to the one with the layers; `TypeError` if there is none."""
     level = model
-    while not isinstance(level, (*_NETWORKS, *_LINES)):
+    while not isinstance(level, _NETWORKS) and not (_is_line(level) and not isinstance(level, RANSACRegressor)):
         yield level
         if isinstance(level, FrozenEstimator):
             level = level.estimator
@@ -231,6 +290,8 @@ def _levels(model: Any) -> Iterator[Any]:
             level = getattr(level, "regressor_", level.regressor)
         elif isinstance(level, GridSearchCV | RandomizedSearchCV):
             level = getattr(level, "best_estimator_", level.estimator)
+        elif isinstance(level, RANSACRegressor):
+            level = getattr(level, "estimator_", level.estimator or linear_model.LinearRegression())
         else:
             inside = "" if level is model else f" (inside a {type(model).__name__})"
             raise TypeError(
