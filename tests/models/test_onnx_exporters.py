@@ -144,7 +144,7 @@ def test_sklearn(activation, dtype):
 
 @pytest.mark.parametrize(
     "model",
-    [LinearRegression(), Ridge(), make_pipeline(StandardScaler(), Lasso()), SGDRegressor()],
+    [LinearRegression(), Ridge(), make_pipeline(StandardScaler(), Lasso(alpha=1e-4)), SGDRegressor()],
 )
 def test_linear_models(model):
     model.fit(X, Y)
