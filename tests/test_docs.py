@@ -367,3 +367,17 @@ def test_every_make_target_that_is_named_is_there():
             text = "\n".join(re.findall(r"^```.*?^```$|`[^`\n]+`", text, re.S | re.M))
         for words in re.findall(r"(?:^|[`:] ?)make ((?:[a-z-]+ ?)+)", text, re.M):
             assert set(words.split()) <= targets, f"{place.name} names make {words}"
+
+
+def prose_words(name):
+    """Count the words and numbers of a page outside code, formulas and output."""
+    text = re.sub(r"^```.*?^```$|^    .*$", "", (ROOT / name).read_text("utf-8"), flags=re.S | re.M)
+    return len(re.findall(r"[A-Za-z]{2,}[\w'-]*|\d[\d,.]*", text))
+
+
+def test_pages_are_short():
+    site = {name: prose_words(name) for name in PAGES if name.startswith("docs/")}
+    most = {"docs/method.md": 3000}
+    assert {name: words for name, words in site.items() if words > most.get(name, 900)} == {}
+    assert sum(site.values()) <= 12_000
+    assert len((ROOT / "README.md").read_text("utf-8").split()) <= 900
