@@ -47,8 +47,9 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
 
     Parameters
     ----------
-    model : torch.nn.Module, scikit-learn MLPRegressor, or path or bytes of an ONNX file
-        The trained model; it is never changed. An MLPRegressor may be the last step of a Pipeline, inside a
+    model : torch.nn.Module, scikit-learn MLPRegressor, tree ensemble, or path or bytes of an ONNX file
+        The trained model; it is never changed. Tree ensembles are those of scikit-learn, LightGBM, XGBoost and
+        CatBoost. An MLPRegressor or a tree ensemble may be the last step of a Pipeline, inside a
         TransformedTargetRegressor, or in a FrozenEstimator, which survives cloning in cross-validation. A scikit-learn
         model that is not fitted is fitted on the training rows first.
     method : {"transport", "parity", "exact", "paper"}
@@ -371,7 +372,10 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
     def _adapter(self, data: Data, seed: int | None) -> ModelAdapter:
         """The adapter of the model, which is fitted first when it is a scikit-learn model that is not."""
         try:
-            return adapt(self.model, output=self.output)
+            adapter = adapt(self.model, output=self.output)
+            if adapter.trees and seed is not None:
+                _warn_trees()
+            return adapter
         except NotFittedError:
             if data.is_stream or data.y is None:
                 raise NotFittedError(
@@ -430,6 +434,16 @@ def _warn_set_aside(sample: Sample, least: int) -> None:
             f"only; a group needs `min_group_rows={least}` rows{needed}."
         ),
         stacklevel=3,
+    )
+
+
+def _warn_trees() -> None:
+    warnings.warn(
+        ESVDFairWarning(
+            "Trees fit their training rows closely, so errors and KS distances on those rows are too small. Pass rows "
+            "that the trees were not trained on as `validation=(X, y, sensitive_features)`."
+        ),
+        stacklevel=8,
     )
 
 

@@ -311,7 +311,10 @@ def meet(adapter: ModelAdapter, batches: Batches, *, seed: int = 0, effort: Effo
         head = adapter.head(probe)
     if labels is not None and head.is_affine:
         _notice_logits(adapter, probe, labels)
-    return Setting(adapter, layers, head, batches, None, None, seed, labels is not None, effort or Effort(), probe)
+    effort = effort or Effort()
+    if adapter.ridges is not None and effort.ridges in (Effort().ridges, Effort.quick().ridges):
+        effort = replace(effort, ridges=adapter.ridges)
+    return Setting(adapter, layers, head, batches, None, None, seed, labels is not None, effort, probe)
 
 
 def _notice_logits(adapter: ModelAdapter, probe: Any, labels: Array) -> None:
@@ -385,7 +388,7 @@ def _check_size(layers: Sequence[LinearLayer]) -> None:
 
 def _check_finite(adapter: ModelAdapter, X: Any) -> None:
     # A scikit-learn pipeline may fill in missing values, and says itself when it cannot.
-    if type(adapter.model).__module__.startswith("sklearn"):
+    if adapter.trees or type(adapter.model).__module__.startswith("sklearn"):
         return
     for x in _each(X):
         x = x.data if hasattr(x, "tocsr") else x  # of a sparse matrix what is stored

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sklearn.exceptions import NotFittedError
 
 from esvdfair.core.checks import to_numpy
 from esvdfair.models.base import LinearLayer, ModelAdapter, adapt, find_layer
@@ -19,10 +20,11 @@ def fingerprint(model: Any) -> str:
 
     Parameters
     ----------
-    model : torch.nn.Module, scikit-learn estimator, or path or bytes of an ONNX file
+    model : torch.nn.Module, scikit-learn estimator, tree ensemble, or path or bytes of an ONNX file
         Of an ONNX file without external data it is the SHA-256 of the file; with external data, of the file that holds
         all tensors inside. Of a torch module it covers the classes of all submodules, their parameters and buffers,
-        not the code of ``forward``. Of a scikit-learn estimator it covers parameters and fitted attributes.
+        not the code of ``forward``. Of a scikit-learn estimator it covers parameters and fitted attributes; of a tree
+        ensemble also splits and leaf values.
     """
     if isinstance(model, bytearray):
         model = bytes(model)
@@ -38,10 +40,27 @@ def fingerprint(model: Any) -> str:
 
         core = unwrap(model)
         model = {name: type(module).__qualname__ for name, module in core.named_modules()}, core.state_dict()
+    elif hasattr(model, "__dict__") and (trees := _tree_library(model)) is not None:
+        model = model, trees.content()
     digest = hashlib.sha256()
     for part in _parts(model, ()):
         digest.update(len(part).to_bytes(8, "little") + part)  # the length keeps neighbours apart
     return digest.hexdigest()
+
+
+def _tree_library(model: Any) -> Any:
+    """The trees of a model that is fitted; None where there are none."""
+    from esvdfair.models.base import has_trees
+
+    if not has_trees(model):
+        return None
+    from esvdfair.models.sklearn import levels
+    from esvdfair.models.tree_libraries import open_trees
+
+    try:
+        return open_trees(levels(model)[-1])
+    except NotFittedError:
+        return None
 
 
 def _parts(value: Any, above: tuple[int, ...]) -> Iterator[bytes]:

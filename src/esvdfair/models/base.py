@@ -132,6 +132,8 @@ class ModelAdapter(ABC):
 
     column: Column | None = None
     classes: Sequence[Any] | None = None  # the two that a classifier tells apart, whose score is the prediction
+    ridges: tuple[float, ...] | None = None  # regularisations that suit the model; None for the usual ones
+    trees: bool = False  # whether it is a tree ensemble: it fits its training rows closely, and may take missing values
     _model: Any
 
     @property
@@ -299,7 +301,8 @@ def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
 
     Parameters
     ----------
-    model : torch.nn.Module, fitted scikit-learn network or linear model, or path or bytes of an ONNX file
+    model : torch.nn.Module, fitted scikit-learn network or linear model, tree ensemble of scikit-learn, LightGBM,
+        XGBoost or CatBoost, or path or bytes of an ONNX file
         A scikit-learn model may be the last step of a Pipeline, inside a TransformedTargetRegressor, a FrozenEstimator
         or a GridSearchCV. Of a classifier of two classes the score P(second class | x) is the prediction.
     output : str, int, tuple or callable, optional
@@ -315,7 +318,9 @@ def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
     # By name, so that torch is not imported for those who do not use it.
     origins = {(base.__module__.partition(".")[0], base.__name__) for base in type(model).__mro__}
     adapter: Callable[..., ModelAdapter]
-    if isinstance(model, str | bytes | bytearray | os.PathLike):
+    if has_trees(model):
+        from esvdfair.models.trees import TreeAdapter as adapter
+    elif isinstance(model, str | bytes | bytearray | os.PathLike):
         from esvdfair.models.onnx import OnnxAdapter as adapter
     elif ("torch", "Module") in origins:
         from esvdfair.models.torch import TorchAdapter as adapter
@@ -331,11 +336,22 @@ def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
                     f"cannot repair a {kind} itself; pass the network that it holds: its attribute {holder}."
                 )
         raise TypeError(
-            f"cannot repair a {kind}. Supported are a torch.nn.Module, a scikit-learn MLPRegressor, MLPClassifier or "
-            "linear model (also in a Pipeline, TransformedTargetRegressor, FrozenEstimator or GridSearchCV), and a "
+            f"cannot repair a {kind}. Supported are a torch.nn.Module, a network, linear model or tree ensemble of "
+            "scikit-learn (also in a Pipeline or GridSearchCV), a model of LightGBM, XGBoost or CatBoost, and a "
             "path or the bytes of an ONNX model. The predictions of any other model can be moved by esvdfair.baselines."
         )
     return adapter(model, output=output)
+
+
+def has_trees(model: Any) -> bool:
+    """Whether the model is a tree ensemble, or wraps one."""
+    packages = {base.__module__.partition(".")[0] for base in type(model).__mro__}
+    if not packages & {"sklearn", "lightgbm", "xgboost", "catboost"}:
+        return False
+    from esvdfair.models.sklearn import levels
+
+    homes = ("sklearn.tree.", "sklearn.ensemble.", "lightgbm.", "xgboost.", "catboost.")
+    return any(base.__module__.startswith(homes) for base in type(levels(model)[-1]).__mro__)
 
 
 def first_rows(x: Any) -> Any:

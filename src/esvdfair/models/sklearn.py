@@ -6,7 +6,7 @@ rows. A classifier of two classes is taken for the score P(second class | x) tha
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -59,7 +59,7 @@ class SklearnAdapter(ModelAdapter):
 
     def __init__(self, model: Any, *, output: Any = None) -> None:
         self._model = model
-        self._levels = tuple(_levels(model))
+        self._levels = _known_levels(model)
         for level in self._levels:
             if not getattr(level, "__dict__", {}).keys() >= _LINEAR:  # which need not be scikit-learn's own
                 check_is_fitted(level)
@@ -84,8 +84,6 @@ class SklearnAdapter(ModelAdapter):
         self._activation = (
             str(self._last.out_activation_) if self._network else _link(self._last)
         )  # after the last layer
-        targets = (level for level in reversed(self._levels) if isinstance(level, TransformedTargetRegressor))
-        self._transformers = tuple(level.transformer_ for level in targets)
 
     @property
     def n_features(self) -> int | None:
@@ -179,9 +177,7 @@ class SklearnAdapter(ModelAdapter):
         """Input of the network: what the steps before it make of `x`."""
         if several_inputs(x) is not None:
             raise InputError("`X` is several inputs; a scikit-learn model takes one table.")
-        for level in self._levels:
-            if isinstance(level, Pipeline) and len(level) > 1:
-                x = level[:-1].transform(x)
+        x = before_last(self._levels, x)
         if hasattr(x, "columns") and hasattr(self._last, "feature_names_in_"):
             validate_data(self._last, x, skip_check_array=True, reset=False)  # the names
         table, width = check_features(x), self._whole()[0][0].shape[1]
@@ -192,10 +188,7 @@ class SklearnAdapter(ModelAdapter):
 
     def _finish(self, z: NDArray[Any]) -> NDArray[Any]:
         """Prediction (rows,) of the last layer's output (rows, outputs)."""
-        value = _ACTIVATIONS[self._activation](z)
-        for transformer in self._transformers:
-            value = transformer.inverse_transform(value.reshape(len(z), -1))
-        return self._column_of(value)
+        return self._column_of(finish_target(self._levels, _ACTIVATIONS[self._activation](z)))
 
     def _column_of(self, prediction: Any) -> NDArray[Any]:
         value = np.asarray(prediction)
@@ -204,16 +197,12 @@ class SklearnAdapter(ModelAdapter):
     def _finishing(self) -> str:
         """Name what `_finish` does, for an error."""
         parts = [] if self._activation == "identity" else [self._activation]
-        for transformer in self._transformers:
-            inverse = getattr(transformer, "inverse_func", None)
-            detail = f" with inverse_func={getattr(inverse, '__name__', inverse)}" if inverse is not None else ""
-            parts.append(f"{type(transformer).__name__}.inverse_transform{detail}")
-        return ", ".join(parts) or "nothing"
+        return ", ".join([*parts, *target_steps(self._levels)]) or "nothing"
 
 
 def fit_model(model: Any, x: Any, y: Any, weight: Any = None) -> Any:
     """A fitted clone of a model that is not fitted; a Pipeline hands the weight on to its last step."""
-    steps = "".join(f"{level.steps[-1][0]}__" for level in _levels(model) if isinstance(level, Pipeline))
+    steps = "".join(f"{level.steps[-1][0]}__" for level in levels(model) if isinstance(level, Pipeline))
     return clone(model).fit(x, y, **({} if weight is None else {f"{steps}sample_weight": weight}))
 
 
@@ -277,27 +266,77 @@ def _check_place(columns: int, output: Any) -> int | None:
     return None if columns == 1 else int(output)
 
 
-def _levels(model: Any) -> Iterator[Any]:
-    """Yield the model and what it wraps, down to the one with the layers; `TypeError` if there is none."""
-    level = model
-    while not isinstance(level, _NETWORKS) and not (_is_line(level) and not isinstance(level, RANSACRegressor)):
-        yield level
+def _known_levels(model: Any) -> tuple[Any, ...]:
+    """The model and what it wraps, down to the one with the layers; `TypeError` if there is none."""
+    found = levels(model)
+    if not isinstance(found[-1], _NETWORKS) and not _is_line(found[-1]):
+        inside = "" if len(found) == 1 else f" (inside a {type(model).__name__})"
+        raise TypeError(
+            f"cannot repair a {type(found[-1]).__name__}{inside}, which has no linear layer that is known here. Of "
+            "scikit-learn, networks, linear models and tree ensembles are supported, alone, as last step of a "
+            "Pipeline, or inside a TransformedTargetRegressor, FrozenEstimator or GridSearchCV. Other models: see "
+            "esvdfair.baselines, which change scores."
+        )
+    return found
+
+
+# --- estimators that wrap a model: what they do before it and after it ------------------------------------------------
+
+
+def levels(model: Any) -> tuple[Any, ...]:
+    """The model and what it wraps, down to what is no Pipeline, TransformedTargetRegressor, Frozen or search."""
+    found = [model]
+    while True:
+        level = found[-1]
         if isinstance(level, FrozenEstimator):
-            level = level.estimator
+            found.append(level.estimator)
         elif isinstance(level, Pipeline):
-            level = level.steps[-1][1]
+            found.append(level.steps[-1][1])
         elif isinstance(level, TransformedTargetRegressor):
-            level = getattr(level, "regressor_", level.regressor)
+            found.append(getattr(level, "regressor_", level.regressor))
         elif isinstance(level, GridSearchCV | RandomizedSearchCV):
-            level = getattr(level, "best_estimator_", level.estimator)
+            found.append(getattr(level, "best_estimator_", level.estimator))
         elif isinstance(level, RANSACRegressor):
-            level = getattr(level, "estimator_", level.estimator or linear_model.LinearRegression())
+            found.append(getattr(level, "estimator_", level.estimator or linear_model.LinearRegression()))
         else:
-            inside = "" if level is model else f" (inside a {type(model).__name__})"
-            raise TypeError(
-                f"cannot repair a {type(level).__name__}{inside}, which has no linear layer that is known here: of "
-                "scikit-learn, an MLPRegressor, an MLPClassifier and linear models are supported, alone, as last step "
-                "of a Pipeline, or inside a TransformedTargetRegressor, FrozenEstimator or GridSearchCV. Scores of any "
-                "model, trees too, can be moved by esvdfair.baselines, such as WassersteinBarycenter."
-            )
-    yield level
+            return tuple(found)
+
+
+def before_last(found: tuple[Any, ...], x: Any) -> Any:
+    """What the steps before the last model make of `x`."""
+    for level in found:
+        if isinstance(level, Pipeline) and len(level) > 1:
+            x = level[:-1].transform(x)
+    return x
+
+
+def _transformers(found: tuple[Any, ...]) -> list[Any]:
+    return [level.transformer_ for level in reversed(found) if isinstance(level, TransformedTargetRegressor)]
+
+
+def finish_target(found: tuple[Any, ...], value: NDArray[Any]) -> NDArray[Any]:
+    """What target transformers make of the last model's prediction (rows, outputs)."""
+    for transformer in _transformers(found):
+        value = np.asarray(transformer.inverse_transform(value.reshape(len(value), -1)))
+    return value
+
+
+def target_steps(found: tuple[Any, ...]) -> list[str]:
+    """Names of what `finish_target` does, for an error."""
+    names = []
+    for transformer in _transformers(found):
+        inverse = getattr(transformer, "inverse_func", None)
+        detail = f" with inverse_func={getattr(inverse, '__name__', inverse)}" if inverse is not None else ""
+        names.append(f"{type(transformer).__name__}.inverse_transform{detail}")
+    return names
+
+
+def check_all_fitted(found: tuple[Any, ...]) -> None:
+    """Raise `NotFittedError` unless every wrapper is fitted."""
+    for level in found[:-1]:
+        check_is_fitted(level)
+
+
+def predict_wrapped(model: Any, x: Any, *, scores: bool) -> NDArray[Any]:
+    """What the outer model predicts, with one column; of a classifier the probability of the second class."""
+    return np.asarray(model.predict_proba(x)[:, 1] if scores else model.predict(x)).ravel()

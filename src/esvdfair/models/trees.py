@@ -1,0 +1,258 @@
+"""Tree ensembles as a `ModelAdapter`: the prediction is linear in the leaf values.
+
+An ensemble predicts ``link(base + Σ_t v[leaf_t(x)])``, a last layer with as many inputs as leaves. A few hundred random
+combinations of them are enough. Every leaf is hashed to one of B buckets with a sign (feature hashing), and the layer
+has the inputs
+
+    ψ_j(x) = Σ_t sign[leaf_t(x)] · 1[bucket[leaf_t(x)] = j],  j = 1 … B,   and   f(x) = Σ_t v[leaf_t(x)],
+
+with the weights (0 … 0, 1). New weights (α, s) are written back as ``v' = s·v + sign·α[bucket]``. The layer depends on
+the model alone, so it is the same in every part of the data. Leaves with few training rows would be fitted to those
+rows: all leaves below the lowest ancestor with enough rows share one bucket and one sign. With no more such groups of
+leaves than buckets, each has a bucket of its own.
+"""
+
+import copy
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esvdfair.core.checks import several_inputs, to_numpy
+from esvdfair.exceptions import ESVDFairWarning, InputError
+from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights
+from esvdfair.models.sklearn import before_last, check_all_fitted, finish_target, levels, predict_wrapped, target_steps
+from esvdfair.models.tree_libraries import Tree, TreeLibrary, open_trees
+
+Array = NDArray[np.float64]
+
+BUCKETS = 512
+"""Inputs of the layer, besides f(x)."""
+MIN_ROWS = 40
+"""Training rows of leaves that may change on their own."""
+MIN_ROWS_GROWN = 80
+"""The same where trees are grown until their leaves hold a few rows."""
+GROWN = 10
+"""Training rows in a leaf, on average, below which trees count as fully grown."""
+RIDGES = (1e-3, 0.1, 10.0)
+"""Regularisations that are tried; a layer of counts needs stronger ones than hidden units."""
+
+_LAYER = "leaves"
+_ROWS_AT_ONCE = 1024
+
+
+class TreeAdapter(ModelAdapter):
+    """A tree ensemble, seen through its leaves.
+
+    Parameters
+    ----------
+    model : estimator or booster of LightGBM, XGBoost or CatBoost; tree, forest or gradient boosting of scikit-learn
+        Or a Pipeline, TransformedTargetRegressor, FrozenEstimator or GridSearchCV that ends in one. Fitted. Of a
+        classifier of two classes, the probability of the second is the prediction.
+    output : None
+        A tree ensemble has one output.
+    """
+
+    ridges = RIDGES
+    trees = True
+
+    def __init__(self, model: Any, *, output: Any = None) -> None:
+        if output is not None:
+            raise InputError(f"`output={output!r}` was given, but a tree ensemble has one output. Leave it out.")
+        self._model = model
+        self._levels = levels(model)
+        check_all_fitted(self._levels)
+        self._use(open_trees(self._levels[-1]))
+
+    def _use(self, library: TreeLibrary) -> None:
+        self.library = library
+        self.classes = getattr(library.model, "classes_", None) if library.link == "sigmoid" or library.scores else None
+        self._rows: Any = None  # of which `head` has been found: an edit is checked on them
+        self._codes: NDArray[np.int16] | None = None
+
+    def __reduce__(self) -> Any:
+        return TreeAdapter, (self._model,)
+
+    @property
+    def n_features(self) -> int | None:
+        """Number of columns that the model was fitted on."""
+        width = getattr(self._model, "n_features_in_", None)
+        if width is None and len(self._levels) == 1 and self.library.columns is not None:
+            return len(self.library.columns)
+        return width
+
+    @property
+    def codes(self) -> NDArray[np.int16]:
+        """(nodes,) of each leaf ``sign · (bucket + 1)``."""
+        if self._codes is None:
+            self._codes = _codes(self.library)
+        return self._codes
+
+    def _all_layers(self, x: Any) -> tuple[LinearLayer, ...]:
+        weight = np.zeros((1, BUCKETS + 1))
+        weight[0, -1] = 1
+        return (LinearLayer(_LAYER, 0, weight, np.array([self.library.base])),)
+
+    def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
+        """Features (rows, BUCKETS + 1) of the leaves that the rows reach, and the prediction."""
+        for name in names:
+            self._layer(name)
+        features = self._features(x)
+        return dict.fromkeys(names, features), self._finish(features[:, -1] + self.library.base)
+
+    def leaves(self, x: Any) -> NDArray[np.intp]:
+        """(rows, trees) numbers of the leaves among the nodes of all trees."""
+        if several_inputs(x) is not None:
+            raise InputError("`X` is several inputs; a tree ensemble takes one table.")
+        x = before_last(self._levels, to_numpy(x) if hasattr(x, "detach") else x)
+        return self.library.leaves(x) + self.library.starts[:-1]
+
+    def _features(self, x: Any) -> Array:
+        nodes = self.leaves(x)
+        features = np.empty((len(nodes), BUCKETS + 1))
+        for start in range(0, len(nodes), _ROWS_AT_ONCE):
+            part = nodes[start : start + _ROWS_AT_ONCE]
+            code = self.codes[part]
+            bucket = np.abs(code) - 1 + np.arange(len(part))[:, None] * BUCKETS
+            counts = np.bincount(bucket.ravel(), np.sign(code).ravel(), minlength=len(part) * BUCKETS)
+            features[start : start + len(part), :-1] = counts.reshape(-1, BUCKETS)
+            features[start : start + len(part), -1] = self.library.values[part].sum(axis=1)
+        return features
+
+    def _edited(self, weights: Weights) -> "TreeAdapter":
+        (weight, bias), library = weights[_LAYER], self.library
+        alpha, scale = np.asarray(weight[0, :-1], dtype=np.float64), float(weight[0, -1])
+        values = scale * library.values + np.sign(self.codes) * alpha[np.abs(self.codes) - 1]
+        base = library.base if bias is None else float(bias[0])
+        if library.base_tree is not None:
+            every = library.base_tree < 0
+            part = slice(None) if every else slice(*library.starts[library.base_tree :][:2])
+            values[part] += (base - library.base) / (len(library.sizes) if every else 1)
+            base = library.base
+        twin = TreeAdapter.__new__(TreeAdapter)
+        twin._model = copy.deepcopy(self._model)
+        twin._levels = levels(twin._model)
+        twin._use(library.twin(twin._levels[-1]))
+        twin.library.write(values, base)
+        twin.library.values, twin.library.base, twin._codes = values, base, self.codes
+        if self._rows is not None:
+            self._check_written(twin)
+        twin._check_constraints()
+        return twin
+
+    def _check_written(self, twin: "TreeAdapter") -> None:
+        """Raise unless the copy predicts the sum of the leaf values that were written."""
+        nodes, library = self.leaves(self._rows), twin.library
+        z = library.values[nodes].sum(axis=1) + library.base
+        size = (np.abs(library.values[nodes]).sum(axis=1) + abs(library.base)) * 64 * library.eps
+        with np.errstate(all="ignore"):
+            low, wanted, high = (self._finish(z + step * size) for step in (-1, 0, 1))
+        found = np.asarray(twin._predict(self._rows), dtype=np.float64)
+        wrong = np.abs(found - wanted) > np.abs(high - low) + 64 * library.eps * np.abs(wanted).max()
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise ValueError(
+                f"the edited {type(library.model).__name__} predicts {found[row]:.6g} where its leaves add up to "
+                f"{wanted[row]:.6g}. This version of the library, or an option of the model, is not supported."
+            )
+
+    def _check_constraints(self) -> None:
+        """Warn where new leaf values no longer keep a monotone constraint."""
+        constraints = np.asarray(self.library.constraints, dtype=int)
+        if not constraints.any():
+            return
+        broken: set[int] = set()
+        for tree, values in zip(self.library.trees(), self.library.parts(self.library.values), strict=True):
+            broken |= _broken(tree, values, constraints)
+        if broken:
+            names = self.library.columns
+            columns = ", ".join(repr(names[c]) if names is not None else str(c) for c in sorted(broken))
+            warnings.warn(
+                ESVDFairWarning(
+                    f"The repaired model no longer guarantees the monotone constraint on column {columns}. Check its "
+                    "predictions along that column before you use it."
+                ),
+                stacklevel=4,
+            )
+
+    def _predict(self, x: Any) -> NDArray[Any]:
+        x = to_numpy(x) if hasattr(x, "detach") else x
+        if len(self._levels) == 1:
+            return self.library.predict(x)
+        return predict_wrapped(self._model, x, scores=self.classes is not None)
+
+    def _finish(self, z: Array) -> Array:
+        """Prediction (rows,) of sums of leaf values (rows,)."""
+        return np.asarray(finish_target(self._levels, self.library.finish(z)[:, None])).ravel()
+
+    def _tail(self, rows: Any) -> Tail:
+        self._rows = rows
+        z = (self._features(rows)[:, -1] + self.library.base)[:, None]
+
+        def run(tried: Array) -> tuple[NDArray[Any], NDArray[Any]]:
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a transformer may complain of values beyond its domain
+                return tried, self._finish(tried[:, 0])
+
+        steps = [] if self.library.link == "identity" else [self.library.link]
+        operation = ", ".join([*steps, *target_steps(self._levels)]) or "nothing"
+        return Tail(_LAYER, rows, z, run, operation=operation, eps=self.library.eps)
+
+
+def _codes(library: TreeLibrary) -> NDArray[np.int16]:
+    """(nodes,) ``sign · (bucket + 1)`` of the group of leaves that each node belongs to."""
+    trees = list(library.trees())
+    leaves = sum(np.count_nonzero(tree.left < 0) for tree in trees)
+    grown = sum(tree.rows[0] for tree in trees) < GROWN * leaves
+    owners = [_owner(tree, MIN_ROWS_GROWN if grown else MIN_ROWS) for tree in trees]
+    groups = [np.unique(owner[tree.left < 0]) for tree, owner in zip(trees, owners, strict=True)]
+    codes = np.empty(int(library.starts[-1]), dtype=np.int16)
+    exact = sum(map(len, groups)) <= BUCKETS
+    used = 0
+    for start, owner, group in zip(library.starts, owners, groups, strict=False):
+        if exact:
+            code = np.searchsorted(group, owner).clip(max=len(group) - 1) + used + 1
+            used += len(group)
+        else:
+            number = _mixed((owner + start).astype(np.uint64))
+            code = (number % BUCKETS + 1).astype(np.int16) * np.where(number >> np.uint64(63), 1, -1)
+        codes[start : start + len(owner)] = code
+    return codes
+
+
+def _owner(tree: Tree, least: int) -> NDArray[np.intp]:
+    """(N,) the lowest node at or above each that has so many training rows; each itself where rows are unknown."""
+    nodes = np.arange(len(tree.left))
+    if tree.rows[0] == 0:
+        return nodes
+    owner = np.where(tree.rows >= least, nodes, tree.parent)
+    while not np.array_equal(owner, above := owner[owner]):  # pointers double their length each time
+        owner = above
+    return owner
+
+
+def _mixed(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A fixed pseudo-random number for each number (splitmix64)."""
+    with np.errstate(over="ignore"):
+        z = (number + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _broken(tree: Tree, values: Array, constraints: NDArray[np.int_]) -> set[int]:
+    """Columns with a constraint of which some split has a leaf on the lower side above one on the higher side."""
+    low, high, found = values.copy(), values.copy(), set()
+    for nodes in reversed(tree.levels()):
+        left, right = tree.left[nodes], tree.right[nodes]
+        column = tree.column[nodes]
+        sign = np.where(
+            (column >= 0) & (column < len(constraints)), constraints[column.clip(0, len(constraints) - 1)], 0
+        )
+        slack = 1e-9 * (np.abs(high[left]) + np.abs(high[right]))
+        falls = ((sign > 0) & (high[left] > low[right] + slack)) | ((sign < 0) & (low[left] < high[right] - slack))
+        found |= set(column[falls].tolist())
+        low[nodes], high[nodes] = np.minimum(low[left], low[right]), np.maximum(high[left], high[right])
+    return found
