@@ -218,6 +218,13 @@ def test_readme():
     assert isinstance(names["gentler"], nn.Sequential)
 
 
+def test_guide_for_trees(quick, tmp_path):
+    pytest.importorskip("lightgbm", reason="needs the extra esvdfair[lightgbm]")
+    names = run_all("docs/trees.md", {})
+    assert names["fair"].summary_["ks_after"] < names["fair"].summary_["ks_before"]
+    assert (tmp_path / "fair.txt").stat().st_size > 1000
+
+
 def test_guide_for_python(few, quick):
     from matplotlib import pyplot
 

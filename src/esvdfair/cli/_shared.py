@@ -26,7 +26,7 @@ from esvdfair.tables import Progress, Roles, TableBatches, TableRows, open_table
 from esvdfair.text import WIDEST, printable, some_names, to_json
 
 if TYPE_CHECKING:
-    from esvdfair.models.onnx import OnnxAdapter
+    from esvdfair.models import ModelAdapter
 
 AUDITED_ROWS = 1_000_000
 """Rows that a command holds at once to measure predictions; a sample stands for a larger file."""
@@ -53,7 +53,7 @@ class Reading:
     min_group_rows: int = 30
 
     def table(
-        self, path: Path, *models: "OnnxAdapter", min_groups: int = 2, progress: Progress | None = None
+        self, path: Path, *models: "ModelAdapter", min_groups: int = 2, progress: Progress | None = None
     ) -> TableBatches:
         """The rows of a file of any size; an error lists both sides where one of the models takes other columns."""
 
@@ -75,7 +75,7 @@ class Reading:
         return table
 
     def tables(
-        self, data: Path, validation: Path | None, *models: "OnnxAdapter", progress: Progress | None = None
+        self, data: Path, validation: Path | None, *models: "ModelAdapter", progress: Progress | None = None
     ) -> tuple[TableBatches, TableBatches | None]:
         """The rows that fit and those that judge, if they have a file; their inputs are the same columns, by name."""
         rows = self.table(data, *models, progress=progress)
@@ -152,7 +152,7 @@ _EXPORTS = (
 """How a model comes to ONNX, by the end of its file's name."""
 
 
-def load_model(path: Path, output: str | None) -> "OnnxAdapter":
+def load_model(path: Path, output: str | None) -> "ModelAdapter":
     """Read a model.
 
     Raises
@@ -161,12 +161,12 @@ def load_model(path: Path, output: str | None) -> "OnnxAdapter":
         The file is no ONNX regressor; of a table the error says that the model comes first, of a model in another
         format how to export it.
     """
-    from esvdfair.models.onnx import OnnxAdapter
+    from esvdfair.models import adapt
 
     if path.exists() and not path.is_file() and not path.is_dir():
         raise ValueError(f"{str(path)!r} is a pipe or a device; save the model to a file first.")
     try:
-        return OnnxAdapter(path, output=output)
+        return adapt(path, output=output)
     except ValueError:
         if how := _EXPORTS.get(path.suffix.lower()):
             raise ValueError(
@@ -182,6 +182,10 @@ def load_model(path: Path, output: str | None) -> "OnnxAdapter":
 
 def model_files(path: Path) -> list[Path]:
     """A model file and the files with its external data."""
+    from esvdfair.models.tree_files import tree_format
+
+    if tree_format(path) is not None:
+        return [path]
     from esvdfair.models.onnx_files import external_files
 
     return [path, *(path.parent / name for name in external_files(path))]

@@ -13,6 +13,7 @@ from esvdfair.text import interval, label_text, number, percent, share
 if TYPE_CHECKING:
     from esvdfair.audit import Audit
     from esvdfair.explain import Directions, LayerScan, People
+    from esvdfair.tables.table import TableRows
 
 
 @click.command()
@@ -194,6 +195,11 @@ def explain(
     with cli.at_work(3) as work:
         work.step("reading")
         models = [cli.load_model(path, output) for path in (model, repaired) if path is not None]
+        if models[0].trees:
+            rows = cli.some_rows(reading.of_large_groups().table(data, *models), cli.EXPLAINED_ROWS, seed=seed)
+            work.step("splitting the difference in means")
+            _explain_trees(model, rows, top=top, as_json=as_json)
+            return
         layers = models[0].layers()
         which = find_layer(layers, max(-2, -len(layers)) if layer is None else layer).name
         whole, judging = reading.of_large_groups().tables(data, validation, *models, progress=work.read)
@@ -222,6 +228,21 @@ def explain(
     click.echo(_directions(directions, rows.attribute))
     if people is not None:
         click.echo("\n" + _people(people, rows.attribute))
+
+
+def _explain_trees(model: Path, rows: "TableRows", *, top: int, as_json: bool) -> None:
+    """Print which columns and trees the difference in means comes from."""
+    from esvdfair.explain import explain_trees
+
+    found = explain_trees(str(model), rows.X, sensitive_features=rows.groups, sample_weight=rows.weight)
+    if as_json:
+        cli.print_json(asdict(found))
+        return
+    names = " − ".join(map(label_text, found.groups))
+    click.echo(f"Difference in means, before the model's link, {names}: {number(found.mean_gap)}. By input column:\n")
+    whole = found.mean_gap or 1.0
+    lines = [[name, number(part), percent(part / whole)] for name, part in found.columns[:top]]
+    click.echo(cli.table(["column", "difference", "share"], lines))
 
 
 def _layers(scan: "LayerScan") -> str:

@@ -162,10 +162,15 @@ class Done:
 
 def _save_model(done: Done, place: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Write the repaired model; the SHA-256 of each file of the model before, and of this one."""
-    from esvdfair.models.onnx import save_model
+    from esvdfair.models.tree_files import tree_format
 
-    one_file = len(done.fair.estimator_) <= ONE_FILE
-    save_model(done.fair.estimator_, place, like=None if one_file else done.model)
+    if tree_format(done.fair.estimator_) is not None:
+        place.write_bytes(done.fair.estimator_)
+    else:
+        from esvdfair.models.onnx import save_model
+
+        one_file = len(done.fair.estimator_) <= ONE_FILE
+        save_model(done.fair.estimator_, place, like=None if one_file else done.model)
     before, after = (
         {str(path.relative_to(file.parent)): sha256_of(path) for path in cli.model_files(file)}
         for file in (done.model, place)

@@ -3,6 +3,7 @@
 from esvdfair.explain.directions import Direction, Directions, explain_directions
 from esvdfair.explain.layers import LayerGap, LayerScan, scan_layers
 from esvdfair.explain.people import GroupChange, Mover, People, explain_people
+from esvdfair.explain.trees import TreeGap, explain_trees
 
 __all__ = [
     "Direction",
@@ -12,7 +13,9 @@ __all__ = [
     "LayerScan",
     "Mover",
     "People",
+    "TreeGap",
     "explain_directions",
     "explain_people",
+    "explain_trees",
     "scan_layers",
 ]

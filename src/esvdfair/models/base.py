@@ -302,7 +302,7 @@ def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
     Parameters
     ----------
     model : torch.nn.Module, fitted scikit-learn network or linear model, tree ensemble of scikit-learn, LightGBM,
-        XGBoost or CatBoost, or path or bytes of an ONNX file
+        XGBoost or CatBoost, or path or bytes of an ONNX file or of a file of these three libraries
         A scikit-learn model may be the last step of a Pipeline, inside a TransformedTargetRegressor, a FrozenEstimator
         or a GridSearchCV. Of a classifier of two classes the score P(second class | x) is the prediction.
     output : str, int, tuple or callable, optional
@@ -321,6 +321,10 @@ def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
     if has_trees(model):
         from esvdfair.models.trees import TreeAdapter as adapter
     elif isinstance(model, str | bytes | bytearray | os.PathLike):
+        from esvdfair.models.tree_files import TreeFileAdapter, tree_format
+
+        if tree_format(model) is not None:
+            return TreeFileAdapter(model, output=output)
         from esvdfair.models.onnx import OnnxAdapter as adapter
     elif ("torch", "Module") in origins:
         from esvdfair.models.torch import TorchAdapter as adapter

@@ -465,7 +465,9 @@ class XGBoostTrees(TreeLibrary):
     def _matrix(self, x: Any) -> Any:
         import xgboost
 
-        names = None if hasattr(x, "columns") else self._booster.feature_names
+        names = self._booster.feature_names
+        if hasattr(x, "columns"):
+            x, names = (x.to_numpy(), None) if names is None else (x, None)
         return xgboost.DMatrix(x, feature_names=names, enable_categorical=True)
 
     def write(self, values: Array, base: float) -> None:

@@ -78,7 +78,7 @@ class TreeAdapter(ModelAdapter):
     @property
     def n_features(self) -> int | None:
         """Number of columns that the model was fitted on."""
-        width = getattr(self._model, "n_features_in_", None)
+        width = getattr(self._model, "n_features_in_", None) or None  # 0 of a CatBoost model from a file
         if width is None and len(self._levels) == 1 and self.library.columns is not None:
             return len(self.library.columns)
         return width
@@ -131,7 +131,7 @@ class TreeAdapter(ModelAdapter):
             part = slice(None) if every else slice(*library.starts[library.base_tree :][:2])
             values[part] += (base - library.base) / (len(library.sizes) if every else 1)
             base = library.base
-        twin = TreeAdapter.__new__(TreeAdapter)
+        twin = self._twin()
         twin._model = copy.deepcopy(self._model)
         twin._levels = levels(twin._model)
         twin._use(library.twin(twin._levels[-1]))
@@ -141,6 +141,9 @@ class TreeAdapter(ModelAdapter):
             self._check_written(twin)
         twin._check_constraints()
         return twin
+
+    def _twin(self) -> "TreeAdapter":
+        return TreeAdapter.__new__(TreeAdapter)
 
     def _check_written(self, twin: "TreeAdapter") -> None:
         """Raise unless the copy predicts the sum of the leaf values that were written."""
