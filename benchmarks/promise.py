@@ -314,9 +314,13 @@ RACES = "African-American", "Caucasian"
 def races(draws: int, seed: int) -> Iterator[Row]:
     """COMPAS by race, six groups, next to the repair of the two largest alone; a row for each seed.
 
-    ``alone`` and ``pair`` are the population KS between the two largest groups, estimated on test rows.
+    ``alone`` and ``pair`` are the population KS between the two largest groups, estimated on test rows. No rows where
+    the file is not at hand.
     """
-    compas, table = load("compas", "clean"), pd.read_csv(locate(COMPAS))
+    try:
+        compas, table = load("compas", "clean"), pd.read_csv(locate(COMPAS))
+    except FileNotFoundError:
+        return
     race = table.loc[table[list(DATES)].notna().all(axis=1), "race"].to_numpy()
     x, y = compas.X.to_numpy(float), compas.y.to_numpy(float)
     for i in range(seed + 1, seed + 1 + draws):
@@ -421,11 +425,11 @@ def write_tables(rows: Path, document: Path) -> None:
     """Put the tables of the saved rows into the document, each below the comment that names it."""
     text = document.read_text(encoding="utf-8")
     for part, make in TABLES.items():
-        if (rows / f"{part}.csv").exists():
-            head, *lines = make(read(rows / f"{part}.csv"))
+        if (rows / f"{part}.csv").exists() and (found := read(rows / f"{part}.csv")):
+            head, *lines = make(found)
             table = "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
             pattern = rf"(?m)(^<!-- promise.py {part} -->\n\n)(?:\|.*\n)*"
-            text = re.sub(pattern, lambda found, table=table: f"{found[1]}{table}\n", text)
+            text = re.sub(pattern, lambda match, table=table: f"{match[1]}{table}\n", text)
     document.write_text(text, encoding="utf-8")
 
 

@@ -247,6 +247,14 @@ def test_validation_rows_that_are_training_rows_warn_and_cannot_certify(index, k
         apart(data, again, 0.9)
 
 
+def test_a_part_of_copies_among_new_rows_is_found_too():
+    data, new = drawn(1000, 0), drawn(300, 1)
+    mixed = Data(*(np.concatenate([getattr(part, name) for part in (some(data, slice(200)), new)])
+                   for name in ("X", "y", "sensitive_features")))  # fmt: skip
+    with pytest.raises(ValueError, match="200 of 500 rows of `validation` are also in `X`"):
+        apart(data, mixed, 0.9)
+
+
 def test_new_rows_are_apart_and_so_are_the_same_inputs_with_other_labels():
     data = drawn(1000, 0)
     apart(data, drawn(1000, 1), 0.9)

@@ -196,7 +196,9 @@ def test_promises_are_checked_and_their_tables_written(monkeypatch, tmp_path):
     monkeypatch.setattr(promise, "FALLING", (600, 200))
     monkeypatch.setattr(promise, "load", lambda *_: (_ for _ in ()).throw(FileNotFoundError))
     document = tmp_path / "document.md"
-    document.write_text("".join(f"<!-- promise.py {part} -->\n\n| old |\n\n" for part in promise.PARTS))
+    document.write_text(
+        "".join(f"<!-- promise.py {part} -->\n\n| old |\n\n" for part in promise.PARTS if part != "races")
+    )
     monkeypatch.setattr(
         sys, "argv", ["promise.py", "--draws", "3", "--out", str(tmp_path), "--document", str(document)]
     )
@@ -212,6 +214,18 @@ def test_promises_are_checked_and_their_tables_written(monkeypatch, tmp_path):
     assert "old" not in text
     assert text.count("| --- |") >= len(promise.PARTS)
     assert "| 400 / 400 / 3 | 1.6 |" in text
+
+
+def test_the_saved_rows_keep_what_decision_3_promises(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import promise
+
+    groups, races = (promise.read(promise.ROWS / f"{part}.csv") for part in ("groups", "races"))
+    assert sum(row["decisions"] for row in groups) >= 1000
+    assert max(row["excess"] for row in groups) <= 0.02
+    assert all(row["false"] <= 0.1 for row in groups)
+    assert np.mean([row["pair"] - row["alone"] for row in races]) <= 0.02
+    assert promise.races_table(races)[-1][1].startswith("-0.011")
 
 
 def test_a_row_that_looks_bad_is_measured_anew_with_other_draws(monkeypatch):

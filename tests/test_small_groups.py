@@ -52,7 +52,7 @@ def without():
     return gap(fair.predict)
 
 
-@pytest.mark.filterwarnings("ignore:.*(set aside|cannot be told)")
+@pytest.mark.filterwarnings("ignore:.*(set aside|below the noise level)")
 @pytest.mark.parametrize("shift", [0.0, 2.0], ids=["no gap of its own", "a gap of its own"])
 @pytest.mark.parametrize("small", [3, 6, 40, 100, 200])
 def test_a_small_group_neither_hides_nor_unrepairs_the_gap_of_large_ones(without, small, shift):
@@ -110,7 +110,7 @@ def test_rows_of_a_group_set_aside_are_in_the_error():
     )
 
 
-@pytest.mark.filterwarnings("ignore:.*cannot be told")
+@pytest.mark.filterwarnings("ignore:.*below the noise level")
 def test_everybody_is_compared_where_two_rows_are_enough():
     X, y, group = people(60, large=1000)
     fair = repair(X, y, group, min_group_rows=2)

@@ -11,7 +11,7 @@ from sklearn.preprocessing import StandardScaler
 
 from esvdfair import Effort, ESVDFair
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(keeps .* of the variance|cannot be told|No candidate meets)")
+pytestmark = pytest.mark.filterwarnings("ignore:.*(keeps .* of the variance|below the noise level|No candidate meets)")
 
 SCALES = [1e-6, 1e-3, 1e3, 1e6]
 

@@ -319,8 +319,8 @@ def make_batches(
 def check_apart(training: Batches, validation: Batches | None, confidence: float | None) -> None:
     """Warn if validation rows are training rows, inputs and labels alike; with a confidence, raise.
 
-    Only rows in memory are compared. Some rows coincide in discrete data: a validation row counts as a copy only
-    where most do and most training rows are like no other, or where all rows are the same.
+    Only rows in memory are compared. Some rows coincide in discrete data: they count as copies where clearly more do
+    than by chance and most training rows are like no other, or where all rows are the same.
     """
     if not isinstance(training, ArrayBatches) or not isinstance(validation, ArrayBatches):
         return
@@ -330,7 +330,8 @@ def check_apart(training: Batches, validation: Batches | None, confidence: float
     repeated = int(np.isin(asked, known).sum())
     _, counts = np.unique(known, return_counts=True)
     by_chance = counts[counts > 1].sum() / len(known)  # of a row from the same population
-    copied = by_chance < 0.5 and repeated / len(asked) - by_chance > 0.5 * (1 - by_chance)
+    noise = np.sqrt(by_chance * (1 - by_chance) * (1 / len(asked) + 1 / len(known)))
+    copied = by_chance < 0.5 and repeated / len(asked) - by_chance > max(0.1 * (1 - by_chance), 5 * noise)
     if not copied and not (len(asked) == len(known) and np.array_equal(np.sort(asked), np.sort(known))):
         return
     words = (

@@ -28,7 +28,6 @@ from esvdfair.core.ks import (
     adjusted_weights,
     ks_between,
     outside_support,
-    rows_to_certify,
     upper_bound,
 )
 from esvdfair.core.pairs import Comparison, Pairs, meets, rising
@@ -799,26 +798,19 @@ def _fairest_within(curve: Curve, increase: float) -> CurvePoint:
 
 def _warn_missed(curve: Curve, point: CurvePoint, target_ks: float) -> None:
     """Why the target is not met, what was taken instead, and what would help."""
-    told, rows = curve.told(target_ks), f"{curve.evaluated_on} rows"
+    told, rows = curve.told(target_ks), _rows_text(curve)
     taken = (
         "the original model is returned"
         if point is curve.untouched
         else f"the repaired model has an estimated population KS of {point.ks_population:.3f} and error {point.mse:.4g}"
     )
-    if curve.confidence is not None:
-        fairest = min(curve.points, key=lambda p: (p.ks_population, p.mse))
-        needed = rows_to_certify(
-            fairest.ks_population, target_ks=target_ks, confidence=curve.confidence, method=curve.certificate
-        )
-        more = "No number of rows would do, since no estimate is below the target."
-        if np.isfinite(needed):
-            more = f"About {needed / min(curve.pair_rows):.1f} times as many {rows} would be needed."
+    if point.ks_certified is not None and point.ks_certified > target_ks:
         said = (
             f"No candidate can be certified to meet `target_ks={target_ks:g}` at `confidence={curve.confidence:g}` on "
-            f"the {rows}; {taken}. {more}"
+            f"the {rows}; {taken}. {_rows_that_certify(curve, target_ks)}"
         )
     elif not told.all():
-        said = f"{_untold(curve, target_ks)}; {taken}."
+        said = f"{_below_noise(curve, target_ks)}; {taken}."
         if told.any() and max(np.asarray(point.ks_pairs)[told]) > target_ks:
             said += " Among the other pairs no candidate meets it either."
     else:
@@ -829,16 +821,38 @@ def _warn_missed(curve: Curve, point: CurvePoint, target_ks: float) -> None:
     _warn(said)
 
 
-def _untold(curve: Curve, target_ks: float) -> str:
-    """For which pairs a target cannot be told, and how many rows would tell."""
+def _rows_text(curve: Curve) -> str:
+    return {"heldout": "held-out", "train": "training"}.get(curve.evaluated_on, curve.evaluated_on) + " rows"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.1f}" if factor < 10 else f"{factor:,.0f}" if factor < 1e4 else "more than 10,000"
+
+
+def _rows_that_certify(curve: Curve, target_ks: float) -> str:
+    """How many more rows a certificate needs: a bound exceeds its estimate by a margin that falls as 1/√rows."""
+    margins = [
+        (p.ks_certified - p.ks_population) / (target_ks - p.ks_population)
+        for p in curve.points
+        if p.ks_certified is not None and p.ks_population < target_ks
+    ]
+    if not margins:
+        return "No number of rows would do, since no estimate is below the target."
+    return f"About {_times(min(margins) ** 2)} times as many {_rows_text(curve)} would be needed."
+
+
+def _below_noise(curve: Curve, target_ks: float) -> str:
+    """For which pairs a target is below the noise level, and how many rows would resolve it."""
     told, floors = curve.told(target_ks), np.asarray(curve.pair_floors)
     worst = int(floors.argmax())
-    more = floors[worst] ** 2 / max(target_ks, 1e-6) ** 2
     pair = " and ".join(label_text(label) for label in curve.pairs[worst])
-    which = "any pair of groups" if not told.any() else f"{np.count_nonzero(~told)} of {len(told)} pairs of groups"
+    which = "every pair of groups" if not told.any() else f"{np.count_nonzero(~told)} of {len(told)} pairs of groups"
+    needed = "No number of rows resolves a target of 0"
+    if target_ks > 0:
+        needed = f"About {_times((floors[worst] / target_ks) ** 2)} times as many rows would resolve it"
     return (
-        f"`target_ks={target_ks:g}` cannot be told for {which}: chance alone shows a KS of {floors[worst]:.3f} between "
-        f"{pair} on the {curve.evaluated_on} rows, and about {more:.1f} times as many of them would be needed"
+        f"`target_ks={target_ks:g}` is below the noise level of {which}: chance alone gives a KS of about "
+        f"{floors[worst]:.3f} between {pair} on the {_rows_text(curve)}. {needed}"
     )
 
 
@@ -850,7 +864,7 @@ def _warn_useless(curve: Curve, point: CurvePoint, *, least: float) -> None:
     if point.mse > untouched.mse and point.ks > untouched.ks:
         _warn(
             f"The repaired model is worse than the original in both error ({untouched.mse:.4g} to {point.mse:.4g}) and "
-            f"KS ({untouched.ks:.3f} to {point.ks:.3f}) on the {curve.evaluated_on} rows. Pass `target_ks` to keep the "
+            f"KS ({untouched.ks:.3f} to {point.ks:.3f}) on the {_rows_text(curve)}. Pass `target_ks` to keep the "
             "original where nothing is better."
         )
     elif point.constant or (untouched.r2 > 0 and point.r2 < least * untouched.r2):
@@ -893,12 +907,12 @@ def decided_by(curve: Curve, point: CurvePoint, *, target_ks: float | None, max_
     if target_ks is None:
         return "the original model" if point.target == UNTOUCHED else "no target"
     if not curve.meets(point, target_ks):
-        if curve.confidence is not None:
+        if point.ks_certified is not None and point.ks_certified > target_ks:
             return "none can be certified: among the fairest"
         told = curve.told(target_ks)
         if not told.all():
             few = f"{np.count_nonzero(~told)} of {len(told)} pairs of groups"
-            return f"the target cannot be told for {'any pair of groups' if not told.any() else few}"
+            return f"the target is below the noise level of {'every pair of groups' if not told.any() else few}"
         return "none meets the target: among the fairest"
     if point.target == UNTOUCHED:
         return "the original model meets the target"
