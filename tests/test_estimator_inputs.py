@@ -445,6 +445,7 @@ def test_batches_may_be_tables_of_polars():
     sex = rng.integers(0, 2, 400)
     X = rng.normal(size=(400, 2)) + sex[:, None]
     y = X.sum(axis=1) + rng.normal(size=400)
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)).double()
     with torch.no_grad():
         model[2].bias += float(y.mean())
