@@ -329,14 +329,17 @@ class Head:
     """What maps the layer's output z to the prediction: ``p = offset + scale · g(inner_scale · z + inner_offset)``.
 
     g is one of identity, sigmoid, softplus, exp. That covers a plain output, a standardised target, a sigmoid with
-    temperature, `expm1`, and a log target that was standardised as well. Refits work on z, scores are taken on p.
+    temperature, `expm1`, and a log target that was standardised as well. Any other monotone function (relu, clamp,
+    tanh, a quantile transformer) is kept as points between which it is linear. Refits work on z, scores are taken on
+    p: a monotone head never increases the KS distance.
 
     Parameters
     ----------
-    kind : {"identity", "affine", "sigmoid", "softplus", "exp"}
+    kind : {"identity", "affine", "sigmoid", "softplus", "exp", "monotone"}
         Which g. "identity" and "affine" share one g; "identity" promises that p is z. A negative scale, or a
         negative inner scale, makes a decreasing head.
     scale, offset, inner_scale, inner_offset : float
+    knots : of "monotone", z in rising order and p, which rises or falls; the outer pieces go on beyond them
 
     Examples
     --------
@@ -349,18 +352,26 @@ class Head:
     offset: float = 0.0
     inner_scale: float = 1.0
     inner_offset: float = 0.0
+    knots: tuple[Array, Array] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
+        if self.kind not in KINDS and self.knots is None:
             raise ValueError(f"kind of head must be one of {', '.join(KINDS)}; got {self.kind!r}.")
 
     def apply(self, z: Any) -> Array:
         """Prediction for outputs `z` of the last linear layer, any shape, in float64."""
+        if self.knots is not None:
+            z = np.asarray(z, dtype=np.float64)
+            piece, slopes = self._piece(z)
+            return np.asarray(self.knots[1][piece] + slopes[piece] * (z - self.knots[0][piece]))
         function, _ = _FUNCTIONS[self.kind]
         return self.offset + self.scale * function(self._inner(z))
 
     def derivative(self, z: Any) -> Array:
         """Derivative dp/dz at `z`, same shape."""
+        if self.knots is not None:
+            piece, slopes = self._piece(np.asarray(z, dtype=np.float64))
+            return np.asarray(slopes[piece])
         _, derivative = _FUNCTIONS[self.kind]
         return self.scale * self.inner_scale * derivative(self._inner(z))
 
@@ -379,8 +390,17 @@ class Head:
         """Outputs of the last linear layer that give these predictions.
 
         Predictions at or beyond the range of the head (0 and 1 of a sigmoid) are first moved inside it, by a thousandth
-        of their own spread at most and never past those that lie inside, so that the result is finite.
+        of their own spread at most and never past those that lie inside, so that the result is finite. Of many outputs
+        that give one prediction (a relu), the result is the one next to the others, or in the middle.
         """
+        if self.knots is not None:
+            sign = 1.0 if self.knots[1][-1] >= self.knots[1][0] else -1.0
+            values = sign * self.knots[1]
+            levels = np.unique(values)
+            first, last = (np.searchsorted(values, levels, side) for side in ("left", "right"))
+            first[0], last[-1] = last[0] - 1, first[-1] + 1
+            middles = (self.knots[0][first] + self.knots[0][last - 1]) / 2
+            return np.interp(sign * np.asarray(prediction, dtype=np.float64), levels, middles)
         g = (np.asarray(prediction, dtype=np.float64) - self.offset) / self.scale
         if self.kind == "sigmoid":
             g = np.clip(g, _smallest_inside(g), 1 - _smallest_inside(1 - g))
@@ -393,6 +413,12 @@ class Head:
         else:
             u = g
         return np.asarray((u - self.inner_offset) / self.inner_scale)
+
+    def _piece(self, z: Array) -> tuple[NDArray[np.intp], Array]:
+        """On which piece between knots each output is, and the slopes of the pieces."""
+        assert self.knots is not None
+        at, values = self.knots
+        return np.clip(np.searchsorted(at, z, side="right") - 1, 0, len(at) - 2), np.diff(values) / np.diff(at)
 
     def _inner(self, z: Any) -> Array:
         return self.inner_scale * np.asarray(z, dtype=np.float64) + self.inner_offset

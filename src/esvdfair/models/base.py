@@ -228,10 +228,13 @@ class ModelAdapter(ABC):
             )
         if tail.joined is not None:
             raise ValueError(_bypassed(tail.layer, repr(tail.joined)))
-        if not tail.kinds:
-            raise ValueError(_unsupported(tail.operation))
         outputs = tail.output.reshape(len(tail.output), -1)
         points = probe_points(column.read(outputs.T))
+
+        def run(points: Array) -> tuple[NDArray[Any], NDArray[Any]]:
+            z, prediction = tail.run(column.outputs(outputs, points).reshape(-1, *shape[1:]))
+            return column.read(z.reshape(len(z), -1).T)[0], prediction
+
         tried = column.outputs(outputs, points).reshape(-1, *shape[1:])
         z, prediction = tail.run(tried)
         eps = tail.eps or _spacing(z, prediction)
@@ -244,7 +247,7 @@ class ModelAdapter(ABC):
         if "identity" in tail.kinds and np.array_equal(z, prediction):
             head = Head("identity")
         else:
-            head = find_head(z, prediction, kinds=tail.kinds, operation=tail.operation, eps=eps)
+            head = find_head(z, prediction, kinds=tail.kinds, operation=tail.operation, eps=eps, run=run)
         self._check_rows(rows, eps)
         self._check_captured(rows, head, eps)
         return head
@@ -454,9 +457,8 @@ def rounded(layer: str, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
 
 # --- what stands between the last linear layer and the prediction -----------------------------------------------------
 
-# What torch and ONNX call the operations that may stand in a head, in lower case. Whether together they make one of the
-# known kinds is found numerically; anything else (clamp, relu, tanh, where) is refused even if it is idle on every
-# point that was tried.
+# What torch and ONNX call the operations that make the known kinds of head, in lower case. Whether together they make
+# one of them is found numerically; with anything else (clamp, relu, tanh, where) the head is some monotone function.
 _MOVES = frozenset({  # move numbers about and leave them as they are
     "view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "squeeze", "unsqueeze", "select", "slice", "t",
     "transpose", "permute", "expand", "clone", "alias", "identity", "detach", "_to_copy", "cast", "castlike", "copy",
@@ -473,13 +475,15 @@ _PARTS = frozenset({  # a curve can be put together of them
     "softmax",
 })  # fmt: skip
 
+_QUANTILES = 64  # of a batch, the first of the points at which a head is looked at
+_MAX_KNOTS = 20_000  # of a head that is followed point by point
 _MIN_POINTS = 8  # different outputs of the last layer, to tell which head follows it
 
 
 def name_operations(operations: Iterable[str]) -> tuple[str, Sequence[str]]:
     """Operations as an error names them, and the kinds of head that they can make.
 
-    Those that cannot stand in a head are named alone, and make no kind.
+    Those that are in no known kind are named alone, and make none.
     """
     names = [name for name in dict.fromkeys(operations) if name.lower() not in _MOVES]
     foreign = [name for name in names if name.lower() not in _LINES | _CURVES | _PARTS]
@@ -505,7 +509,7 @@ def probe_points(z: Any) -> Array:
         flat = np.zeros(1)
     low, high = float(flat.min()), float(flat.max())
     middle, reach = (low + high) / 2, max(1.5 * (high - low), 4.0)
-    inside = np.quantile(flat, np.linspace(0.0, 1.0, 64))
+    inside = np.quantile(flat, np.linspace(0.0, 1.0, _QUANTILES))
     beyond = np.linspace(middle - reach, middle + reach, 64)
     return np.concatenate([inside, beyond, np.linspace(-8.0, 8.0, 64)])
 
@@ -546,12 +550,14 @@ def find_head(
     kinds: Sequence[str] = KINDS,
     operation: str = "an unknown operation",
     eps: float | None = None,
+    run: Callable[[Array], tuple[NDArray[Any], NDArray[Any]]] | None = None,
 ) -> Head:
     """Find the head, of some kinds, that maps outputs of the last layer `z` (n,) to `prediction` (n,).
 
     `operation`, what the adapter knows to stand between the two, is named in the error. `eps` is the relative spacing
-    of the arithmetic that made `prediction` (0.0078 for bfloat16; by default the coarser of the two dtypes). That no
-    kind fits, that `z` varies too little to tell, or `prediction` not at all, is a `ValueError`.
+    of the arithmetic that made `prediction` (0.0078 for bfloat16; by default the coarser of the two dtypes). `run` is
+    the head itself, which is followed point by point where no kind fits. That it is not monotone, that `z` varies too
+    little to tell, or `prediction` not at all, is a `ValueError`.
     """
     eps = eps or _spacing(z, prediction)
     # Some dozens of roundings, but few of bfloat16's, which are 0.8 % each; and torch's softplus is the identity above
@@ -561,7 +567,10 @@ def find_head(
     usable = np.isfinite(z) & ~np.isinf(p)  # inf is an overflow of the model's dtype
     z, p = z[usable], p[usable]
     if np.isnan(p).any():  # a logarithm or a root, outside its domain
-        raise ValueError(_unsupported(operation))
+        raise ValueError(
+            f"the prediction is made from the last linear layer's output by {operation}, which is NaN for "
+            f"{z[np.isnan(p)][0]:.3g}. Use one that is defined everywhere, such as exp or a QuantileTransformer."
+        )
     if np.unique(z).size < _MIN_POINTS:
         raise ValueError(
             f"the last linear layer gives {np.unique(z).size} different outputs on this batch; telling which "
@@ -587,15 +596,52 @@ def find_head(
                     f"{' from '.join(sorted(shapes))} as the head of the model. Pass rows that differ more."
                 )
             return close[0]
-    raise ValueError(_unsupported(operation))
+    followed = None if run is None else _follow(run, z, eps)
+    if followed is None:
+        raise ValueError(_unsupported(operation))
+    return followed
 
 
 def _unsupported(operation: str) -> str:
     return (
-        f"the prediction is made from the last linear layer's output by {operation}; only {', '.join(KINDS)} "
-        "(each up to an affine map) are supported, because a refit works before the head and is scored after it. "
-        "Take that operation out of the model and apply it to the predictions yourself."
+        f"the prediction is made from the last linear layer's output by {operation}, which is not continuous and "
+        "monotone. Take that operation out of the model and apply it to the predictions yourself."
     )
+
+
+def _follow(run: Callable[[Array], tuple[NDArray[Any], NDArray[Any]]], z: Array, eps: float) -> Head | None:
+    """A monotone head as points, so many that lines between them are right to 3e-7; None if it is not monotone."""
+    spread, (z, p) = run(z[:_QUANTILES])[1].astype(np.float64), _in_order(run, z)
+    middle, scale = float(np.median(spread)), float(np.ptp(spread)) or 1e-3 * float(np.ptp(p))
+    tolerance, narrow = max(3e-7, min(64 * eps, 0.02)), 16 * eps * float(np.abs(z).max())
+    open_pieces = np.ones(len(z) - 1, dtype=bool)
+    for _ in range(50):
+        wide = np.flatnonzero(open_pieces & (np.diff(z) > narrow))
+        if not wide.size or len(z) > _MAX_KNOTS:
+            break
+        between = z[wide] + 0.382 * np.diff(z)[wide]  # not the middle, where an odd function is on its chord
+        new_z, new_p = (np.asarray(found, dtype=np.float64).ravel() for found in run(between))
+        allowed = tolerance * np.maximum(scale, np.abs(new_p - middle))
+        miss = (np.abs(new_p - np.interp(new_z, z, p)) > allowed) & (new_z > z[wide]) & (new_z < z[wide + 1])
+        at = wide[miss] + 1
+        z, p = np.insert(z, at, new_z[miss]), np.insert(p, at, new_p[miss])
+        inserted = at + np.arange(len(at))
+        open_pieces = np.zeros(len(z) - 1, dtype=bool)
+        open_pieces[inserted] = open_pieces[inserted - 1] = True
+    jumps = (np.diff(z) <= narrow) & (np.abs(np.diff(p)) > 0.01 * scale)  # which the coarse dtypes have everywhere
+    if jumps.any() and eps < 1e-4:
+        return None
+    falls = p[-1] < p[0]
+    rising = np.maximum.accumulate(-p if falls else p)
+    if np.max((rising - (-p if falls else p)) / np.maximum(scale, np.abs(p - middle))) > tolerance:
+        return None
+    return Head("monotone", knots=(z, -rising if falls else rising))
+
+
+def _in_order(run: Callable[[Array], tuple[NDArray[Any], NDArray[Any]]], points: Array) -> tuple[Array, Array]:
+    z, p = (np.asarray(found, dtype=np.float64).ravel() for found in run(np.unique(points)))
+    z, first = np.unique(z, return_index=True)
+    return z, p[first]
 
 
 def _bypassed(layer: str, operation: str) -> str:
