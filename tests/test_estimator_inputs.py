@@ -326,15 +326,6 @@ def test_a_grid_search_gives_its_best_estimator():
     assert not np.array_equal(fair.predict(X), search.predict(X))
 
 
-def test_skorch_is_told_which_attribute_holds_the_network():
-    class NeuralNetRegressor:
-        module_ = network()
-
-    X, y, sex = small()
-    with pytest.raises(TypeError, match="its attribute module_"):
-        ESVDFair(NeuralNetRegressor()).fit(X, y, sensitive_features=sex)
-
-
 def test_a_lightning_trainer_is_named():
     class Trainer:
         lightning_module = network()

@@ -11,7 +11,6 @@ import pytest
 import scipy.sparse
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from sklearn.base import BaseEstimator
 from sklearn.ensemble import AdaBoostRegressor
 from sklearn.neighbors import KNeighborsRegressor
 from sklearn.neural_network import MLPRegressor
@@ -99,14 +98,6 @@ def test_unsupported_type_names_the_supported(model):
 def test_other_sklearn_models_are_unsupported(model):
     with pytest.raises(TypeError, match=r"(KNeighbors|AdaBoost)Regressor.*esvdfair\.baselines"):
         adapt(model)
-
-
-def test_a_model_of_skorch_names_the_network_inside():
-    class NeuralNetRegressor(BaseEstimator):
-        module_ = torch.nn.Linear(2, 1)
-
-    with pytest.raises(TypeError, match=r"NeuralNetRegressor itself; pass the network that it holds: .* module_"):
-        adapt(NeuralNetRegressor())
 
 
 @pytest.mark.parametrize("model", ["model.onnx", b"\x08", bytearray(b"\x08"), __import__("pathlib").Path("m.onnx")])

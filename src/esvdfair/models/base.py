@@ -331,13 +331,17 @@ def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
         from esvdfair.models.onnx import OnnxAdapter as adapter
     elif ("torch", "Module") in origins:
         from esvdfair.models.torch import TorchAdapter as adapter
-    elif (("sklearn", "BaseEstimator") in origins and not hasattr(model, "module_")) or (  # skorch's are estimators too
+    elif ("sklearn", "BaseEstimator") in origins or (
         hasattr(model, "predict") and getattr(model, "__dict__", {}).keys() >= {"coef_", "intercept_"}
     ):
         from esvdfair.models.sklearn import SklearnAdapter as adapter
+        from esvdfair.models.sklearn import is_skorch, levels
+
+        if is_skorch(levels(model)[-1]):
+            from esvdfair.models.skorch import SkorchAdapter as adapter
     else:
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
-        for holder in ("module_", "lightning_module", "model"):  # skorch, Lightning's and Hugging Face's trainers
+        for holder in ("lightning_module", "model"):  # Lightning's and Hugging Face's trainers
             if hasattr(getattr(model, holder, None), "state_dict"):
                 raise TypeError(
                     f"cannot repair a {kind} itself; pass the network that it holds: its attribute {holder}."

@@ -248,6 +248,11 @@ def _link(model: Any) -> str:
     return "exp" if isinstance(model, linear_model.PoissonRegressor | linear_model.GammaRegressor) else "identity"
 
 
+def is_skorch(model: Any) -> bool:
+    """Whether a model is a network of skorch, which is an estimator too."""
+    return any(base.__module__.startswith("skorch.") for base in type(model).__mro__)
+
+
 def _is_line(model: Any) -> bool:
     """Whether a model has one linear layer and keeps its coefficients; if not fitted, scikit-learn's are known."""
     known = isinstance(model, LinearSVR | PLSRegression) or type(model).__module__.startswith("sklearn.linear_model")
