@@ -34,8 +34,8 @@ class SkorchAdapter(TorchAdapter):
             )
         if any(isinstance(level, TransformedTargetRegressor) for level in self._levels):
             raise TypeError(
-                f"cannot repair a {type(net).__name__} inside a TransformedTargetRegressor. Transform the target in the "
-                "network, or before it is fitted."
+                f"cannot repair a {type(net).__name__} inside a TransformedTargetRegressor. Transform the target "
+                "in the network, or before it is fitted."
             )
         super().__init__(net.module_, output=output)
 
@@ -59,8 +59,8 @@ class SkorchAdapter(TorchAdapter):
     def _edited(self, weights: Weights) -> "SkorchAdapter":
         edited, wrapper = super()._edited(weights), copy.deepcopy(self._wrapper)
         levels(wrapper)[-1].module_.load_state_dict(edited.model.state_dict())
-        twin = SkorchAdapter(wrapper, output=self._output)
-        twin._added = self._added
+        twin = SkorchAdapter.__new__(SkorchAdapter)
+        twin.__setstate__(self.__getstate__() | {"model": wrapper})
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
