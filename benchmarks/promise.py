@@ -383,38 +383,46 @@ def read(path: Path) -> list[Row]:
 
 
 def interval_table(rows: list[Row]) -> list[list[str]]:
-    """The worst of the populations of a setting."""
-    cells = [["judging rows", "covers, least", "above, most", "below, most", *(f"false at {c:g}" for c in CONFIDENCES)]]
-    settings = dict.fromkeys(row["rows"] for row in rows)
-    for setting, mine in [(s, [r for r in rows if r["rows"] == s]) for s in settings] + [("all", rows)]:
+    """The worst of the populations of settings of a kind; the file has them one by one."""
+
+    def kind(row: Row) -> str:
+        return "with weights" if "σ" in row["rows"] else "two groups" if row["rows"].count("/") == 1 else "four groups"
+
+    cells = [
+        ["validation rows", "covers, least", "above, most", "below, most", *(f"false at {c:g}" for c in CONFIDENCES)]
+    ]
+    for name in dict.fromkeys(map(kind, rows)):
+        mine = [row for row in rows if kind(row) == name]
         least = min(mine, key=lambda row: row["covers"])
         worst = [max(row[name] for row in mine) for name in ("above", "below", "normal_0.95", "normal_0.9")]
         error = np.sqrt(least["covers"] * (1 - least["covers"]) / least["draws"])
-        cells.append([setting, f"{least['covers']:.3f} ± {error:.3f}", *(f"{value:.3f}" for value in worst)])
+        cells.append([name, f"{least['covers']:.3f} ± {error:.3f}", *(f"{value:.3f}" for value in worst)])
     return cells
 
 
 def groups_table(rows: list[Row]) -> list[list[str]]:
-    """A line for each population; the worst of all at the end."""
-    names, shares = ("alone", "pair", "excess"), ("over", "met", "false", "beyond")
-    head = ["rows", "gap of the last", "pair without it", "pair with it", "excess", "above .02"]
-    cells = [[*head, "claims met", "false by .02", "false at all"]]
+    """A line for each size of the large groups, over the small ones beside them; all at the end."""
+    shares = ("over", "met", "false", "beyond")
+    cells = [["rows", "excess, most", "above .02", "claims met", "false by .02", "false at all"]]
+    parts: dict[str, list[Row]] = {}
     for row in rows:
-        shown = [f"{row[name]:.3f} ± {row[f'{name} ±']:.3f}" for name in names]
-        cells.append([row["sizes"], f"{row['gap']:g}", *shown, *(f"{row[name]:.2f}" for name in shares)])
-    decisions, worst = sum(row["decisions"] for row in rows), max(row["excess"] for row in rows)
-    total = [f"{sum(row[name] * row['decisions'] for row in rows) / decisions:.3f}" for name in shares]
-    cells.append([f"all, {decisions:g} decisions", "", "", "", f"most {worst:.3f}", *total])
+        parts.setdefault(row["sizes"].rsplit(" / ", 1)[0], []).append(row)
+    for name, mine in [*parts.items(), ("", rows)]:
+        sizes = dict.fromkeys(row["sizes"].rsplit(" / ", 1)[1] for row in (mine[0], mine[-1]))
+        count = sum(row["decisions"] for row in mine)
+        means = [f"{sum(row[share] * row['decisions'] for row in mine) / count:.3f}" for share in shares]
+        shown = f"{name} / {' to '.join(sizes)}" if name else f"all, {count:g} decisions"
+        cells.append([shown, f"{max(row['excess'] for row in mine):.3f}", *means])
     return cells
 
 
 def fit_table(rows: list[Row]) -> list[list[str]]:
     """Means and Monte-Carlo errors; the share of fits that claim the target in brackets."""
-    head = [f"KS / {t:g} (claims met)" for t in TARGETS]
+    head = [f"KS / {t:g} (claims met)" for t in TARGETS[::2]]
     cells = [["data", "training", "validation", *head, "false certificates at 90%, most (none, least)"]]
     for row in rows:
         line = [row["data"], f"{row['fitting']:g}", f"{row['judging']:g}"]
-        for t in TARGETS:
+        for t in TARGETS[::2]:
             line.append(f"{row[f'ratio {t:g}']:.2f} ± {row[f'ratio {t:g} ±']:.2f} ({row[f'met {t:g}']:.0%})")
         false, none = max(row[f"false {t:g}"] for t in TARGETS), min(row[f"none {t:g}"] for t in TARGETS)
         cells.append([*line, f"{false:.3f} ({none:.2f})"])
