@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from esvdfair import ESVDFair, ESVDFairWarning, ks_distance
-from esvdfair.sample import Effort
+from esvdfair.methods import Effort
 from reproduction.config import Training
 from reproduction.network import train_network
 
@@ -33,7 +33,7 @@ def main() -> None:
     warnings.simplefilter("ignore", ESVDFairWarning)
     efforts = {
         "bounded": Effort(),
-        "all rows": replace(Effort(), training_rows=2 * ROWS, judging_rows=2 * ROWS, transport_rows=ROWS),
+        "all rows": replace(Effort(), kept_rows=2 * ROWS, transport_rows=ROWS),
     }
     x, y, group = make_rows(ROWS, 0)
     fresh, label, its_group = make_rows(FRESH, 1)

@@ -18,7 +18,6 @@ from scipy.optimize import brentq, fsolve
 from torch import nn
 
 from esvdfair.baselines import GroupPredictor, PrivateHistogram, WassersteinBarycenter
-from esvdfair.batches import Data
 from esvdfair.core import gaps
 from esvdfair.core.edits import LayerEdit, edit_mean_paper, shrink_mean, solve_covariance
 from esvdfair.core.metrics import ks_population
@@ -28,9 +27,9 @@ from esvdfair.core.quadratic import Fit, finetune
 from esvdfair.curve import Curve, judge
 from esvdfair.estimator import ESVDFair
 from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.methods import Candidates, Refits
+from esvdfair.methods import Candidates, Effort, Problem, Refits, make_problem
 from esvdfair.models import adapt
-from esvdfair.sample import Effort, Sample, draw, prepare
+from esvdfair.summary import summarise
 from reproduction import network as nets
 from reproduction.config import Experiment, Part, Variant
 from reproduction.network import Trained, linear, predict, run_through
@@ -120,11 +119,14 @@ def optimum(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
     yield Outcome(Variant("optimum", level=1.0), eta_there)
 
 
-def sample_of(network: nn.Sequential, trained: Trained, effort: Effort | None = None) -> Sample:
+def sample_of(network: nn.Sequential, trained: Trained, effort: Effort | None = None) -> Problem:
     """What the network makes of the training rows, which fit, and of the validation rows, which judge."""
     rows = trained.split.train
-    data, validation = Data(rows.X, rows.y, rows.sensitive_features), trained.split.validation
-    return draw(prepare(adapt(network), data, validation=validation, seed=trained.seed, effort=effort))
+    parts = [
+        summarise(network, X, y, sensitive_features=a, rows=(effort or Effort()).kept_rows)
+        for X, y, a in ((rows.X, rows.y, rows.sensitive_features), trained.split.validation)
+    ]
+    return make_problem(*parts, seed=trained.seed)
 
 
 # --- the repairs ---------------------------------------------------------------------------------------------------

@@ -63,11 +63,6 @@ def test_a_shard_without_rows_has_no_batches(groups):
     assert gather(make_batches(Data(np.zeros((0, 3)), np.zeros(0), groups))) == []
 
 
-def test_an_iterator_can_be_read_once():
-    with pytest.raises(ValueError, match="only once"):
-        make_batches(Data(iter([(np.ones((2, 2)), None, [0, 1])])))
-
-
 @pytest.mark.parametrize(
     "item", [(np.ones((2, 2)), None), np.ones((2, 2)), (1, 2, 3, 4, 5, 6)], ids=["two", "array", "six"]
 )

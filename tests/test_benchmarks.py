@@ -11,7 +11,7 @@ import pytest
 from esvdfair.core.edits import edit_paper
 from esvdfair.core.moments import GroupMoments
 from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.sample import Effort
+from esvdfair.methods import Effort
 
 pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
 pytest.importorskip("onnxruntime", reason="needs the extra esvdfair[onnx]")

@@ -14,10 +14,9 @@ from esvdfair.batches import Rows
 from esvdfair.core import pairs
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.quadratic import Fit, Head
-from esvdfair.curve import Judging, choose, judge, measurable, summarise
-from esvdfair.methods import UNTOUCHED, Candidates
+from esvdfair.curve import Judging, choose, judge, make_report, measurable
+from esvdfair.methods import UNTOUCHED, Candidates, Problem
 from esvdfair.models.base import LinearLayer
-from esvdfair.sample import Sample
 
 
 def make_rows(n=400, seed=0, weight=None):
@@ -34,7 +33,7 @@ def predictions(rows, shifts, seed=1):
 
 def sample_of(judging, training, judged_on="heldout"):
     layer = LinearLayer("last", 0, np.zeros((1, 1)), None)
-    return Sample(("a", "b"), GroupMoments(), layer, Head("identity"), training, judging, judged_on, "labels")
+    return Problem(("a", "b"), GroupMoments(), layer, Head("identity"), training, judging, judged_on, "labels")
 
 
 class Weight:
@@ -91,7 +90,7 @@ def test_a_summary_measures_the_judging_rows_before_and_after():
     rows = make_rows()
     curve = make([0.5])
     p = predictions(rows, [0.5])[:, 0]
-    found = summarise(sample_of(rows, rows), p, curve, curve.points[0], method="parity", target_ks=None)
+    found = make_report(sample_of(rows, rows), p, curve, curve.points[0], method="parity", target_ks=None)
     groups = [p[rows.codes == c] for c in (0, 1)]
     errors = [(p - rows.y)[rows.codes == c] for c in (0, 1)]
     assert found["mean_gap_after"] == pytest.approx(abs(groups[0].mean() - groups[1].mean()))
@@ -326,5 +325,5 @@ def test_a_summary_is_json():
     rows = make_rows()
     curve = make([0.5], confidence=0.9)
     p = predictions(rows, [0.5])[:, 0]
-    found = summarise(sample_of(rows, rows), p, curve, curve.points[0], method="parity", target_ks=0.1)
+    found = make_report(sample_of(rows, rows), p, curve, curve.points[0], method="parity", target_ks=0.1)
     assert json.loads(json.dumps(found))["certified"] is False

@@ -361,7 +361,7 @@ def test_batches_give_what_arrays_give(model, data, method):
 
 
 def test_a_spent_iterator_is_explained(model):
-    with pytest.raises(ValueError, match="read only once"):
+    with pytest.raises(ValueError, match="no rows to fit on"):
         ESVDFair(model).fit(iter([]))
 
 

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from threadpoolctl import ThreadpoolController
 
-from esvdfair.batches import Data
-from esvdfair.models import adapt
-from esvdfair.sample import WIDE, few_threads, prepare
+from esvdfair.summary import WIDE, few_threads, summarise
 
 torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
 
@@ -85,7 +83,7 @@ def test_looking_at_the_model_is_limited_too():
     network[0].register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
     rng = np.random.default_rng(0)
     X = rng.normal(size=(40, 3)).astype(np.float32)
-    prepare(adapt(network), Data(X, X.sum(axis=1), np.arange(40) % 2))
+    summarise(network, X, X.sum(axis=1), sensitive_features=np.arange(40) % 2)
     assert set(seen) == {1}
 
 

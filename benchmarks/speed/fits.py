@@ -18,7 +18,7 @@ from esvdfair.core.edits import edit_paper
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.parity import ParityProblem
 from esvdfair.core.quadratic import FeatureSpace, Quadratic
-from esvdfair.sample import Effort
+from esvdfair.methods import Effort
 from reproduction.config import Training
 from reproduction.datasets import load
 from reproduction.network import train
@@ -249,7 +249,13 @@ def _shares(profile: cProfile.Profile) -> list[float]:
         if function in FACTORISATIONS and file in ("_decomp.py", "_decomp_svd.py", "_decomp_cholesky.py", "_linalg.py")
     )
     judging = entries["curve.py", "judge"]
-    known = [model, moments, entries["sample.py", "draw"] - model - moments, factorisations, judging]
+    known = [
+        model,
+        moments,
+        entries["summary.py", "gather"] + entries["methods.py", "make_problem"] - model - moments,
+        factorisations,
+        judging,
+    ]
     return [part / total for part in [*known, total - sum(known)]]
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from esvdfair.cutoffs import Decisions, decisions
     from esvdfair.estimator import ESVDFair, fit_curve
     from esvdfair.exceptions import ESVDFairWarning
-    from esvdfair.sample import Effort
+    from esvdfair.methods import Effort
+    from esvdfair.summary import Summary, summarise
 
 __version__ = "0.1.0"
 
@@ -33,9 +34,10 @@ _HOMES = {
     "Decisions": "cutoffs",
     "ESVDFair": "estimator",
     "ESVDFairWarning": "exceptions",
-    "Effort": "sample",
+    "Effort": "methods",
     "GroupMoments": "core.moments",
     "LayerEdit": "core.edits",
+    "Summary": "summary",
     "decisions": "cutoffs",
     "demographic_parity_ks": "core.metrics",
     "fit_curve": "estimator",
@@ -47,6 +49,7 @@ _HOMES = {
     "ks_null_quantile": "core.metrics",
     "ks_population": "core.metrics",
     "mean_gap": "core.metrics",
+    "summarise": "summary",
     "variance_gap": "core.metrics",
     "wasserstein_distance": "core.metrics",
 }
@@ -60,6 +63,7 @@ __all__ = [
     "Effort",
     "GroupMoments",
     "LayerEdit",
+    "Summary",
     "decisions",
     "demographic_parity_ks",
     "fit_curve",
@@ -71,6 +75,7 @@ __all__ = [
     "ks_null_quantile",
     "ks_population",
     "mean_gap",
+    "summarise",
     "variance_gap",
     "wasserstein_distance",
 ]

@@ -1,8 +1,4 @@
-"""Rows: as they come, in batches that can be read again; which are held out, and which stay, by a hash of their number.
-
-Anything that holds rows becomes `Batch`es; a `Keeper` keeps a bounded number of rows at the input of the last layer, as
-`Rows`.
-"""
+"""Anything that holds rows -> `Batch`es; what identifies a row, and which rows are held out, by a hash of it."""
 
 import hashlib
 import warnings
@@ -25,9 +21,7 @@ from esvdfair.core.checks import (
     row_count,
     row_slice,
     several_inputs,
-    sort_key,
     take,
-    take_rows,
     to_numpy,
 )
 from esvdfair.core.ks import label_parts, make_cells, split_cell
@@ -84,17 +78,13 @@ class Batch:
     labels: tuple[Label, ...]
     codes: NDArray[np.intp]
     weight: Array | None
-    row_id: NDArray[np.int64]
+    row_id: NDArray[Any]
     group_parts: int = 0
 
     @property
-    def group_codes(self) -> NDArray[np.intp]:
-        """(rows,) positions among the groups, also where ``codes`` are of cells."""
-        if not self.group_parts:
-            return self.codes
-        groups = [group_of(cell, self.group_parts) for cell in self.labels]
-        known = sorted(set(groups), key=sort_key)
-        return np.array([known.index(group) for group in groups], dtype=np.intp)[self.codes]
+    def groups(self) -> list[Label]:
+        """The group of every one of ``labels``."""
+        return [split_cell(label, self.group_parts)[0] if self.group_parts else label for label in self.labels]
 
     def take(self, index: NDArray[np.intp]) -> "Batch":
         """Some of the rows."""
@@ -114,19 +104,18 @@ class ArrayBatches:
         missing: str = "error",
         batch_size: int = 8192,
         classes: Sequence[Any] | None = None,
+        row_id: Any = None,
+        part: int | str = 0,
     ) -> None:
         self.rows = row_count(data.X)
         self._x, self._batch_size = data.X, batch_size
+        self._row_id = row_ids(row_id, part, 0, self.rows)
         self._columns = _columns(data, missing, classes)
 
     def __iter__(self) -> Iterator[Batch]:
         for start in range(0, self.rows, self._batch_size):
             stop = min(start + self._batch_size, self.rows)
             yield self._batch(row_slice(self._x, start, stop), start, stop)
-
-    def whole(self) -> Batch:
-        """All rows, without their inputs."""
-        return self._batch(None, 0, self.rows)
 
     def row_hashes(self) -> NDArray[np.uint64] | None:
         """A number for every row, equal for equal inputs and labels; None where inputs cannot be compared."""
@@ -142,7 +131,7 @@ class ArrayBatches:
             labels,
             codes[part],
             None if weight is None else weight[part],
-            np.arange(start, stop),
+            self._row_id[part],
             group_parts,
         )
 
@@ -206,8 +195,10 @@ class StreamBatches:
     :class:`Batch`, which is taken as it is.
     """
 
-    def __init__(self, source: Any, *, missing: str = "error", classes: Sequence[Any] | None = None) -> None:
-        self._source, self._missing, self._classes = source, missing, classes
+    def __init__(
+        self, source: Any, *, missing: str = "error", classes: Sequence[Any] | None = None, part: int | str = 0
+    ) -> None:
+        self._source, self._missing, self._classes, self._part = source, missing, classes, part
 
     def __iter__(self) -> Iterator[Batch]:
         start = 0
@@ -224,7 +215,7 @@ class StreamBatches:
             raise ValueError(f"a batch must be (X, y, sensitive[, weight[, control]]); got {got}.")
         data = Data(as_pandas(item[0]), *item[1:])
         y, labels, codes, weight, group_parts = _columns(data, self._missing, self._classes)
-        row_id = np.arange(start, start + row_count(data.X))
+        row_id = row_ids(None, self._part, start, row_count(data.X))
         return Batch(data.X, y, labels, codes, weight, row_id, group_parts)
 
 
@@ -279,17 +270,19 @@ def make_batches(
     *,
     missing: str = "error",
     batch_size: int = 8192,
-    name: str = "X",
     classes: Sequence[Any] | None = None,
+    row_id: Any = None,
+    part: int | str = 0,
 ) -> Batches:
-    """Rows in memory or a stream of them, as batches that can be read again; ``name`` is what errors call them.
+    """Rows in memory or a stream of them, as batches.
 
-    With ``classes``, two of them, y becomes 1 for the second and 0 for the first.
+    With ``classes``, two of them, y becomes 1 for the second and 0 for the first. ``row_id`` and ``part`` identify the
+    rows (:func:`row_ids`).
 
     Raises
     ------
     ValueError
-        A stream with columns beside it, or one that can be read only once; rows in memory without groups.
+        A stream with columns beside it; rows in memory without groups.
     """
     data = data if data.is_stream else replace(data, X=as_rows(data.X))
     if not data.is_stream:
@@ -298,19 +291,20 @@ def make_batches(
                 "sensitive_features is missing; parity is between groups, so fit needs one label for each row: "
                 "fit(X, y, sensitive_features=a). Prediction will not need it."
             )
-        return ArrayBatches(data, missing=missing, batch_size=batch_size, classes=classes)
+        return ArrayBatches(data, missing=missing, batch_size=batch_size, classes=classes, row_id=row_id, part=part)
     beside = [field.name for field in fields(data)[1:] if getattr(data, field.name) is not None]
+    beside += [] if row_id is None else ["row_id"]
     if beside:
         raise ValueError(
             f"X yields batches, yet {' and '.join(beside)} came beside it; a shuffled loader would misalign them "
             "silently. Yield (X, y, sensitive[, weight[, control]]) batches instead."
         )
-    if not callable(data.X) and iter(data.X) is data.X:
-        raise ValueError(
-            f"{name} is an iterator, which can be read only once. Pass arrays, a DataLoader, or a function that makes "
-            "the iterator."
-        )
-    return StreamBatches(data.X, missing=missing, classes=classes)
+    return StreamBatches(data.X, missing=missing, classes=classes, part=part)
+
+
+def is_read_once(x: Any) -> bool:
+    """Whether x is an iterator, which can be read only once."""
+    return is_stream(x) and not callable(x) and iter(x) is x
 
 
 # --- validation rows that are training rows ---------------------------------------------------------------------------
@@ -374,7 +368,32 @@ def _mixed(values: NDArray[Any]) -> NDArray[np.uint64]:
     return words ^ (words >> np.uint64(29))
 
 
-def row_key(row_id: NDArray[np.int64], seed: int) -> Array:
+def row_ids(row_id: Any, part: int | str, start: int, rows: int) -> NDArray[np.uint64]:
+    """(rows,) what identifies each row: its ``row_id`` or, without one, the part and its position there.
+
+    A whole number i is the row at position i of part 0; texts are hashed.
+    """
+    if row_id is None:
+        offset = 0 if part == 0 else _hashed(repr(part))
+        with np.errstate(over="ignore"):
+            return np.arange(start, start + rows, dtype=np.uint64) + np.uint64(offset)
+    values = to_numpy(row_id)
+    if values.shape != (rows,):
+        raise InputError(f"`row_id` has shape {values.shape}; expected ({rows},), one id for each row.")
+    if values.dtype == object:
+        values = np.array(values.tolist())
+    if values.dtype.kind in "iu":
+        return values.astype(np.uint64)
+    if values.dtype.kind not in "US":
+        raise InputError(f"`row_id` contains values of type {values.dtype}; pass whole numbers or texts, none missing.")
+    return np.array([_hashed(str(value)) for value in values.tolist()], dtype=np.uint64)
+
+
+def _hashed(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def row_key(row_id: NDArray[Any], seed: int) -> Array:
     """A number in [0, 1) for every row, from its global index and the seed alone (splitmix64).
 
     Does not depend on how rows are batched or ordered, so the held-out rows and the bounded sample do not either.
@@ -387,7 +406,7 @@ def row_key(row_id: NDArray[np.int64], seed: int) -> Array:
     return (z >> np.uint64(11)).astype(np.float64) / 2.0**53
 
 
-Splitter = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
+Splitter = Callable[[NDArray[Any]], NDArray[np.bool_]]
 
 
 def held_out(fraction: float, seed: int) -> Splitter:
@@ -396,27 +415,6 @@ def held_out(fraction: float, seed: int) -> Splitter:
 
 
 # --- rows that stay ------------------------------------------------------------------------------------------------
-
-
-def group_of(label: Label, group_parts: int) -> Label:
-    """The group of a cell; of a group itself, when there are no strata."""
-    return split_cell(label, group_parts)[0] if group_parts else label
-
-
-class Digest:
-    """Tells rows in one order from other rows, and from the same in another order, however they are batched."""
-
-    def __init__(self) -> None:
-        self._codes, self._labels = hashlib.sha256(), hashlib.sha256()
-
-    def add(self, batch: Batch) -> "Digest":
-        self._codes.update(batch.group_codes.tobytes())
-        self._labels.update(b"" if batch.y is None else batch.y.tobytes())
-        return self
-
-    @property
-    def value(self) -> bytes:
-        return self._codes.digest() + self._labels.digest()
 
 
 @dataclass(frozen=True)
@@ -428,11 +426,10 @@ class Rows:
     features : (n, p) inputs of the layer, in the dtype of the model
     prediction : (n,) what the model predicts for them
     y : (n,) labels; the untouched model's own predictions when there are none
-    codes : (n,) groups, positions in ``Sample.labels``
+    codes : (n,) groups, positions in a list of labels
     weight : (n,) sample weights, scaled up where a group was sampled
     adjusted, strata : (n,) where gaps are adjusted, the weights that give all groups the same mix of strata, and those
-    kept_of : the `Digest` of all rows, in their order, that these were kept of
-    inner : (n, q) inputs of a hidden layer, where these are kept too
+    id : (n,) what identifies each row (:func:`row_ids`)
     """
 
     features: NDArray[Any]
@@ -442,8 +439,7 @@ class Rows:
     weight: Array
     adjusted: Array | None = None
     strata: NDArray[np.intp] | None = None
-    kept_of: bytes = b""
-    inner: NDArray[Any] | None = None
+    id: NDArray[np.uint64] | None = None
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -455,143 +451,18 @@ class Rows:
 
     def take(self, index: NDArray[Any]) -> "Rows":
         """Some of the rows."""
-        adjusted, strata = (None if column is None else column[index] for column in (self.adjusted, self.strata))
-        return Rows(
-            self.features[index], self.prediction[index], self.y[index], self.codes[index], self.weight[index],
-            adjusted=adjusted, strata=strata,
-        )  # fmt: skip
+        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        taken: dict[str, Any] = {name: None if v is None else v[index] for name, v in columns.items()}
+        return Rows(**taken)
+
+    def joined(self, other: "Rows") -> "Rows":
+        """These rows, and then others."""
+        pairs = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+        columns: dict[str, Any] = {n: None if pair[0] is None else np.concatenate(pair) for n, pair in pairs.items()}
+        return Rows(**columns)
 
     @classmethod
     def none(cls, width: int) -> "Rows":
         """No rows, of so many features."""
         empty = np.zeros(0)
         return cls(np.zeros((0, width)), empty, empty, np.zeros(0, dtype=np.intp), empty)
-
-
-class Keeper:
-    """Of every group the rows with the smallest hash keys: all, or some if a group has more than ``bound / groups``.
-
-    Rows stand in arrays with room to spare: one array for each batch would leave holes between the large ones that come
-    and go, and the process would grow with the number of rows though it holds no more of them. Where all rows are known
-    beforehand (:meth:`expect`) each is copied once, straight to where it belongs.
-
-    Parameters
-    ----------
-    bound : so many rows may stay, shared equally by the groups
-    few : so many of each group do when not all rows can; None for as many as may
-    """
-
-    def __init__(self, bound: int, seed: int, *, few: int | None = None) -> None:
-        self.counts: dict[Label, tuple[int, float]] = {}  # rows and Σw of every group
-        self.keeps_all: bool | None = None  # of the rows that it is given; None where that is not known beforehand
-        self._bound, self._few, self._seed = bound, bound if few is None else few, seed
-        self._groups: dict[Label, int] = {}  # their numbers, in the order in which they came
-        self._threshold = np.zeros(0)  # of each group: rows with a larger key cannot be among the smallest any more
-        self._columns: list[NDArray[Any]] = []  # key, group, prediction, y, weight, features of one layer or two
-        self._size = 0
-        self._places: NDArray[np.intp] | None = None  # of the rows to come, -1 for those that do not stay
-
-    def expect(self, batch: Batch, chosen: NDArray[np.bool_]) -> None:
-        """Tell all rows that will come, in the order in which they will, and which are chosen."""
-        index = np.flatnonzero(chosen if batch.weight is None else chosen & (batch.weight > 0))
-        group = self._numbers(batch.labels)[batch.codes[index]]
-        counts = np.bincount(group)
-        share = self._share(counts[counts > 0].tolist())
-        stays = _smallest(group, row_key(batch.row_id[index], self._seed + 1), share)
-        self._places, self._size = np.full(len(chosen), -1), len(stays)
-        self._places[index[stays]] = np.arange(len(stays))
-        self.keeps_all = len(stays) == len(index)
-
-    def add(self, batch: Batch, chosen: NDArray[np.bool_], features: Sequence[Any], prediction: Any, y: Array) -> None:
-        """Keep some of the chosen rows: the inputs of the last layer and, before them, those of a hidden one."""
-        weight = np.ones(len(chosen)) if batch.weight is None else batch.weight
-        chosen = chosen & (weight > 0)
-        code = batch.codes[chosen]
-        rows, total = np.bincount(code), np.bincount(code, weight[chosen])
-        for i in np.flatnonzero(rows):
-            self._count(batch.labels[i], int(rows[i]), float(total[i]))
-        key = row_key(batch.row_id, self._seed + 1)  # another hash than that of the split
-        group = self._numbers(batch.labels)[batch.codes]
-        if self._places is None:
-            index = np.flatnonzero(chosen & (key < self._threshold[group]))
-            places = np.arange(self._size, self._size + len(index))
-            self._size += len(index)
-        else:
-            here, self._places = self._places[: len(chosen)], self._places[len(chosen) :]
-            index = np.flatnonzero(here >= 0)
-            places = here[index]
-        columns = [key, group, prediction, y, weight, *features]
-        for start in range(0, len(index), BLOCK_ROWS):
-            part = slice(start, start + BLOCK_ROWS)
-            self._put(places[part], [take_rows(column, index[part]) for column in columns])
-        if self._places is None:
-            self._prune()
-
-    def _numbers(self, labels: tuple[Label, ...]) -> NDArray[np.intp]:
-        numbers = np.array([self._groups.setdefault(label, len(self._groups)) for label in labels], dtype=np.intp)
-        self._threshold = np.append(self._threshold, np.ones(len(self._groups) - len(self._threshold)))
-        return numbers
-
-    def _count(self, label: Label, rows: int, weight: float) -> None:
-        before = self.counts.get(label, (0, 0.0))
-        self.counts[label] = before[0] + rows, before[1] + weight
-
-    def _share(self, counts: Sequence[int]) -> int:
-        """How many rows of each group stay, when they have so many."""
-        groups = max(len(counts), 2)
-        share = max(self._bound // groups, 1)
-        return share if max(counts, default=0) <= share else min(self._few, share)
-
-    def _put(self, places: NDArray[np.intp], columns: list[NDArray[Any]]) -> None:
-        """Copy rows in."""
-        columns[2] = columns[2].astype(np.float64)
-        self._columns = self._columns or [column[:0] for column in columns]
-        for i, (room, column) in enumerate(zip(self._columns, columns, strict=True)):
-            dtype = np.result_type(room, column)
-            if self._size > len(room) or dtype != room.dtype:
-                rows = self._size if self.keeps_all is not None else max(self._size, 2 * len(room))
-                self._columns[i] = np.empty((rows, *column.shape[1:]), dtype=dtype)
-                self._columns[i][: len(room)] = room
-            self._columns[i][places] = column
-
-    def _prune(self) -> None:
-        """Drop the rows that cannot stay, when there are many."""
-        share = self._share([rows for rows, _ in self.counts.values()])
-        if self._size <= 1.25 * share * max(len(self.counts), 2):
-            return
-        key, group = (column[: self._size] for column in self._columns[:2])
-        kept = np.sort(_smallest(group, key, share))
-        full = np.flatnonzero(np.bincount(group[kept]) == share)
-        self._threshold[full] = [key[kept][group[kept] == each].max() for each in full]
-        for column in self._columns:
-            for start in range(0, len(kept), BLOCK_ROWS):  # forwards, so that nothing is written over before it is read
-                part = slice(start, start + BLOCK_ROWS)
-                column[part][: len(kept) - start] = column[kept[part]]
-        self._size = len(kept)
-
-    def rows(self, labels: tuple[Label, ...]) -> Rows:
-        """The rows that stay, in an order that does not depend on how they came."""
-        columns = [column[: self._size] for column in self._columns] or [np.zeros(0)] * 5 + [np.zeros((0, 0))]
-        position = {label: i for i, label in enumerate(labels)}
-        code = np.array([position.get(label, -1) for label in self._groups], dtype=np.intp)
-        code = code[columns[1].astype(np.intp)]
-        stays = _smallest(code, columns[0], self._share([rows for rows, _ in self.counts.values()]))
-        code, prediction, y, weight, *features = (_picked(column, stays) for column in (code, *columns[2:]))
-        for group in np.unique(code):
-            mine = code == group
-            rows, total = self.counts[labels[group]]
-            if mine.sum() < rows:
-                weight[mine] *= total / weight[mine].sum()  # they stand for the whole group
-        return Rows(features[-1], prediction, y, code, weight, inner=features[0] if len(features) > 1 else None)
-
-
-def _smallest(code: NDArray[np.intp], key: Array, share: int) -> NDArray[np.intp]:
-    """The rows of the smallest keys of every group, group by group, by rising key."""
-    order = np.lexsort((key, code))
-    start = np.searchsorted(code[order], code[order])
-    return order[np.arange(len(code)) - start < share]
-
-
-def _picked(column: NDArray[Any], index: NDArray[np.intp]) -> NDArray[Any]:
-    """Some rows; all of them, in their order, as they are."""
-    return column if np.array_equal(index, np.arange(len(column))) else column[index]

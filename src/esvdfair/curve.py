@@ -33,9 +33,8 @@ from esvdfair.core.ks import (
 from esvdfair.core.pairs import Comparison, Pairs, meets, rising
 from esvdfair.core.quadratic import Fit
 from esvdfair.exceptions import ESVDFairWarning, InputError
-from esvdfair.methods import UNTOUCHED, Candidates, outputs, weights_of
+from esvdfair.methods import UNTOUCHED, Candidates, Effort, Problem, outputs, weights_of
 from esvdfair.models.base import ModelAdapter, Weights
-from esvdfair.sample import Effort, Sample
 
 Array = NDArray[np.float64]
 
@@ -520,7 +519,7 @@ def _key(fit: Fit) -> tuple[str, float, float]:
     return fit.target, fit.ridge, fit.strength
 
 
-def _normal_distances(sample: Sample, fits: Sequence[Fit]) -> Array:
+def _normal_distances(sample: Problem, fits: Sequence[Fit]) -> Array:
     """(k,) KS distance of normal distributions with the groups' means and variances, where only moments are known.
 
     A head is monotone and changes no KS distance.
@@ -669,8 +668,8 @@ class Judging:
 # --- the summary ----------------------------------------------------------------------------------------------------
 
 
-def summarise(
-    sample: Sample,
+def make_report(
+    sample: Problem,
     after: Array,
     curve: Curve,
     point: CurvePoint,

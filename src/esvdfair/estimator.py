@@ -1,7 +1,8 @@
 """ESVDFair: the scikit-learn estimator around a trained model, and `fit_curve`."""
 
+import hashlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any, Self
@@ -14,27 +15,30 @@ from sklearn.utils import check_random_state, get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from esvdfair import methods
-from esvdfair.batches import COLUMNS, Batch, Data, Digest, Rows, as_rows, check_apart, held_out, inputs_of, is_stream
+from esvdfair.batches import (
+    COLUMNS,
+    Batch,
+    Batches,
+    Data,
+    Rows,
+    as_rows,
+    check_apart,
+    held_out,
+    inputs_of,
+    is_read_once,
+    is_stream,
+    make_batches,
+)
 from esvdfair.core.checks import label_text, row_count, take, to_numpy
 from esvdfair.core.edits import PAPER_REDUCTIONS, check_reduction
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.quadratic import Fit
-from esvdfair.curve import Curve, CurvePoint, choose, judge, summarise
+from esvdfair.curve import Curve, choose, judge, make_report
 from esvdfair.exceptions import ESVDFairWarning, InputError
-from esvdfair.methods import Candidates
+from esvdfair.methods import MIN_GROUP_ROWS, Candidates, Effort, Problem, make_problem, notice_missing_bias
 from esvdfair.models import adapt
-from esvdfair.models.base import ModelAdapter
-from esvdfair.sample import (
-    MIN_GROUP_ROWS,
-    Effort,
-    Sample,
-    Setting,
-    draw,
-    draw_judging,
-    few_threads,
-    notice_missing_bias,
-    prepare,
-)
+from esvdfair.models.base import ModelAdapter, find_layer
+from esvdfair.summary import Summary, Watch, few_threads, gather, summarise
 
 METHODS = ("paper", "exact", "parity", "transport")
 
@@ -198,16 +202,91 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         """
         data = Data(X, y, sensitive_features, sample_weight, control_features)
         check_options(self)
-        setting = self._prepare(data, validation)
-        with few_threads(setting.width):
-            candidates = self._candidates(setting)
-            _warn_set_aside(candidates.sample, self.min_group_rows)
-            curve = self._judge(setting, candidates)
-            point = self._choose(curve)
-            if candidates.redo is not None and point.target != methods.UNTOUCHED:
-                candidates = candidates.redo(candidates.fits[curve.candidates[point]])
-                curve, point = _replaced(curve, point, self._judge(setting, candidates))
-            take_point(self, candidates, curve, point)
+        self._drawn = self._seed()
+        batches, apart, adapter = self._prepare(data, validation)
+        if self.method in ("paper", "exact"):
+            return self._edit_hidden(adapter, batches, apart)
+        bound = self._effort.kept_rows
+        summary = gather(adapter, batches, rows=bound)
+        return self._solve(adapter, summary, None if apart is None else gather(adapter, apart, rows=bound))
+
+    def fit_summary(self, summary: Summary, validation: Any = None) -> Self:
+        """Repair the model from a summary of its rows, made by :func:`esvdfair.summarise` with the same model.
+
+        Parameters
+        ----------
+        summary : Summary
+            Of all training rows: ``part_1 + part_2``, or ``sum(parts)``.
+        validation : Summary, or as in :meth:`fit`
+            Of other rows, all of which validate. Without it a fraction of the rows of ``summary`` is held out.
+
+        Returns
+        -------
+        self
+        """
+        check_options(self)
+        self._drawn = self._seed()
+        if self.method in ("paper", "exact"):
+            raise InputError(
+                f"`method={self.method!r}` reads the rows more than once, and a summary has only part of them. Use "
+                "`method='transport'` or `method='parity'`, or pass the rows to fit."
+            )
+        if not isinstance(summary, Summary):
+            raise TypeError(f"fit_summary takes a Summary, got {type(summary).__name__}; pass rows to fit.")
+        from esvdfair.models import fingerprint
+
+        adapter = adapt(self.model, output=self.output)
+        if summary.model != fingerprint(adapter.model):
+            raise InputError("`summary` was made with another model; summarise the rows with `model`.")
+        if summary.output is None:
+            raise ValueError("there are no rows to fit on: the summary is empty.")
+        if validation is not None and not isinstance(validation, Summary):
+            known: dict[str, Any] = {"output": self.output, "missing": self.missing, "batch_size": self.batch_size}
+            rows = Data.of(validation)
+            beside = {name: getattr(rows, name) for name in COLUMNS}
+            validation = summarise(self.model, rows.X, rows.y, **beside, **known)
+        adapter = adapter.with_output(summary.output)
+        if summary.columns:
+            self.feature_names_in_ = np.array(summary.columns, dtype=object)
+        self.model_, self._ridges = adapter.model, adapter.ridges
+        return self._solve(adapter, summary, validation)
+
+    def _solve(self, adapter: ModelAdapter, summary: Summary, validation: Summary | None) -> Self:
+        """Choose a refit of the last layer."""
+        self._note_features(summary)
+        width = 0 if summary.output is None else summary.output.layer.weight.shape[1]
+        with few_threads(width):
+            problem = make_problem(summary, validation, **self._split())
+            return self._choose_among(adapter, problem, self._refits(problem))
+
+    def _note_features(self, summary: Summary) -> None:
+        """What scikit-learn keeps of the inputs, where `fit` saw no array."""
+        if summary.n_features is not None:
+            self.n_features_in_ = summary.n_features
+
+    def _choose_among(self, adapter: ModelAdapter, problem: Problem, candidates: Candidates) -> Self:
+        """Evaluate the candidates, choose one, and keep what is known of it."""
+        _warn_set_aside(problem, self.min_group_rows)
+        curve = self._judge(adapter, candidates, problem.seed)
+        point = choose(
+            curve,
+            target_ks=self.target_ks,
+            max_mse_increase=self.max_mse_increase,
+            closest=self.method == "transport",
+        )
+        chosen = curve.candidates[point]
+        fit, after = candidates.fits[chosen], candidates.judging[:, chosen]
+        self.curve_, self.point_ = curve, point
+        self._predictor = adapter.replace(curve.weights[point.index])
+        self.estimator_ = self._predictor.model
+        notice_missing_bias(problem, after)
+        self.edits_ = [] if fit.target == methods.UNTOUCHED else methods.account_for(problem, fit)
+        asked = {name: getattr(self, name) for name in ("method", "target_ks", "max_mse_increase")}
+        self.summary_: Mapping[str, Any] = make_report(problem, after, curve, point, **asked)
+        rows = problem.judging
+        names = [label_text(label) for label in (*problem.labels, *problem.set_aside)]
+        known = _known_rows(rows.id, None if problem.error_against == "predictions" else rows.y, names, rows.codes)
+        self._validated = known if problem.complete else "", problem.seed
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -240,18 +319,23 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         """
         check_is_fitted(self, "estimator_")
         data = Data(X, y, sensitive_features, sample_weight, control_features)
-        setting = self._setting(adapt(self.model_, output=self.output), data, validation_fraction=0.0)
-        layer = setting.last
-        rows, labels, aside = draw_judging(setting)
-        after = draw_judging(replace(setting, adapter=self._predictor))[0].prediction
-        against = "labels" if setting.has_labels else "predictions"
+        adapter = adapt(self.model_, output=self.output)
+        batches = make_batches(data, missing=self.missing, batch_size=self.batch_size, classes=adapter.classes)
+        before, again = (gather(each, batches, rows=self._effort.kept_rows) for each in (adapter, self._predictor))
+        if before.output is None:
+            raise ValueError("there are no rows to evaluate: the data is empty.")
+        rows, labels, aside = methods.all_rows(before, self.min_group_rows)
+        after = methods.all_rows(again, self.min_group_rows)[0].prediction
+        layer, against = before.output.layer, "labels" if before.labelled else "predictions"
         none = Rows.none(layer.weight.shape[1])
-        sample = Sample(labels, GroupMoments(), layer, setting.head, none, rows, "test", against, set_aside=aside)
+        head = before.output.head
+        problem = Problem(labels, GroupMoments(), layer, head, none, rows, "test", against, set_aside=aside)
         refit = self.curve_.refit if hasattr(self, "curve_") else None
         fits, plain = (Fit(layer.weight[0], 0.0),), () if refit is None else (refit,)
-        curve = self._judge(setting, Candidates(sample, fits, after[:, None], np.zeros((0, 1)), plain=plain))
+        candidates = Candidates(problem, fits, after[:, None], np.zeros((0, 1)), plain=plain)
+        curve = self._judge(adapter, candidates, 0)
         asked: dict[str, Any] = {"method": self.method, "target_ks": self.target_ks}
-        found = summarise(sample, after, curve, curve.points[0], **asked)
+        found = make_report(problem, after, curve, curve.points[0], **asked)
         return found | {"decided_by": self.summary_["decided_by"]}
 
     def judged(self, rows: Batch) -> NDArray[np.bool_] | None:
@@ -259,15 +343,14 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
 
         None where they are others, or the same in another order, or where only a part of them was kept to judge.
         """
-        digest, seed = getattr(self, "_judged_of", (b"", 0))
-        unlabelled = self.summary_["error_against"] == "predictions"
-        if Digest().add(replace(rows, y=None) if unlabelled else rows).value != digest:
-            return None
+        known, seed = getattr(self, "_validated", ("", 0))
         out = np.ones(len(rows.codes), dtype=bool)
         if self.summary_["evaluated_on"] == "heldout":
             out = held_out(self.validation_fraction, seed)(rows.row_id)
-        counted = out if rows.weight is None else out & (rows.weight > 0)
-        return out if np.count_nonzero(counted) == self.summary_["rows"] else None
+        i = np.flatnonzero(out if rows.weight is None else out & (rows.weight > 0))
+        y = None if self.summary_["error_against"] == "predictions" or rows.y is None else rows.y[i]
+        names = [label_text(group) for group in rows.groups]
+        return out if _known_rows(rows.row_id[i], y, names, rows.codes[i]) == known else None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -279,82 +362,112 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
 
     # --- the steps of fit ------------------------------------------------------------------------------------------
 
-    def _prepare(self, data: Data, validation: Any) -> Setting:
-        """The model and the rows, checked."""
+    def _prepare(self, data: Data, validation: Any) -> tuple[Batches, Batches | None, ModelAdapter]:
+        """Training rows, validation rows if there are some apart, and the model, checked."""
         data = data if data.is_stream else replace(data, X=self._rows(data.X, reset=True))
         if not data.is_stream and row_count(data.X) < 2:
             raise ValueError(f"X has n_samples={row_count(data.X)}; parity between groups needs at least two of each.")
-        seed = self.seed()
-        setting = self._setting(
-            lambda: self._adapter(data, None if validation is not None else seed),
-            data,
-            validation=validation,
-            validation_fraction=self.validation_fraction,
-            seed=seed,
-            classes=self._classes(data.y),
-        )
-        check_apart(setting.batches, setting.validation, self.confidence)
-        if data.is_stream and hasattr(setting.probe, "shape"):
-            self.n_features_in_ = int(setting.probe.shape[1])
-        self.model_ = setting.adapter.model
-        return setting
+        if self.method in ("paper", "exact") and is_read_once(data.X):
+            raise ValueError(
+                f"X is an iterator, which can be read only once, and `method={self.method!r}` reads it twice. Pass "
+                "arrays, a DataLoader, or a function that makes the iterator."
+            )
+        reading: dict[str, Any] = {
+            "missing": self.missing,
+            "batch_size": self.batch_size,
+            "classes": self._classes(data.y),
+        }
+        batches = make_batches(data, **reading)
+        apart = None if validation is None else make_batches(Data.of(validation), **reading)
+        adapter = self._adapter(data, None if validation is not None else self._drawn)
+        check_apart(batches, apart, self.confidence)
+        self.model_, self._ridges = adapter.model, adapter.ridges
+        return batches, apart, adapter
 
-    def _setting(self, adapter: Any, data: Data, **options: Any) -> Setting:
-        known = {name: getattr(self, name) for name in ("missing", "batch_size", "effort", "min_group_rows")}
-        return prepare(adapter, data, **known, **options)
+    def _split(self) -> dict[str, Any]:
+        return {
+            "seed": self._drawn,
+            "validation_fraction": self.validation_fraction,
+            "min_group_rows": self.min_group_rows,
+        }
 
-    def _candidates(self, setting: Setting) -> Candidates:
-        """What the method has to offer: of the last layer alone, after one pass, or after edits of a hidden one."""
-        if self.method in ("paper", "exact"):
-            return self._edited(setting)
-        if self.method not in ("parity", "transport"):
-            raise NotImplementedError(f"method {self.method!r} is in METHODS, but ESVDFair does not implement it.")
-        targets, given = self._targets(setting.has_labels), [self.mean_reduction, self.covariance_reduction]
+    @property
+    def _effort(self) -> Effort:
+        """The search budget, with the regularisations that suit the model where none are chosen."""
+        effort, ridges = self.effort or Effort(), getattr(self, "_ridges", None)
+        if ridges is not None and effort.ridges in (Effort().ridges, Effort.quick().ridges):
+            return replace(effort, ridges=ridges)
+        return effort
+
+    def _refits(self, problem: Problem) -> Candidates:
+        """Refits of the last layer, and the original one."""
+        targets = self._targets(problem.error_against == "labels")
+        given = [self.mean_reduction, self.covariance_reduction]
         if self.method == "parity" and not self._has_target() and given == [None, None]:
             given = [np.inf, np.inf]
-        if given != [None, None]:
-            if self.targets == "auto":
-                # Where the reductions say how fair to be, a target that is fair already adds nothing (docs/method.md).
-                targets = tuple(name for name in targets if name != "optimum")
-            setting = replace(setting, moments_alone=setting.head.is_affine and "optimum" not in targets)
-        sample = draw(setting)
+        if given != [None, None] and self.targets == "auto":
+            # Where the reductions say how fair to be, a target that is fair already adds nothing (docs/method.md).
+            targets = tuple(name for name in targets if name != "optimum")
         # Rows that certify may not even choose a regularisation.
-        fitting = sample if self.confidence is None else replace(sample, judging=sample.training)
+        fitting = problem if self.confidence is None else replace(problem, judging=problem.training)
         if self.method == "transport":
-            solve = methods.transport(targets, setting.effort)
+            solve = methods.transport(targets, self._effort)
+        elif self.method != "parity":
+            raise NotImplementedError(f"method {self.method!r} is in METHODS, but ESVDFair does not implement it.")
         else:
-            solve = methods.parity(targets, setting.effort, mean_reduction=given[0], covariance_reduction=given[1])
-        fits, crossed = methods.solve_all(fitting, solve, setting.effort, scans=given == [None, None])
-        return Candidates.of(sample, [*fits, methods.untouched(sample.layer)], crossed)
+            solve = methods.parity(targets, self._effort, mean_reduction=given[0], covariance_reduction=given[1])
+        fits, crossed = methods.solve_all(fitting, solve, self._effort, scans=given == [None, None])
+        return Candidates.of(problem, [*fits, methods.untouched(problem.layer)], crossed)
 
-    def _edited(self, setting: Setting) -> Candidates:
-        refit = "parity" if self.method == "exact" else (self.refit or "sgd")
-        layer = -2 if self.layer is None else self.layer
-        setting = replace(setting, moments_alone=setting.head.is_affine and refit != "sgd")
-        hidden = methods.HiddenEdit(setting, method=self.method, layer=layer, refit=refit)
-        given = self.mean_reduction, self.covariance_reduction
-        mean, covariance = (d if g is None else g for d, g in zip(PAPER_REDUCTIONS, given, strict=True))
-        factors = setting.effort.factors if self._has_target() else (1.0,)
-        reductions = [(max(1.0, f * mean), max(1.0, f * covariance)) for f in factors]
-        return hidden.candidates(reductions, beside=[methods.untouched(setting.last)])
+    def _edit_hidden(self, adapter: ModelAdapter, batches: Batches, apart: Batches | None) -> Self:
+        """Edit a hidden layer, then refit the last one."""
+        from esvdfair import hidden
 
-    def _judge(self, setting: Setting, candidates: Candidates) -> Curve:
-        return judge(
-            candidates,
-            setting.adapter,
-            effort=setting.effort,
-            seed=setting.seed,
-            confidence=self.confidence,
-            certificate=self.certificate,
-        )
+        split, effort, original = self._split(), self._effort, adapter
 
-    def _choose(self, curve: Curve) -> CurvePoint:
-        return choose(
-            curve,
-            target_ks=self.target_ks,
-            max_mse_increase=self.max_mse_increase,
-            closest=self.method == "transport",
-        )
+        def reader(rows: Batches, others: Batches | None, **options: Any) -> hidden.Read:
+            def read(adapter: ModelAdapter, *, watch: Watch | None = None) -> Problem:
+                asked: dict[str, Any] = {"rows": effort.kept_rows, "original": original}
+                summary = gather(adapter, rows, watch=watch, **asked)
+                self._note_features(summary)
+                validation = None if others is None else gather(adapter, others, **asked)
+                return make_problem(summary, validation, **split, **options)
+
+            return read
+
+        out = None if apart is not None else held_out(split["validation_fraction"], split["seed"])
+        wanted, refit = -2 if self.layer is None else self.layer, "parity" if self.method == "exact" else self.refit
+        layers = adapter.layers(next(batch.x for batch in batches if len(batch.codes)))
+        layer = find_layer(layers, wanted)
+        if layer.index == layers[-1].index:
+            raise InputError(
+                f"`layer={self.layer!r}` is the output layer, but `method={self.method!r}` edits a hidden layer. "
+                "Choose an earlier one, or the method 'parity' or 'transport', which edits the output layer alone."
+            )
+        with few_threads(max(each.weight.shape[1] for each in layers)):
+            watch = hidden.LayerMoments([layer.name], out)
+            problem = reader(batches, apart)(adapter, watch=watch)
+            moments = watch.of(layer.name, problem)
+            if self._has_target():
+                limits = {"most_rows": effort.kept_rows, "most_bytes": effort.scanned_bytes}
+                batches = hidden.hold(batches, problem, validation=False, **limits)
+                if apart is not None:
+                    apart = hidden.hold(apart, problem, validation=True, **limits)
+            read = reader(batches, apart, warns=False)
+            problem = read(adapter) if self._has_target() else problem
+            given = self.mean_reduction, self.covariance_reduction
+            mean, covariance = (d if g is None else g for d, g in zip(PAPER_REDUCTIONS, given, strict=True))
+            factors = effort.factors if self._has_target() else (1.0,)
+            candidates = hidden.edit_hidden(
+                read, adapter, layer, moments, problem, method=self.method, refit=refit or "sgd",
+                reductions=[(max(1.0, f * mean), max(1.0, f * covariance)) for f in factors],
+                beside=[methods.untouched(problem.layer)],
+            )  # fmt: skip
+            return self._choose_among(adapter, problem, candidates)
+
+    def _judge(self, adapter: ModelAdapter, candidates: Candidates, seed: int) -> Curve:
+        asked: dict[str, Any] = {"confidence": self.confidence, "certificate": self.certificate}
+        return judge(candidates, adapter, effort=self._effort, seed=seed, **asked)
 
     # --- inputs ----------------------------------------------------------------------------------------------------
 
@@ -412,22 +525,22 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
     def _has_target(self) -> bool:
         return self.target_ks is not None or self.max_mse_increase is not None
 
-    def seed(self) -> int:
-        """A whole number from ``random_state``; another each time where that is a generator."""
+    def _seed(self) -> int:
+        """A whole number from ``random_state``."""
         state = self.random_state
         if isinstance(state, int | np.integer):
             return int(state)
         return int(check_random_state(state).randint(2**31 - 1))
 
 
-def _warn_set_aside(sample: Sample, least: int) -> None:
+def _warn_set_aside(problem: Problem, least: int) -> None:
     """Name the groups that are too small to be compared."""
-    if not sample.set_aside:
+    if not problem.set_aside:
         return
-    names = [f"{label_text(label)} ({rows} rows)" for label, rows in sample.set_aside.items()]
+    names = [f"{label_text(label)} ({rows} rows)" for label, rows in problem.set_aside.items()]
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     count = "1 group is" if len(names) == 1 else f"{len(names)} groups are"
-    needed = "" if sample.judged_on == "train" else " in the training data, and as many in the validation data"
+    needed = "" if problem.judged_on == "train" else " in the training data, and as many in the validation data"
     warnings.warn(
         ESVDFairWarning(
             f"{count} too small to compare and set aside: {', '.join(names[:10])}{more}. Their rows count in the error "
@@ -443,46 +556,17 @@ def _warn_trees() -> None:
             "Trees fit their training rows closely, so errors and KS distances on those rows are too small. Pass rows "
             "that the trees were not trained on as `validation=(X, y, sensitive_features)`."
         ),
-        stacklevel=8,
+        stacklevel=5,
     )
 
 
-def take_point(fair: ESVDFair, candidates: Candidates, curve: Curve, point: CurvePoint) -> None:
-    """Let a point of the curve, one of the candidates, be what ``fair`` has come to."""
-    sample, chosen = candidates.sample, curve.candidates[point]
-    fit = candidates.fits[chosen]
-    fair.curve_, fair.point_ = curve, point
-    fair._judged_of = sample.judging.kept_of, sample.seed
-    fair._predictor = curve.adapter.replace(curve.weights[point.index])
-    fair.estimator_ = fair._predictor.model
-    notice_missing_bias(sample, candidates.judging[:, chosen])
-    fair.edits_ = [] if fit.target == methods.UNTOUCHED else methods.account_for(sample, fit)
-    asked: dict[str, Any] = {
-        "method": fair.method,
-        "target_ks": fair.target_ks,
-        "max_mse_increase": fair.max_mse_increase,
-    }
-    fair.summary_ = summarise(sample, candidates.judging[:, chosen], curve, point, **asked)
-
-
-def _replaced(curve: Curve, point: CurvePoint, again: Curve) -> tuple[Curve, CurvePoint]:
-    """The curve with a point that was done and judged again, on all rows."""
-    i, certified = point.index, again.points[0].ks_certified
-    if certified is not None and point.ks_certified is not None:
-        certified = max(certified, point.ks_certified)  # as it was the bound of this one that let it be chosen
-    point = replace(again.points[0], index=i, ks_certified=certified)
-
-    def put(old: tuple[Any, ...], new: Any) -> tuple[Any, ...]:
-        return (*old[:i], new, *old[i + 1 :])
-
-    return replace(
-        curve,
-        points=put(curve.points, point),
-        weights=put(curve.weights, again.weights[0]),
-        candidates=put(curve.candidates, 0),
-        mse_refit=again.mse_refit,
-        refit=again.refit,
-    ), point
+def _known_rows(row_id: Any, y: Any, names: Sequence[str], codes: NDArray[np.intp]) -> str:
+    """A text that tells rows, by id, label and group, from other rows: no rows need be kept to know them again."""
+    order = np.argsort(row_id, kind="stable")
+    found = hashlib.sha256(np.asarray(row_id)[order].astype(np.uint64).tobytes())
+    found.update(b"" if y is None else np.asarray(y)[order].tobytes())
+    found.update("\n".join(names[code] for code in codes[order].tolist()).encode())
+    return found.hexdigest()
 
 
 CHOICES = {

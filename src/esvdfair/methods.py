@@ -1,16 +1,16 @@
-"""The four methods: what a pass over the rows leaves -> last layers to choose from.
+"""Summary -> Problem -> candidates: training and validation rows, and refits of the last layer to choose from.
 
 A refit of the last layer needs to know what to aim at (the labels, the model's own predictions, or the best that any
 attribute-unaware predictor could do), how close to stay to the original weights, and how hard to press for parity.
 None of them can be known beforehand, so all combinations are solved and rows that did not fit them choose.
 
-``transport`` and ``parity`` refit the last layer of a :class:`Sample`; ``paper`` and ``exact`` edit a hidden layer
-first and see what features it leaves, so they go over the rows again (:class:`HiddenEdit`).
+``paper`` and ``exact``, which edit a hidden layer first, are in :mod:`esvdfair.hidden`.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -18,20 +18,21 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
-from scipy.special import softmax
+from scipy.special import expit, softmax
 from sklearn.exceptions import ConvergenceWarning
 
-from esvdfair.batches import Rows
-from esvdfair.core.edits import LayerEdit, edit_exact, edit_paper
-from esvdfair.core.ks import Groups, ks_between
+from esvdfair.batches import Rows, row_key
+from esvdfair.core.checks import Label, sort_key
+from esvdfair.core.edits import LayerEdit
+from esvdfair.core.ks import Groups, adjusted_weights, ks_between
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.optimum import fit_optimum
 from esvdfair.core.parity import ParityProblem
-from esvdfair.core.quadratic import FeatureSpace, Fit, Head, Quadratic, blocks, finetune, unit_factors
+from esvdfair.core.quadratic import FeatureSpace, Fit, Head, Quadratic, blocks, unit_factors
 from esvdfair.core.transport import TransportProblem, transport_path
-from esvdfair.exceptions import InputError
-from esvdfair.models.base import LinearLayer, Weights, find_layer
-from esvdfair.sample import Effort, Sample, Setting, draw, hold
+from esvdfair.exceptions import ESVDFairWarning, InputError
+from esvdfair.models.base import LinearLayer, Weights
+from esvdfair.summary import KEPT_ROWS, Summary
 
 Array = NDArray[np.float64]
 
@@ -55,9 +56,298 @@ FEW = 3
 MANY_ROWS = 40
 """Rows of the smallest group for each feature from which a refit hardly over-fits."""
 
-REFIT_RIDGE = 1e-4
-"""Of the closed-form refits of `exact` and `paper`, about the original weights; without one, features of condition 1e11
-let the error explode."""
+MIN_GROUP_ROWS = 30
+"""Groups with fewer training rows, or fewer validation rows, are set aside: not compared, not constrained."""
+
+FEWEST_ROWS = 5
+"""A smaller `min_group_rows` sets nobody aside whom the split leaves with too few rows: then no row is held out."""
+
+SHIFT_COST = 0.02
+"""Part of the error that a missing bias may cost without a warning."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Search budget: which candidates are compared, and on how many rows.
+
+    Attributes
+    ----------
+    ridges : ρ of every refit, relative to the features' mean variance
+    strengths : λ_w of transport, ascending
+    levels : α of the optimum that transport may aim at, as parts of the untouched model's KS distance
+    mean_penalties, variance_reductions : the grid that parity scans for a target
+    factors : common factors on both reductions, which paper and exact scan for a target
+    regularisations : inverse strengths among which the estimate of P(group | features) is chosen
+    kept_rows : rows that are kept, at most; of all others the moments
+    transport_rows : rows of each group that transport couples (the quadratic sees all rows)
+    scanned_bytes : bound on the inputs that paper and exact keep to scan their factors on
+    points : fewest points of a curve, if there are as many candidates
+    resamples : of every interval of a KS distance
+    """
+
+    ridges: tuple[float, ...] = (1e-6, 1e-3)
+    strengths: tuple[float, ...] = (0.0, *np.geomspace(0.03, 1e3, 20).tolist())
+    levels: tuple[float, ...] = (0.03, 0.07, 0.12, 0.2, 0.32, 0.5)
+    mean_penalties: tuple[float, ...] = (0.0, 0.1, 0.5, 2.0, 8.0, 32.0, 128.0, np.inf)
+    variance_reductions: tuple[float, ...] = (1.0, 4.0, np.inf)
+    factors: tuple[float, ...] = tuple(np.geomspace(0.03, 100.0, 12).tolist())
+    regularisations: tuple[float, ...] = (1e-2, 1e-1)
+    kept_rows: int = KEPT_ROWS
+    transport_rows: int = 5_000
+    scanned_bytes: int = 2**30
+    points: int = 20
+    resamples: int = 1000
+
+    @classmethod
+    def quick(cls) -> "Effort":
+        """A few candidates instead of some hundred: for tests and first looks."""
+        return cls(
+            ridges=(1e-4,),
+            strengths=(0.0, 0.3, 3.0, 30.0, 300.0),
+            levels=(0.1, 0.3),
+            mean_penalties=(0.0, 2.0, np.inf),
+            variance_reductions=(1.0, np.inf),
+            factors=(0.1, 1.0, 10.0),
+            regularisations=(0.01,),
+            resamples=200,
+        )
+
+
+# --- training and validation rows ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is solved: training and validation rows of the groups that are compared.
+
+    Attributes
+    ----------
+    labels : the groups that are compared, sorted
+    moments : of ``[h, y]`` over the training rows, h the inputs of the last layer; the pooled ones are of all rows
+    layer, head : the last layer, and what maps its output to the prediction
+    training, judging : training and validation rows, the same when no row could be held out
+    judged_on : "validation", "heldout", "train" or "test"
+    error_against : "labels", or "predictions" of the original model
+    sizes : (G,) training rows of each group
+    seed : of the split that holds rows out
+    set_aside : groups too small to be compared, with their rows; their codes follow those of ``labels``
+    complete : whether all validation rows were kept
+    """
+
+    labels: tuple[Label, ...]
+    moments: GroupMoments
+    layer: LinearLayer
+    head: Head
+    training: Rows
+    judging: Rows
+    judged_on: str
+    error_against: str
+    sizes: tuple[int, ...] = ()
+    seed: int = 0
+    set_aside: Mapping[Label, int] = field(default_factory=dict)
+    complete: bool = True
+
+
+def make_problem(
+    summary: Summary,
+    validation: Summary | None = None,
+    *,
+    seed: int = 0,
+    validation_fraction: float = 0.25,
+    min_group_rows: int = MIN_GROUP_ROWS,
+    warns: bool = True,
+) -> Problem:
+    """Divide the rows of a summary into training and validation rows; with ``validation``, its rows validate.
+
+    Rows that were not kept always train. ``warns`` of predictions that do not fit the labels.
+    """
+    if summary.output is None or (validation is not None and validation.output is None):
+        raise ValueError("there are no rows to fit on: the data is empty, or an iterator that was read before.")
+    assert summary.kept.id is not None
+    if validation is None and validation_fraction:
+        out = row_key(summary.kept.id, seed) < validation_fraction
+        held = Counter({g: int(n) for g, n in zip(summary.groups, _sizes(summary, out), strict=True)})
+        fits = Counter(summary.group_rows)
+        fits.subtract(held)
+        groups, everybody = _large(fits, held, least=min_group_rows), Counter(summary.group_rows)
+        all_compared = min_group_rows >= FEWEST_ROWS or len(groups) == len(_large(everybody, least=min_group_rows))
+        if len(groups) >= 2 and all_compared:
+            return _problem(summary, summary, out, groups, fits, "heldout", seed, warns)
+        check_enough(everybody, _large(everybody, least=min_group_rows), min_group_rows)
+        warnings.warn(
+            f"Too few rows to hold some out (`min_group_rows={min_group_rows}`), so all rows are used both to fit and "
+            "to choose. Expect worse results on new data; pass `validation`, or more rows.",
+            ESVDFairWarning,
+            stacklevel=3,
+        )
+    fits, nobody = Counter(summary.group_rows), np.zeros(len(summary.kept), dtype=bool)
+    if validation is None:
+        groups = _large(fits, least=min_group_rows)
+        check_enough(fits, groups, min_group_rows)
+        return _problem(summary, None, nobody, groups, fits, "train", seed, warns)
+    apart = Counter(validation.group_rows)
+    groups = _large(fits, apart, least=min_group_rows)
+    check_enough(fits + apart, groups, min_group_rows)
+    return _problem(summary, validation, nobody, groups, fits, "validation", seed, warns)
+
+
+def _sizes(summary: Summary, chosen: NDArray[np.bool_]) -> NDArray[np.intp]:
+    return np.bincount(summary.kept.codes[chosen], minlength=len(summary.groups))
+
+
+def _large(*counts: Counter[Label], least: int) -> tuple[Label, ...]:
+    """The groups that have at least so many rows in all of the counts, sorted."""
+    return tuple(sorted((g for g in counts[0] if min(each[g] for each in counts) >= least), key=sort_key))
+
+
+def _problem(
+    summary: Summary,
+    validation: Summary | None,
+    out: NDArray[np.bool_],
+    judged: tuple[Label, ...],
+    fits: Counter[Label],
+    judged_on: str,
+    seed: int,
+    warns: bool,
+) -> Problem:
+    assert summary.output is not None
+    everybody = Counter(summary.group_rows)
+    if validation is not None and validation is not summary:
+        everybody += Counter(validation.group_rows)
+    others = tuple(sorted(set(everybody) - set(judged), key=sort_key))
+    # Weights of the rows that train and of those that do not, by group.
+    own = np.bincount(summary.kept.codes[out], summary.kept.weight[out], minlength=len(summary.groups))
+    kept = summary.kept
+    training = select_rows(summary, ~out, (*judged, *others), len(judged), seed, totals=summary.mass.sum(axis=1) - own)
+    judging = training
+    if validation is summary:
+        judging = select_rows(summary, out, (*judged, *others), len(judged), seed, totals=summary.mass.sum(axis=1))
+    elif validation is not None:
+        every = np.ones(len(validation.kept), dtype=bool)
+        totals = validation.mass.sum(axis=1)
+        judging = select_rows(validation, every, (*judged, *others), len(judged), seed, totals=totals)
+    moments = GroupMoments().merge(summary.rest)
+    order = np.flatnonzero(~out)
+    order = order[np.lexsort((row_key(kept.id[order], seed + 1), kept.codes[order]))]  # type: ignore[index]
+    for block in blocks(len(order), 8192):
+        i = order[block]
+        moments.update_codes(kept.features[i], summary.groups, kept.codes[i], kept.weight[i], beside=kept.y[i])
+    if training.adjusted is not None:
+        moments = _moments_of(training, judged, pooled=False)[0].with_pooled(moments)
+    else:
+        moments = moments.only(judged)
+    if warns and summary.labelled:
+        _notice_labels(training, summary.output.head)
+    return Problem(
+        labels=judged,
+        moments=moments,
+        layer=summary.output.layer,
+        head=summary.output.head,
+        training=training,
+        judging=judging,
+        judged_on=judged_on,
+        error_against="labels" if summary.labelled else "predictions",
+        sizes=tuple(fits[label] for label in judged),
+        seed=seed,
+        set_aside={label: everybody[label] for label in others},
+        complete=(validation or summary).complete,
+    )
+
+
+def select_rows(
+    summary: Summary, chosen: NDArray[np.bool_], labels: Sequence[Label], count: int, seed: int, *, totals: Array
+) -> Rows:
+    """Some of the kept rows, group by group in random order, with codes that are positions in ``labels``.
+
+    Where not all rows are kept, weights are scaled so that each group has its ``totals`` (of ``summary.groups``). The
+    first ``count`` labels are compared: where there are strata, their rows get adjusted weights.
+    """
+    kept, index = summary.kept, np.flatnonzero(chosen)
+    place = np.array([labels.index(label) for label in summary.groups], dtype=np.intp)
+    codes = place[kept.codes[index]]
+    assert kept.id is not None
+    order = np.lexsort((row_key(kept.id[index], seed + 1), codes))
+    index, codes = index[order], codes[order]
+    rows = replace(kept, strata=None).take(index)
+    rows = replace(rows, codes=codes)
+    if not summary.complete:
+        own = np.bincount(kept.codes[index], rows.weight, minlength=len(totals))
+        rows = replace(rows, weight=rows.weight * (totals / np.where(own > 0, own, 1.0))[kept.codes[index]])
+    if not summary.adjusted:
+        return rows
+    assert kept.strata is not None
+    strata, weight, compared = kept.strata[index], np.zeros(len(codes)), codes < count
+    weight[compared] = adjusted_weights(codes[compared], count, strata[compared], rows.weight[compared])
+    return replace(rows, adjusted=weight, strata=strata)
+
+
+def all_rows(summary: Summary, min_group_rows: int) -> tuple[Rows, tuple[Label, ...], dict[Label, int]]:
+    """All kept rows, the groups that are compared, and those set aside with their rows."""
+    counts = Counter(summary.group_rows)
+    judged = _large(counts, least=min_group_rows)
+    check_enough(counts, judged, min_group_rows)
+    others = tuple(sorted(set(counts) - set(judged), key=sort_key))
+    every, totals = np.ones(len(summary.kept), dtype=bool), summary.mass.sum(axis=1)
+    rows = select_rows(summary, every, (*judged, *others), len(judged), 0, totals=totals)
+    return rows, judged, {label: counts[label] for label in others}
+
+
+def check_enough(rows: Counter[Label], judged: Sequence[Label], least: int) -> None:
+    """Raise unless two groups or more are compared."""
+    if len(judged) >= 2:
+        return
+    found = ", ".join(f"{label!r}: {count}" for label, count in sorted(rows.items(), key=lambda item: -item[1])[:6])
+    if len(rows) < 2:
+        raise InputError(f"`sensitive_features` contains one group, {found}; parity needs at least two.")
+    raise InputError(
+        f"`min_group_rows={least}` rows in the training data and in the validation data leave fewer than two groups to "
+        f"compare ({found}). Pass more rows, merge groups, or lower it."
+    )
+
+
+def _notice_labels(rows: Rows, head: Head) -> None:
+    """Warn when labels are 0 and 1 and predictions look like logits, or are worse than the mean of the labels."""
+    y, p, total = rows.y, rows.prediction, rows.weight.sum()
+    if not total > 0:
+        return
+    if head.is_affine and set(np.unique(y)) == {0.0, 1.0} and np.mean((expit(p) - y) ** 2) < np.mean((p - y) ** 2):
+        words = (
+            f"The labels are 0 and 1, and the predictions look like logits (from {p.min():.3g} to {p.max():.3g}), so "
+            "errors against the labels have no meaning. Repair the score with `output='sigmoid'`."
+        )
+        warnings.warn(words, ESVDFairWarning, stacklevel=4)
+        return
+    mean, other = (float(rows.weight @ values / total) for values in (y, p))
+    spread, wide, error = (float(rows.weight @ d**2 / total) ** 0.5 for d in (y - mean, p - other, y - p))
+    if error > spread:
+        words = (
+            f"The model predicts the labels worse than a constant: they have mean {mean:.3g} and standard deviation "
+            f"{spread:.3g}, the predictions {other:.3g} and {wide:.3g}. Check that `y` is in the units of the "
+            "predictions."
+        )
+        warnings.warn(words, ESVDFairWarning, stacklevel=4)
+
+
+def notice_missing_bias(problem: Problem, prediction: Array) -> None:
+    """Warn when a shift of all repaired predictions would lower the error, and the last layer has no bias for it.
+
+    ``prediction`` are those of ``problem.judging``. Of n rows a shift takes 1/n of the error by chance.
+    """
+    rows = problem.judging
+    if problem.layer.bias is not None or problem.error_against != "labels" or not len(rows):
+        return
+    share = rows.weight / rows.weight.sum()
+    shift, before = (float(share @ (rows.y - values)) for values in (prediction, rows.prediction))
+    rest = float(share @ (rows.y - prediction - shift) ** 2)
+    if shift**2 > max(SHIFT_COST, 9 * float(share @ share)) * rest and abs(shift) > abs(before):
+        warnings.warn(
+            ESVDFairWarning(
+                f"The last layer {problem.layer.name!r} has no bias, so the repaired predictions are off by "
+                f"{-shift:+.3g} on average, which increases the mean squared error by {shift**2 / rest:.0%}. Add "
+                f"{shift:+.3g} to the predictions, or give the layer a bias."
+            ),
+            stacklevel=2,
+        )
 
 
 # --- what there is to choose from ---------------------------------------------------------------------------------
@@ -96,19 +386,17 @@ class Candidates:
     cross_fitted : some of them, fitted again without one fold of the training rows after the other, and what they
         predict for the rows of that fold (n, some of k); None where that would change nothing
     plain : refits of the last layer without parity, which tell what a refit alone would bring
-    redo : where these are of a part of the rows, does one of the fits again on all of them
     """
 
-    sample: Sample
+    sample: Problem
     fits: tuple[Fit, ...]
     judging: Array
     training: Array
     cross_fitted: "CrossFitted | None" = None
     plain: tuple[Fit, ...] = ()
-    redo: "Callable[[Fit], Candidates] | None" = None
 
     @classmethod
-    def of(cls, sample: Sample, fits: Sequence[Fit], cross_fitted: "CrossFitted | None" = None) -> "Candidates":
+    def of(cls, sample: Problem, fits: Sequence[Fit], cross_fitted: "CrossFitted | None" = None) -> "Candidates":
         """Fits of the last layer alone."""
         judging = outputs(sample.head, sample.judging, fits)
         same = sample.training is sample.judging
@@ -184,10 +472,10 @@ def parity(
             for target in targets
             for name, quadratic in refits.quadratics(target, _ridges(effort, target, targets, few=few))
         ]
-        plain = [_plain(quadratic) for name, quadratic in quadratics if name == "labels"]
+        plain = [plain_fit(quadratic) for name, quadratic in quadratics if name == "labels"]
         if given:
             return plain + [
-                replace(_parity_at(quadratic, mean_reduction or 1.0, covariance_reduction or 1.0), target=name)
+                replace(parity_at(quadratic, mean_reduction or 1.0, covariance_reduction or 1.0), target=name)
                 for name, quadratic in quadratics
             ]
 
@@ -211,7 +499,7 @@ def _thinned(grid: Sequence[float], few: bool) -> Sequence[float]:
     return sorted({grid[0], grid[len(grid) // 2], grid[-1]}) if few else grid
 
 
-def solve_all(sample: Sample, solve: Solve, effort: Effort, *, scans: bool) -> tuple[list[Fit], CrossFitted | None]:
+def solve_all(sample: Problem, solve: Solve, effort: Effort, *, scans: bool) -> tuple[list[Fit], CrossFitted | None]:
     """The candidates and, where a point is going to be chosen among them (``scans``), some of them cross-fitted."""
     refits = Refits(sample, effort)
     return solve(refits, False), _cross_fit(refits, solve) if scans else None
@@ -281,101 +569,9 @@ def _ridges(effort: Effort, target: str, targets: Sequence[str], *, few: bool) -
     return effort.ridges
 
 
-# --- a hidden layer first ------------------------------------------------------------------------------------------
-
-
-class HiddenEdit:
-    """`paper` and `exact`: edit a hidden layer, then refit the last one on the features that the edit leaves.
-
-    Reads the rows once for the moments of the layer and once more for the features. Where several reductions are
-    tried, a bounded set of rows is held to try them on (see :func:`esvdfair.sample.hold`), and the chosen one is done
-    again on all rows: three passes.
-
-    Parameters
-    ----------
-    method : "paper" or "exact"
-    layer : index or name of the hidden layer
-    refit : "sgd", "ols" or "parity", how the last layer is refitted
-    """
-
-    def __init__(self, setting: Setting, *, method: str, layer: int | str, refit: str) -> None:
-        self._setting, self._refit = setting, refit
-        self._inner = find_layer(setting.layers, layer)
-        if self._inner.index == setting.last.index:
-            raise InputError(
-                f"`layer={layer!r}` is the output layer, but `method={method!r}` edits a hidden layer. Choose an "
-                "earlier one, or one of the methods 'parity' and 'transport', which edit the output layer alone."
-            )
-        self._edit = edit_paper if method == "paper" else edit_exact
-        self._first = draw(setting, inner=[self._inner.name])
-
-    def candidates(self, reductions: Sequence[tuple[float, float]], beside: Sequence[Fit]) -> Candidates:
-        """A refit for every pair (mean, covariance) of reductions, and fits ``beside`` them of the model as given."""
-        setting = self._setting if len(reductions) == 1 else hold(self._setting, self._first)
-        sample = self._first if setting is self._setting else draw(setting)
-        found = [self._fit(setting, sample, *pair) for pair in reductions]
-        found += [Candidates.of(sample, beside)] if beside else []
-        judging = np.concatenate([each.judging for each in found], axis=1)
-        training = np.concatenate([each.training for each in found], axis=1)
-        plain = plain_refits(sample)
-        fits = tuple(fit for each in found for fit in each.fits)
-        redo = self._redo if setting.partial else None
-        return Candidates(sample, fits, judging, training, None, plain, redo)
-
-    def _redo(self, fit: Fit) -> Candidates:
-        return self.candidates([fit.diagnostics["reductions"]], beside=[])
-
-    def _fit(self, setting: Setting, sample: Sample, mean: float, covariance: float) -> Candidates:
-        steps = self._edit(
-            self._inner.weight,
-            self._first.inner[self._inner.name],
-            mean_reduction=mean,
-            covariance_reduction=covariance,
-            bias=self._inner.bias,
-            layer=self._inner.name,
-        )
-        edited = draw(setting, _after(steps) or None)
-        if edited.training.kept_of != sample.training.kept_of:
-            raise InputError(
-                "`X` yields rows in a different order on each pass. Use a DataLoader with shuffle=False, or arrays."
-            )
-        fit = refit_edited(edited, self._refit, mean, covariance, seed=setting.seed)
-        last = account_for(edited, fit)
-        known = {**fit.diagnostics, "reductions": (mean, covariance)}
-        fit = replace(fit, edits=(*steps, *last), strength=float(mean), diagnostics=known)
-        return Candidates.of(edited, [fit])
-
-
-def plain_refits(sample: Sample) -> tuple[Fit, ...]:
-    """The last layer refitted to the labels without parity; none where there are no labels, and nothing to refit to."""
-    if sample.error_against != "labels":
-        return ()
-    return (_plain(Refits(sample, Effort()).labels(REFIT_RIDGE)),)
-
-
-def _plain(quadratic: Quadratic) -> Fit:
+def plain_fit(quadratic: Quadratic) -> Fit:
+    """The refit without fairness constraint."""
     return quadratic.fit(quadratic.minimiser, diagnostics={"plain": True})
-
-
-def refit_edited(sample: Sample, refit: str, mean_reduction: float, covariance_reduction: float, *, seed: int) -> Fit:
-    """The output layer after a hidden layer was edited, by "sgd", "ols" or "parity"."""
-    refits = Refits(sample, Effort())
-    quadratic = refits.labels(REFIT_RIDGE)
-    name = sample.error_against
-    if refit == "parity":
-        return replace(_parity_at(quadratic, mean_reduction, covariance_reduction), target=name)
-    if refit == "ols":
-        return quadratic.fit(quadratic.minimiser, target=name)
-    layer, head, training = sample.layer, sample.head, sample.training
-    fit = finetune(
-        training.features,
-        head.inverse(training.y) if head.is_affine else refits.head_aware_outputs,
-        weight=layer.weight[0],
-        bias=None if layer.bias is None else float(layer.bias[0]),
-        sample_weight=training.weight,
-        random_state=seed,
-    )
-    return replace(fit, target=name)
 
 
 # --- a fit and its layer -------------------------------------------------------------------------------------------
@@ -384,15 +580,15 @@ def refit_edited(sample: Sample, refit: str, mean_reduction: float, covariance_r
 def weights_of(layer: LinearLayer, fit: Fit) -> Weights:
     """What a fit puts in place of the layers of a model whose last layer is ``layer``."""
     last = fit.weight[None, :], None if layer.bias is None else np.array([fit.bias])
-    return {**_after(fit.edits), layer.name: last}
+    return {**after_edits(fit.edits), layer.name: last}
 
 
-def _after(edits: Sequence[LayerEdit]) -> Weights:
+def after_edits(edits: Sequence[LayerEdit]) -> Weights:
     """The last state of every layer that was edited."""
     return {edit.layer: (edit.weight_after, edit.bias_after) for edit in edits}
 
 
-def account_for(sample: Sample, fit: Fit) -> list[LayerEdit]:
+def account_for(sample: Problem, fit: Fit) -> list[LayerEdit]:
     """The account of what a fit changes: those of its edits, or that of the refit of the last layer.
 
     There ``sigma`` are the singular values of ``D Wᵀ``, so that Σσ² is d_e², and the budget is what was achieved.
@@ -435,7 +631,7 @@ def account_for(sample: Sample, fit: Fit) -> list[LayerEdit]:
 class Refits:
     """Everything that the refits of one last layer share: principal axes, targets."""
 
-    sample: Sample
+    sample: Problem
     effort: Effort
     whole: "Refits | None" = None  # of all training rows, where these are without a fold
     index: NDArray[np.intp] | None = None  # the rows of ``whole`` that these are of
@@ -612,7 +808,7 @@ class Refits:
         """η(x) = E[Y|x]: the untouched layer or one refitted to the labels, whichever errs least where it is judged."""
         fits, rows = [untouched(self.sample.layer)], self.sample.judging
         if self.sample.error_against == "labels":
-            fits += [_plain(quadratic) for _, quadratic in self.quadratics("labels", self.effort.ridges)]
+            fits += [plain_fit(quadratic) for _, quadratic in self.quadratics("labels", self.effort.ridges)]
         errors = (outputs(self.sample.head, rows, fits) - rows.y[:, None]) ** 2
         best = fits[int(np.argmin(np.average(errors, axis=0, weights=rows.weight)))]
         return best.weight, best.bias
@@ -621,7 +817,7 @@ class Refits:
 # --- parity at given reductions ------------------------------------------------------------------------------------
 
 
-def _parity_at(quadratic: Quadratic, mean_reduction: float, covariance_reduction: float) -> Fit:
+def parity_at(quadratic: Quadratic, mean_reduction: float, covariance_reduction: float) -> Fit:
     """The parity refit whose squared mean and variance gaps are the original's divided by the reductions."""
     unpenalised = ParityProblem(quadratic, 0.0)
     budget = unpenalised.budget(np.sqrt(covariance_reduction))  # the covariance gap d_v² is the variance gap squared

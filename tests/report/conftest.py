@@ -4,8 +4,8 @@ import pytest
 from sklearn.neural_network import MLPRegressor
 
 from esvdfair import ESVDFair
+from esvdfair.methods import Effort
 from esvdfair.report import render_report
-from esvdfair.sample import Effort
 
 COLUMNS = ["<script>document.title='run'</script>", "</script><!--", "line\u2028end", "\"q\" onload='z'"]
 GROUPS = ("<img src=x onerror=document.title='run'>", "b & c")

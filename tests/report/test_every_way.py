@@ -8,8 +8,8 @@ from sklearn.neural_network import MLPRegressor
 
 from esvdfair import ESVDFair
 from esvdfair.explain import explain_directions
+from esvdfair.methods import Effort
 from esvdfair.report import render_report
-from esvdfair.sample import Effort
 
 # Untrained networks do for what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore:the model predicts the labels worse than a constant")

@@ -11,9 +11,9 @@ from sklearn.linear_model import LinearRegression
 
 from esvdfair import ESVDFair, ESVDFairWarning, ks_distance
 from esvdfair.batches import held_out
+from esvdfair.methods import Effort
 from esvdfair.report import render_report, write_report
 from esvdfair.report.page import escape, script_json, table
-from esvdfair.sample import Effort
 from esvdfair.text import number
 
 VOID = {"meta", "input", "br", "img"}

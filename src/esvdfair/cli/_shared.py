@@ -351,7 +351,7 @@ def repair_options(*, one_method: bool = True, target_ks: float | None = None) -
     def decorate(command: Command) -> Command:
         @wraps(command)
         def collected(*args: Any, quick: bool, seed: int, **rest: Any) -> Any:
-            from esvdfair.sample import Effort
+            from esvdfair.methods import Effort
 
             names = ("target_ks", "confidence", "certificate", "output", *("method", "layer") * one_method)
             options = {name: rest.pop(name) for name in names}

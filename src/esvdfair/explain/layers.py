@@ -1,7 +1,8 @@
 """How far the groups are apart after every layer of the network, and what an edit of each would reach."""
 
 import warnings
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -9,16 +10,17 @@ import pandas as pd
 import scipy.linalg
 from numpy.typing import NDArray
 
-from esvdfair.batches import COLUMNS, Data
+from esvdfair.batches import COLUMNS, Batches, Data, held_out, is_read_once, make_batches
 from esvdfair.core import gaps
 from esvdfair.core.edits import PAPER_REDUCTIONS, edit_exact
 from esvdfair.core.moments import GroupMoments
 from esvdfair.curve import CurvePoint, Judging, judge
 from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.methods import Candidates, parity, refit_edited, solve_all
+from esvdfair.hidden import LayerMoments, Read, refit_edited
+from esvdfair.methods import MIN_GROUP_ROWS, Candidates, Effort, Problem, make_problem, parity, solve_all
 from esvdfair.models import adapt
-from esvdfair.models.base import LinearLayer
-from esvdfair.sample import Setting, draw, few_threads, prepare
+from esvdfair.models.base import LinearLayer, ModelAdapter
+from esvdfair.summary import Watch, few_threads, gather
 
 Array = NDArray[np.float64]
 
@@ -125,47 +127,98 @@ def scan_layers(
     if not isinstance(random_state, int | np.integer):
         raise TypeError(f"random_state={random_state!r}; every layer must be judged on the same rows, so give an int.")
     columns = {name: options.pop(name) for name in COLUMNS if name in options}
-    setting = prepare(adapt(model, output=output), Data(X, y, **columns), seed=int(random_state), **options)
-    with few_threads(setting.width):
-        return _scan(setting, {"mean_reduction": mean_reduction, "covariance_reduction": covariance_reduction})
+    if is_read_once(X):
+        raise ValueError("X is an iterator, which can be read only once. Pass arrays, a DataLoader, or a function.")
+    adapter = adapt(model, output=output)
+    reading: dict[str, Any] = {"missing": "error", "batch_size": 8192} | {
+        name: options.pop(name) for name in ("missing", "batch_size") if name in options
+    }
+    validation, effort = options.pop("validation", None), options.pop("effort", None) or Effort()
+    batches = make_batches(Data(X, y, **columns), classes=adapter.classes, **reading)
+    apart = None if validation is None else make_batches(Data.of(validation), classes=adapter.classes, **reading)
+    split: dict[str, Any] = {
+        "seed": int(random_state),
+        "validation_fraction": 0.25,
+        "min_group_rows": MIN_GROUP_ROWS,
+    } | options
+    first = next((batch.x for batch in batches if len(batch.codes)), None)
+    if first is None:
+        raise ValueError("there are no rows to fit on: the data is empty.")
+    layers = adapter.layers(first)
+    watch = LayerMoments(
+        [layer.name for layer in layers],
+        None if apart is not None else held_out(split["validation_fraction"], split["seed"]),
+    )
+    reductions = {"mean_reduction": mean_reduction, "covariance_reduction": covariance_reduction}
+    with few_threads(max(layer.weight.shape[1] for layer in layers)):
+        problem = _reader(adapter, batches, apart, effort, split)(adapter, watch=watch)
+        if problem.judged_on == "train":
+            split["validation_fraction"] = 0.0  # it has warned already that no rows could be held out
+        read = _reader(adapter, batches, apart, effort, split | {"warns": False})
+        moments = [watch.of(layer.name, problem) for layer in layers]
+        return _scan(read, adapter, layers, moments, problem, effort, reductions)
 
 
-def _scan(setting: Setting, reductions: dict[str, float]) -> LayerScan:
-    sample = draw(setting, inner=[layer.name for layer in setting.layers])
-    if sample.judged_on == "train":
-        setting = replace(setting, split=None)  # it has warned already that no rows could be held out
-    solve = parity((sample.error_against,), setting.effort, **reductions)
-    refits, _ = solve_all(sample, solve, setting.effort, scans=False)
+def _reader(
+    original: ModelAdapter, batches: Batches, apart: Batches | None, effort: Effort, split: dict[str, Any]
+) -> Read:
+    def read(adapter: ModelAdapter, *, watch: Watch | None = None) -> Problem:
+        asked: dict[str, Any] = {"rows": effort.kept_rows, "original": original}
+        summary = gather(adapter, batches, watch=watch, **asked)
+        return make_problem(summary, None if apart is None else gather(adapter, apart, **asked), **split)
+
+    return read
+
+
+def _scan(
+    read: Read,
+    adapter: ModelAdapter,
+    layers: Sequence[LinearLayer],
+    moments: Sequence[GroupMoments],
+    problem: Problem,
+    effort: Effort,
+    reductions: dict[str, float],
+) -> LayerScan:
+    solve = parity((problem.error_against,), effort, **reductions)
+    refits, _ = solve_all(problem, solve, effort, scans=False)
     refits = [fit for fit in refits if fit.strength]
-    curve = judge(Candidates.of(sample, refits), setting.adapter, effort=setting.effort, seed=setting.seed)
-    reached = [_reached(setting, layer, sample.inner[layer.name], reductions) for layer in setting.layers[:-1]]
+    curve = judge(Candidates.of(problem, refits), adapter, effort=effort, seed=problem.seed)
+    reached = [
+        _reached(read, adapter, layer, found, effort, reductions)
+        for layer, found in zip(layers[:-1], moments[:-1], strict=True)
+    ]
     points = (*reached, min(curve.points, key=lambda point: point.mse))
-    rows = sample.judging
-    before, here = rows.prediction[:, None], Judging(rows, len(sample.labels))
+    rows = problem.judging
+    before, here = rows.prediction[:, None], Judging(rows, len(problem.labels))
     return LayerScan(
-        layers=tuple(_gap(layer, sample.inner[layer.name], p) for layer, p in zip(setting.layers, points, strict=True)),
+        layers=tuple(_gap(*each) for each in zip(layers, moments, points, strict=True)),
         ks_before=float(here.distances(before).max()),
         mse_before=float(here.errors(before)[0]),
         ks_floor=curve.ks_floor,
-        evaluated_on=sample.judged_on,
-        error_against=sample.error_against,
+        evaluated_on=problem.judged_on,
+        error_against=problem.error_against,
         rows=len(rows),
     )
 
 
 def _reached(
-    setting: Setting, layer: LinearLayer, moments: GroupMoments, reductions: dict[str, float]
+    read: Read,
+    adapter: ModelAdapter,
+    layer: LinearLayer,
+    moments: GroupMoments,
+    effort: Effort,
+    reductions: dict[str, float],
 ) -> CurvePoint | None:
     """What an edited layer and the refit that ``method="exact"`` makes after it reach; None when there is no refit."""
     edit = edit_exact(layer.weight, moments, bias=layer.bias, layer=layer.name, **reductions)[-1]
     try:
-        edited = draw(setting, {layer.name: (edit.weight_after, edit.bias_after)})
-        fit = refit_edited(edited, "parity", **reductions, seed=0)
-        curve = judge(Candidates.of(edited, [fit]), setting.adapter, effort=setting.effort, seed=setting.seed)
+        edited = read(adapter.replace({layer.name: (edit.weight_after, edit.bias_after)}))
+        fit = refit_edited(edited, "parity", **reductions)
+        curve = judge(Candidates.of(edited, [fit]), adapter, effort=effort, seed=edited.seed)
     except ValueError as error:
-        # The untouched model ran on these very rows, so this is about the edited one; the other layers still tell.
+        # The original model ran on these very rows, so this is about the edited one; the other layers still tell.
         message = f"after an edit of layer {layer.name!r} there is no refit: {error}"
-        warnings.warn(message, ESVDFairWarning, stacklevel=3)
+        warnings.warn(message, ESVDFairWarning, stacklevel=4)
         return None
     return curve.points[0]
 

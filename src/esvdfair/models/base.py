@@ -112,6 +112,24 @@ class Column:
 
 
 @dataclass(frozen=True)
+class OutputLayer:
+    """The output layer as some rows show it: all that a refit needs to know of a model.
+
+    Attributes
+    ----------
+    layer : its weights, (1, n) and (1,) or None
+    head : what maps its output to the prediction
+    column : which of several outputs it is, or None
+    added : the layer, and a parameter that is its bias although the model adds it itself (torch), or None
+    """
+
+    layer: LinearLayer
+    head: Head
+    column: Column | None = None
+    added: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
 class Tail:
     """What follows the last linear layer of a model, laid open."""
 
@@ -131,6 +149,7 @@ class ModelAdapter(ABC):
     """One trained regressor, seen through its linear layers."""
 
     column: Column | None = None
+    added: tuple[str, str] | None = None  # the last layer, and a parameter that the model adds to its output
     classes: Sequence[Any] | None = None  # the two that a classifier tells apart, whose score is the prediction
     ridges: tuple[float, ...] | None = None  # regularisations that suit the model; None for the usual ones
     trees: bool = False  # whether it is a tree ensemble: it fits its training rows closely, and may take missing values
@@ -184,6 +203,16 @@ class ModelAdapter(ABC):
             return layers
         self.column = self.column or _find_column(self._tail(first_rows(x)))
         return layers if self.column is None else (*layers[:-1], self.column.of(layers[-1]))
+
+    def output_layer(self, x: Any) -> OutputLayer:
+        """Find the output layer and its head on some rows."""
+        layer, head = self.layers(x)[-1], self.head(x)
+        return OutputLayer(layer, head, self.column, self.added)
+
+    def with_output(self, known: OutputLayer) -> Self:
+        """Take the output layer as known, so that `replace` needs no rows; returns self."""
+        self.column, self.added = known.column, known.added
+        return self
 
     def predict(self, x: Any) -> NDArray[Any]:
         """Predictions for `x`, (rows,), as NumPy in the dtype of the model (float32 for bfloat16), in batches."""

@@ -66,7 +66,6 @@ class TorchAdapter(ModelAdapter):
         _check_initialised(unwrap(model))
         self._core = _private(unwrap(model))
         self._output = output
-        self._added: tuple[str, str] | None = None  # the last layer, and a parameter that is added to what it gives
         self._takes_whole: bool | None = None  # whether whole numbers go in as such; None until some are seen
         self._probed: tuple[tuple[LinearLayer, ...], Tail] | None = None
         self._lock = threading.Lock()  # hooks of one call must not be seen by another
@@ -113,13 +112,13 @@ class TorchAdapter(ModelAdapter):
 
     def _bias(self, name: str) -> nn.Parameter | None:
         """What a layer adds: its own bias, or the parameter that the model adds to the output of its last one."""
-        if self._added is not None and self._added[0] == name:
-            return self._core.get_parameter(self._added[1])
+        if self.added is not None and self.added[0] == name:
+            return self._core.get_parameter(self.added[1])
         return self._linear(name).bias
 
     def _edited(self, weights: Weights) -> "TorchAdapter":
         twin = TorchAdapter(_copied(self._model), output=self._output)
-        twin._added = self._added
+        twin.added = self.added
         for name, new in weights.items():
             for parameter, values in zip((twin._linear(name).weight, twin._bias(name)), new, strict=True):
                 if values is None or parameter is None:
@@ -132,11 +131,11 @@ class TorchAdapter(ModelAdapter):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"model": self._model, "output": self._output, "added": self._added, "column": self.column}
+        return {"model": self._model, "output": self._output, "added": self.added, "column": self.column}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["model"], output=state["output"])  # type: ignore[misc]  # all else is made of these
-        self._added, self.column = state["added"], state["column"]
+        self.added, self.column = state["added"], state["column"]
 
     def _predict(self, x: Any) -> torch.Tensor:
         return self._run(self._inputs(x), {})
@@ -183,7 +182,7 @@ class TorchAdapter(ModelAdapter):
             raise ValueError("no nn.Linear layer feeds the prediction, so there is no weight to edit.")
         last = names[-1]
         if modules[last].bias is None:
-            self._added = self._find_added(last, rows, outputs[last], prediction)
+            self.added = self._find_added(last, rows, outputs[last], prediction)
         operations, joined = trace.path(last, prediction)
         operation, kinds = base.name_operations(operations)
         kinds = kinds if last in reached else KINDS  # else the way was lost outside torch
@@ -197,7 +196,7 @@ class TorchAdapter(ModelAdapter):
         predicted: torch.dtype,
     ) -> Tail:  # fmt: skip
         """What follows the last layer and the parameter that is added to it, if there is one."""
-        added = 0.0 if self._added is None else self._core.get_parameter(self._added[1]).detach().reshape(-1)
+        added = 0.0 if self.added is None else self._core.get_parameter(self.added[1]).detach().reshape(-1)
 
         def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
             values = torch.as_tensor(np.ascontiguousarray(z)).to(like)
