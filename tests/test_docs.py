@@ -247,6 +247,12 @@ def test_pages_that_show_numbers(page):
     run_all(f"docs/{page}.md", {})
 
 
+def test_guide_for_large_data(few, quick):
+    names = run_all("docs/large-data.md", {})
+    assert names["fair"].summary_["ks_after"] < names["fair"].summary_["ks_before"]
+    assert names["again"].mass.sum() == names["parts"][0].mass.sum()
+
+
 def test_guide_for_onnx(few, quick):
     names = run_all("docs/onnx.md", {})
     assert names["fair"].summary_["ks_after"] < names["fair"].summary_["ks_before"]

@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+from sklearn.linear_model import LinearRegression
 from sklearn.neural_network import MLPRegressor
 
 from esvdfair import Effort, ESVDFair, GroupMoments, Summary, summarise
@@ -182,3 +183,41 @@ def test_ids_are_positions_of_part_0_numbers_or_texts():
     for wrong in ([0.5, 1.0], [None, "a"], [1, 2, 3]):
         with pytest.raises(ValueError, match="`row_id`"):
             row_ids(wrong, 0, 0, 2)
+
+
+def test_rows_of_weight_zero_leave(model, people):
+    X, y, groups, *_ = people
+    weight = np.where(np.arange(len(y)) % 3 == 0, 0.0, 2.0)
+    found = summarise(model, X, y, sensitive_features=groups, sample_weight=weight)
+    kept = weight > 0
+    alone = summarise(
+        model,
+        X[kept],
+        y[kept],
+        sensitive_features=groups[kept],
+        sample_weight=weight[kept],
+        row_id=np.flatnonzero(kept),
+    )
+    assert found.mass.sum() == weight.sum()
+    assert repaired(model, found, X) == pytest.approx(repaired(model, alone, X), abs=1e-9)
+
+
+def test_predictions_that_are_not_finite_are_an_error(people):
+    X, y, groups, *_ = people
+    model = LinearRegression().fit(X, y)
+    model.coef_ = model.coef_ * np.nan
+    with pytest.raises(ValueError, match="NaN"):
+        summarise(model, X, y, sensitive_features=groups)
+
+
+def test_an_empty_batch_changes_nothing(model, people):
+    X, y, groups, *_ = people
+
+    def batches(empty):
+        yield X[:100], y[:100], groups[:100]
+        if empty:
+            yield X[:0], y[:0], groups[:0]
+        yield X[100:], y[100:], groups[100:]
+
+    fits = [repaired(model, summarise(model, lambda empty=empty: batches(empty)), X) for empty in (False, True)]
+    assert np.array_equal(*fits)
