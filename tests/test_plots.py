@@ -51,7 +51,7 @@ def test_every_point_the_floor_and_the_choice_are_drawn(plt):
     dots, *_ = [line for line in axes.lines if len(line.get_xdata()) == 4]
     assert list(dots.get_ydata()) == [1.0, 1.1, 1.2, 1.3]
     texts = [text.get_text() for text in axes.texts]
-    assert "sampling floor" in texts
+    assert "noise level" in texts
     assert any("KS 0.200" in text for text in texts)
     assert "heldout" in axes.get_xlabel()
     _, own = plt.subplots()
@@ -66,7 +66,7 @@ def test_names_do_not_collide_and_the_floor_stands_behind(plt):
     axes.figure.canvas.draw()
     names = {text.get_text(): text.get_window_extent() for text in axes.texts}
     chosen = "KS 0.200 (population 0.200), MSE 1.2"
-    assert set(names) == {"sampling floor", "as trained", "refitted without parity", chosen}
+    assert set(names) == {"noise level", "as trained", "refit without constraint", chosen}
     boxes = list(names.values())
     assert not any(box.count_overlaps([other for other in boxes if other is not box]) for box in boxes)
     (zone,) = axes.patches

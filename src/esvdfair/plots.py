@@ -52,7 +52,7 @@ def plot_curve(curve: Curve, *, target_ks: float | None = None, ax: "Axes | None
         names.append(("as trained", untouched.ks, untouched.mse))
     if curve.mse_refit is not None:
         ax.axhline(curve.mse_refit, color=QUIET, linewidth=0.8, linestyle="--", zorder=1)
-        names.append(("refitted without parity", float(ks.max()), curve.mse_refit))
+        names.append(("refit without constraint", float(ks.max()), curve.mse_refit))
     if target_ks is not None:
         chosen = curve.select(target_ks=target_ks)
         ax.axvline(target_ks, color=INK, linewidth=0.8, linestyle=":")
@@ -71,7 +71,7 @@ def finish_tradeoff(ax: "Axes", *, floor: float | None = None, rows: str = "") -
     if floor is not None:
         ax.axvspan(0, floor, color=QUIET, alpha=0.15, linewidth=0, zorder=0)
         place = ax.get_xaxis_transform()
-        ax.text(floor / 2, 0.02, "sampling floor", transform=place, rotation=90, ha="center", va="bottom", fontsize=8,
+        ax.text(floor / 2, 0.02, "noise level", transform=place, rotation=90, ha="center", va="bottom", fontsize=8,
                 color=QUIET, zorder=0.5)  # fmt: skip
     ax.set_xlabel("KS distance between groups" + (f" ({rows})" if rows else ""))
     ax.set_ylabel("mean squared error")

@@ -126,10 +126,10 @@ def _table(before: "Audit", after: "Audit") -> str:
     lines = [
         ["KS distance", share(before.between.ks), share(after.between.ks), interval(after.between.ks_interval, share)],
         ["mean squared error", number(before.mse), number(after.mse), ""],
-        ["R²", share(before.r2), share(after.r2), ""],
     ]
     for old, new in zip(before.groups, after.groups, strict=True):
         lines.append([f"  of {old.group}", number(old.mse), number(new.mse), interval(new.mse_interval)])
+    lines.append(["R²", share(before.r2), share(after.r2), ""])
     for old, new in zip(before.groups, after.groups, strict=True):
         lines.append(
             [f"mean prediction of {old.group}", number(old.mean), number(new.mean), interval(new.mean_interval)]

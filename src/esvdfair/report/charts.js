@@ -191,14 +191,14 @@
     const now = steps[position];
     f.dot("ring", f.x(now.ks), f.y(now.mse), 8).setAttribute("data-now", position);
     const names = [], clear = Math.max(f.x(floor), f.x(0) + 84) + 10; // right of the floor and of its name
-    const refitName = { text: "refitted without parity", className: "tick halo", px: clear, py: f.y(refit ?? 0) - 6 };
+    const refitName = { text: "refit without constraint", className: "tick halo", px: clear, py: f.y(refit ?? 0) - 6 };
     if (target !== null)
       names.push({ text: `target ${digits(target)}`, className: "tick halo", px: f.x(target), py: f.top - 5, anchor: "middle" });
     names.push(
       { text: "chosen", className: "halo strong", px: f.x(steps[chosen].ks) + 12, py: f.y(steps[chosen].mse) - 10 },
       { text: "before", className: "halo strong old", px: f.x(steps[0].ks), py: f.y(steps[0].mse) - 14, anchor: "middle" },
       ...(refit === null ? [] : [refitName]),
-      { text: "sampling floor", className: "tick", px: f.x(0) + 4, py: f.bottom - 6 },
+      { text: "noise level", className: "tick", px: f.x(0) + 4, py: f.bottom - 6 },
     );
     labels(f, names);
   }

@@ -231,7 +231,7 @@ def _compared(content: Content) -> str:
     )
     return section(
         "compared",
-        "How predictions are distributed, what fairness costs, and who pays",
+        "How predictions are distributed, and what parity costs in each group",
         control,
         f'<div class="pair">{"".join(densities)}</div>',
         paragraph(note, "soft"),
@@ -427,7 +427,7 @@ def _layers(content: Content) -> str:
     intro = (
         "How far the groups are apart after every linear layer, and what the closed-form edit of that layer, followed "
         f"by a refit of the last one, would reach. → marks {layer_name(scan.best)}: of the edits that reach the lowest "
-        "KS distance, give or take the sampling floor, it is the most accurate."
+        "KS distance, within the noise level, it is the most accurate."
     )
     if not content.hidden_edits:
         intro += f" The repair itself, a {content.summary['method']} refit of the last layer, is none of these edits."
