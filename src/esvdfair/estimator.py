@@ -44,71 +44,85 @@ METHODS = ("paper", "exact", "parity", "transport")
 
 
 class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn is untyped
-    """Repair a trained regressor so that its predictions are distributed alike in every sensitive group.
+    """Repair a trained regressor so that its predictions have the same distribution in every sensitive group.
 
-    Edits weights in closed form and gives back the same model. The sensitive attribute is needed by :meth:`fit` only,
-    never by :meth:`predict`.
+    The weights of the last layer, or the leaf values of trees, are changed in closed form; the result is a model of
+    the same type. :meth:`fit` needs the sensitive attribute, :meth:`predict` does not.
 
     Parameters
     ----------
-    model : torch.nn.Module, scikit-learn MLPRegressor, tree ensemble, or path or bytes of an ONNX file
-        The trained model; it is never changed. Tree ensembles are those of scikit-learn, LightGBM, XGBoost and
-        CatBoost. An MLPRegressor or a tree ensemble may be the last step of a Pipeline, inside a
-        TransformedTargetRegressor, or in a FrozenEstimator, which survives cloning in cross-validation. A scikit-learn
-        model that is not fitted is fitted on the training rows first.
-    method : {"transport", "parity", "exact", "paper"}
-        ``transport`` brings the whole distributions of the groups together by refitting the last layer. ``parity``
-        does so for means and variances alone, from moments alone. ``exact`` edits a hidden layer, then refits the
-        last one under parity. ``paper`` is Algorithm 2 of the paper.
-    target_ks : float, optional
-        Largest Kolmogorov–Smirnov distance between groups to aim at, *in the population*: the most accurate candidate
-        whose estimated distance meets it is taken, the model as given if it does already. Without any target,
-        ``transport`` aims at 0.05, or at the smallest distance that these rows can tell from parity.
-    confidence : float in (0, 1), optional
-        Take only what is certified to keep ``target_ks``: at 0.9, at most one in ten samples of rows that judge would
-        certify a model that does not. They should be new to the model. Where nothing can be certified the fairest is
-        taken, with a warning that tells how many rows it would need.
-    certificate : {"normal", "hoeffding"}
-        The bound behind it: of the normal approximation, or one that holds at every sample size and needs about three
-        times as many rows.
-    max_mse_increase : float, optional
-        Instead of ``target_ks``: the fairest candidate whose mean squared error is at most this part above the
-        untouched model's (0.05: five per cent).
-    mean_reduction, covariance_reduction : float ≥ 1 or inf, optional
-        How many times smaller the squared gaps become, for ``paper`` and ``exact`` (default 15 and 150) and ``parity``
-        (default inf). Not together with a target.
-    refit : {"sgd", "ols"}, optional
-        How ``paper`` refits the last layer: the paper's fine-tune (default), or the least squares of its Algorithm 2.
-    layer : int or str, optional
-        Which linear layer ``paper`` and ``exact`` edit, by index or dotted name; default -2, the last hidden one.
-    targets : "auto", or some of ("labels", "predictions", "optimum")
-        What the refit may aim at, compared on rows that did not fit; "auto" takes all that the data allow.
-    validation_fraction : float
-        Part of the rows that is held out to choose among candidates, when ``fit`` gets no ``validation``.
-    min_group_rows : int, default 30
-        Groups with fewer training rows, or fewer validation rows, are set aside: not compared and not constrained, but
-        their rows count in the error. A warning and ``summary_["groups_set_aside"]`` name them. 2 compares every
-        group.
-    missing : {"error", "group"}
+    model : estimator, torch.nn.Module, str, Path or bytes
+        The trained model, which is never changed. A scikit-learn network, linear model or tree ensemble, alone or in a
+        Pipeline, TransformedTargetRegressor, GridSearchCV or FrozenEstimator; a skorch, LightGBM, XGBoost or CatBoost
+        model; a torch module with one output; or the path or bytes of an ONNX file. A scikit-learn model that is not
+        fitted is fitted on the training rows first.
+    method : {"transport", "parity", "exact", "paper"}, default="transport"
+        How the model is repaired:
+
+        - "transport" brings the whole distributions of the groups together by refitting the last layer.
+        - "parity" matches means and variances only, which needs moments and no single rows.
+        - "exact" edits a hidden layer, then refits the last one with equal means and variances.
+        - "paper" is Algorithm 2 of the paper, with its errata corrected.
+    target_ks : float, default=None
+        Largest Kolmogorov–Smirnov distance between any two groups that is acceptable in the population. The most
+        accurate candidate whose estimate meets it is chosen; the original model is returned if it meets it already.
+        Without any target, "transport" aims at 0.05, or at the smallest KS that the rows can distinguish from parity.
+    confidence : float, default=None
+        Between 0 and 1, requires ``target_ks``: choose only a model that is certified to meet the target. At 0.9, at
+        most one in ten validation samples certifies a model that misses it. If no model can be certified, the fairest
+        is returned with a warning that says how many rows are needed.
+    certificate : {"normal", "hoeffding"}, default="normal"
+        The bound behind the certificate: the normal approximation, or a bound that holds at every sample size and
+        needs about three times as many rows.
+    max_mse_increase : float, default=None
+        Instead of ``target_ks``: choose the fairest candidate whose mean squared error exceeds that of the original
+        model by at most this fraction. 0.05 allows 5%.
+    mean_reduction, covariance_reduction : float, default=None
+        Factors, from 1 to inf, by which the squared differences in means and covariances shrink. The defaults are 15
+        and 150 for "paper" and "exact", inf for "parity". Not allowed together with a target.
+    refit : {"sgd", "ols"}, default=None
+        How "paper" refits the last layer: by the paper's fine-tuning (the default) or by least squares.
+    layer : int or str, default=None
+        Linear layer that "paper" and "exact" edit, by index or dotted name; None is the last hidden layer (-2).
+    targets : "auto" or sequence of str, default="auto"
+        What the refit may aim at: "labels", "predictions" of the original model, or the "optimum", the best fair
+        predictor that does not use the attribute. Candidates are compared on validation rows; "auto" tries all that
+        the data allow.
+    validation_fraction : float, default=0.25
+        Fraction of the rows that is held out to choose among candidates when :meth:`fit` gets no ``validation``.
+    min_group_rows : int, default=30
+        Groups with fewer training rows, or fewer validation rows, are set aside: not compared and not constrained,
+        but counted in the error. A warning and ``summary_["groups_set_aside"]`` name them. 2 compares every group.
+    missing : {"error", "group"}, default="error"
         Whether a missing attribute value is an error or a group of its own.
-    output : str, int or callable, optional
-        Which output of a torch model that returns several, or of an ONNX model, is the prediction.
-    batch_size : int
+    output : str, int or callable, default=None
+        Which output is the prediction, for torch and ONNX models with several. "sigmoid" turns a logit into a score.
+    batch_size : int, default=8192
         Rows that run through the model at once.
-    effort : Effort, optional
-        How hard to try; ``Effort.quick()`` compares a few candidates instead of some hundred.
-    random_state : int, RandomState or None
-        Seeds the held-out split, the bounded samples and the fine-tune.
+    effort : Effort, default=None
+        Search budget. ``Effort.quick()`` compares a few candidates instead of several hundred.
+    random_state : int, RandomState or None, default=0
+        Seed of the held-out split, of subsamples and of the fine-tuning.
 
     Attributes
     ----------
-    estimator_ : the repaired model, of the type of ``model``
-    model_ : the untouched model that was repaired: ``model``, or what it became when it had to be fitted first
-    edits_ : list of LayerEdit, one for each edit made; none where the model as given was chosen
-    curve_ : Curve, the trade-off between error and parity
-    point_ : CurvePoint, the point of it that was chosen
-    summary_ : dict, what was reached, on which rows, and whether errors are against labels or the model's predictions
+    estimator_ : object
+        The repaired model, of the same type as ``model``.
+    model_ : object
+        The original model: ``model``, or its fitted copy if it was not fitted.
+    summary_ : dict
+        Error, KS distance and more, before and after the repair, on validation rows. The guide "Reading the results"
+        explains every entry.
+    curve_ : Curve
+        The trade-off between error and parity.
+    point_ : CurvePoint
+        The point of the curve that was chosen.
+    edits_ : list of LayerEdit
+        What was changed, layer by layer; empty if the original model was chosen.
     n_features_in_ : int
+        Number of features seen during :meth:`fit`.
+    feature_names_in_ : ndarray of str
+        Names of the features, if X has column names.
 
     Examples
     --------
@@ -116,12 +130,14 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
     >>> from sklearn.neural_network import MLPRegressor
     >>> from esvdfair import ESVDFair, ks_distance
     >>> rng = np.random.default_rng(0)
-    >>> a = rng.integers(0, 2, 2000)
-    >>> X = rng.normal(size=(2000, 5)) + a[:, None] * [0.8, 0, 0, 0, 0]
+    >>> group = rng.integers(0, 2, 2000)
+    >>> X = rng.normal(size=(2000, 5)) + group[:, None] * [0.8, 0, 0, 0, 0]
     >>> y = X.sum(axis=1) + rng.normal(size=2000)
-    >>> model = MLPRegressor(hidden_layer_sizes=(32,), max_iter=300, random_state=0).fit(X, y)
-    >>> fair = ESVDFair(model, target_ks=0.1).fit(X, y, sensitive_features=a)
-    >>> ks_distance(fair.predict(X), sensitive_features=a) < ks_distance(model.predict(X), sensitive_features=a)
+    >>> model = MLPRegressor(early_stopping=True, random_state=0).fit(X, y)
+    >>> fair = ESVDFair(model, target_ks=0.1).fit(X, y, sensitive_features=group)
+    >>> before = ks_distance(model.predict(X), sensitive_features=group)
+    >>> after = ks_distance(fair.predict(X), sensitive_features=group)
+    >>> after < before
     True
     """
 
@@ -180,25 +196,31 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
 
         Parameters
         ----------
-        X : (rows, features) array, DataFrame or tensor; for a model with several inputs a tuple, a list or a mapping of
-            them; or a DataLoader, an iterable, or a function that makes one, which yields
-            (X, y, sensitive[, weight[, control]]) batches
-        y : (rows,) labels. Without them the model is repaired towards its own predictions, and every mean squared
-            error is measured against those.
-        sensitive_features : (rows,) group of each person, or several columns, whose combinations become the groups
-        sample_weight : (rows,)
-        control_features : (rows,) or several columns, optional
-            What people may rightly differ in (job, region, hours): gaps are then *adjusted*, that is, groups are
-            compared as if each had the same mix of these strata (docs/method.md 2.8). The error keeps plain weights.
-        validation : (X, y, sensitive_features[, sample_weight[, control_features]]); or what yields such batches
-            Rows that the model was *not trained on*; a candidate is chosen and judged on them. Without it a fraction
-            of X is held out from the repair. Those rows are new to the repair but not to the model, if X is what it was
-            trained on: its errors there are then too small. ``summary_["evaluated_on"]`` says which rows judged:
-            "validation", "heldout", or "train" when a group has too few rows to hold any out.
+        X : array-like, DataFrame, tensor, DataLoader or iterable
+            Training rows, (rows, features). A tuple, list or mapping of arrays for a model with several inputs. A
+            DataLoader, an iterable, or a function that returns one, yields batches
+            ``(X, y, sensitive_features[, sample_weight[, control_features]])``.
+        y : array-like, default=None
+            Labels, (rows,). Without labels the model is repaired towards its own predictions, and errors are measured
+            against those.
+        sensitive_features : array-like, DataFrame, dict or str, default=None
+            Group of each row. Several columns are combined into groups; a str is the name of a column of X.
+        sample_weight : array-like, default=None
+            Weight of each row, (rows,).
+        control_features : array-like or DataFrame, default=None
+            Strata, such as job or region, one column or several. Distances between groups are then adjusted: groups
+            are compared as if each had the same mix of strata. Errors are not adjusted.
+        validation : tuple, DataLoader or iterable, default=None
+            ``(X, y, sensitive_features[, sample_weight[, control_features]])`` of rows that the model was *not trained
+            on*, or batches of them. The candidate is chosen and evaluated on these rows. If None,
+            ``validation_fraction`` of X is held out from the repair; if the model was trained on X, its errors there
+            are too small. ``summary_["evaluated_on"]`` is "validation", "heldout", or "train" if a group has too few
+            rows to hold any out.
 
         Returns
         -------
-        self
+        ESVDFair
+            The fitted estimator; ``estimator_`` is the repaired model.
         """
         data = Data(X, y, sensitive_features, sample_weight, control_features)
         check_options(self)
@@ -216,13 +238,15 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         Parameters
         ----------
         summary : Summary
-            Of all training rows: ``part_1 + part_2``, or ``sum(parts)``.
-        validation : Summary, or as in :meth:`fit`
-            Of other rows, all of which validate. Without it a fraction of the rows of ``summary`` is held out.
+            Summary of all training rows: ``part_1 + part_2``, or ``sum(parts)``.
+        validation : Summary or tuple, default=None
+            Validation rows, summarised or as in :meth:`fit`. If None, a fraction of the rows of ``summary`` is held
+            out.
 
         Returns
         -------
-        self
+        ESVDFair
+            The fitted estimator.
         """
         check_options(self)
         self._drawn = self._seed()
@@ -290,10 +314,18 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Predictions of the repaired model, (rows,). Takes no sensitive attribute.
+        """Predict with the repaired model.
 
-        Of a DataLoader, or whatever else yields X, (X,), (X, y) or batches as for :meth:`fit`, those of all its rows,
-        in the order in which they come.
+        Parameters
+        ----------
+        X : array-like, DataFrame, tensor, DataLoader or iterable
+            Rows, (rows, features), without the sensitive attribute; or batches X, ``(X,)``, ``(X, y)`` or as in
+            :meth:`fit`.
+
+        Returns
+        -------
+        ndarray
+            Predictions, (rows,), in the order of the rows.
         """
         check_is_fitted(self, "estimator_")
         predictor: ModelAdapter = self._predictor
@@ -313,9 +345,26 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         sample_weight: Any = None,
         control_features: Any = None,
     ) -> dict[str, Any]:
-        """What ``summary_`` says, of rows that neither fitted nor chose, which alone are impartial; X as in `fit`.
+        """Evaluate the repaired model on held-out data.
 
-        ``met`` and ``certified`` are decided anew, on these rows; ``evaluated_on`` is "test".
+        Parameters
+        ----------
+        X : array-like, DataFrame, tensor, DataLoader or iterable
+            Rows that were used neither to fit nor to choose, as in :meth:`fit`.
+        y : array-like, default=None
+            Labels, (rows,).
+        sensitive_features : array-like, DataFrame, dict or str, default=None
+            Group of each row.
+        sample_weight : array-like, default=None
+            Weight of each row, (rows,).
+        control_features : array-like or DataFrame, default=None
+            Strata to adjust for.
+
+        Returns
+        -------
+        dict
+            The entries of ``summary_`` for these rows; ``evaluated_on`` is "test", and ``met`` and ``certified`` are
+            decided on these rows.
         """
         check_is_fitted(self, "estimator_")
         data = Data(X, y, sensitive_features, sample_weight, control_features)
@@ -339,9 +388,18 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         return found | {"decided_by": self.summary_["decided_by"]}
 
     def judged(self, rows: Batch) -> NDArray[np.bool_] | None:
-        """Which of these rows judged the repair: known where they are the rows of ``fit``, or those that judged it.
+        """Find the rows that chose the repair among the rows of :meth:`fit`.
 
-        None where they are others, or the same in another order, or where only a part of them was kept to judge.
+        Parameters
+        ----------
+        rows : Batch
+            All rows of :meth:`fit` in the same order, or the validation rows.
+
+        Returns
+        -------
+        ndarray of bool or None
+            Whether each row is a validation row. None if these are other rows, or if only some of the validation rows
+            were kept.
         """
         known, seed = getattr(self, "_validated", ("", 0))
         out = np.ones(len(rows.codes), dtype=bool)
@@ -637,19 +695,39 @@ def check_options(fair: ESVDFair) -> None:
 
 
 def fit_curve(model: Any, X: Any, y: Any = None, **options: Any) -> Curve:
-    """The trade-off curve between error and parity: 20 points or more from one pass over the rows.
+    """Compute the trade-off curve between error and parity in one pass over the rows.
 
     Parameters
     ----------
-    model, X, y : as in :class:`ESVDFair` and its ``fit``
-    **options : ``sensitive_features``, ``sample_weight``, ``control_features``, ``validation`` as ``fit`` takes them;
-        others as :class:`ESVDFair` does, such as ``method`` and ``random_state``
+    model : estimator, torch.nn.Module, str, Path or bytes
+        The trained model, as in :class:`ESVDFair`.
+    X : array-like, DataFrame, tensor, DataLoader or iterable
+        Training rows, as in :meth:`ESVDFair.fit`.
+    y : array-like, default=None
+        Labels, (rows,).
+    **options : dict
+        ``sensitive_features``, ``sample_weight``, ``control_features`` and ``validation`` of :meth:`ESVDFair.fit`, and
+        parameters of :class:`ESVDFair`, such as ``method``.
 
     Returns
     -------
     Curve
-        ``curve.select(target_ks=0.1)`` gives a point, ``curve.model(point)`` the repaired model of it,
-        ``curve.to_frame()`` a table.
+        At least 20 points, if there are as many candidates. ``curve.select(target_ks=0.1)`` returns a point,
+        ``curve.model(point)`` its repaired model, ``curve.to_frame()`` a table.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.linear_model import LinearRegression
+    >>> from esvdfair import fit_curve
+    >>> rng = np.random.default_rng(0)
+    >>> group = rng.integers(0, 2, 2000)
+    >>> X = rng.normal(size=(2000, 5)) + group[:, None] * [0.8, 0, 0, 0, 0]
+    >>> y = X.sum(axis=1) + rng.normal(size=2000)
+    >>> curve = fit_curve(LinearRegression().fit(X, y), X, y, sensitive_features=group)
+    >>> point = curve.select(target_ks=0.1)
+    >>> type(curve.model(point)).__name__
+    'LinearRegression'
     """
     rows = {name: options.pop(name) for name in (*COLUMNS, "validation") if name in options}
     if "max_mse_increase" not in options and "target_ks" not in options:
