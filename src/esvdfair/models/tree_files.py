@@ -35,7 +35,7 @@ class TreeFileAdapter(TreeAdapter):
         self._format = tree_format(source)
         self._given: Any = bytes(source) if isinstance(source, bytearray) else source
         content = self._given if isinstance(self._given, bytes) else Path(self._given).read_bytes()
-        super().__init__(_load(content), output=output)
+        super().__init__(_open_bytes(content), output=output)
 
     def __reduce__(self) -> Any:
         return TreeFileAdapter, (self.model,)
@@ -51,7 +51,7 @@ class TreeFileAdapter(TreeAdapter):
         return twin
 
 
-def _load(content: bytes) -> Any:
+def _open_bytes(content: bytes) -> Any:
     form = tree_format(content) or ""
     name = _LIBRARIES[form]
     try:

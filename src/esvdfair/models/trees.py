@@ -219,7 +219,7 @@ def _codes(library: TreeLibrary) -> NDArray[np.int16]:
             code = np.searchsorted(group, owner).clip(max=len(group) - 1) + used + 1
             used += len(group)
         else:
-            number = _mixed((owner + start).astype(np.uint64))
+            number = _scrambled((owner + start).astype(np.uint64))
             code = (number % BUCKETS + 1).astype(np.int16) * np.where(number >> np.uint64(63), 1, -1)
         codes[start : start + len(owner)] = code
     return codes
@@ -236,7 +236,7 @@ def _owner(tree: Tree, least: int) -> NDArray[np.intp]:
     return owner
 
 
-def _mixed(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _scrambled(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """A fixed pseudo-random number for each number (splitmix64)."""
     with np.errstate(over="ignore"):
         z = (number + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
