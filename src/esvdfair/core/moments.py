@@ -1,17 +1,17 @@
-"""Group moments: count, mean and scatter of every group, additive over rows, batches, workers and sites."""
+"""Group moments: count, mean and scatter of every group, additive over rows, batches, workers and sites.
+
+Long because a value that is gathered, merged, read and saved has to be checked at each of these doors.
+"""
 
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
-from itertools import pairwise
-from operator import add
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg.blas import dsyr, dsyrk
 
 from esvdfair.core import array_file
 from esvdfair.core.checks import (
@@ -27,14 +27,17 @@ from esvdfair.core.checks import (
 from esvdfair.core.ks import adjusting_factors, split_cell
 from esvdfair.exceptions import InputError
 
-_CACHED_ROWS = 256  # rows of 256 float64 columns that fit in a core's own cache, with room to spare
-_BLOCK_ROWS = 1024  # rows of one product: enough for its speed, and no more than is given back to the system each time
+_ROWS_AT_ONCE = 4096  # of one product: enough for its speed, and copies of them need little memory
 FIELDS = {"rows": "i8", "counts": "f8", "weight_squares": "f8", "means": "f8", "scatters": "f8"}
 """Arrays that hold moments in a file, and their types."""
+_TOO_LARGE = (
+    "the rows hold finite values whose squares are beyond the largest float64, about 1.8e308; give the features in "
+    "another unit, or standardise them."
+)
 _LARGEST_SUM = 1e300  # of squares in one batch, so that a sum over many batches stays in float64
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Moments:
     """Moments of one group; arrays are float64, in NumPy or on the device of the tensors that were seen."""
 
@@ -45,29 +48,32 @@ class _Moments:
     scatter: Any  # (n, n)   Σ w (x − mean)ᵀ(x − mean)
 
     def columns(self, selection: slice | list[int]) -> "_Moments":
-        return replace(self, mean=self.mean[selection], scatter=self.scatter[selection][:, selection])
+        mean, scatter = self.mean[selection], self.scatter[selection][:, selection]
+        return deepcopy(_Moments(self.rows, self.weight, self.weight_squares, mean, scatter))
 
     def scaled(self, factor: float) -> "_Moments":
         """With all weights times a factor."""
         weight, squares = factor * self.weight, factor**2 * self.weight_squares
-        return replace(self, weight=weight, weight_squares=squares, scatter=factor * self.scatter)
+        return _Moments(self.rows, weight, squares, self.mean, factor * self.scatter)
 
-    def __add__(self, other: "_Moments") -> "_Moments":
-        """Chan's pairwise update: exact in real arithmetic, stable in floating point."""
-        weight = self.weight + other.weight
-        mean, scatter = other.mean, other.scatter
+    def add(self, other: "_Moments") -> None:
+        """Chan's pairwise update, in place: exact in real arithmetic, stable in floating point."""
+        weight, mean, scatter = self.weight + other.weight, other.mean, other.scatter
         if isinstance(self.mean, np.ndarray) != isinstance(mean, np.ndarray):
             mean, scatter = _like(self.mean, mean), _like(self.scatter, scatter)
         delta = mean - self.mean
-        total = self.scatter + scatter
-        total += delta.reshape(-1, 1) * (delta * (self.weight * other.weight / weight))
-        return _Moments(
-            self.rows + other.rows,
-            weight,
-            self.weight_squares + other.weight_squares,
-            self.mean + delta * (other.weight / weight),
-            total,
-        )
+        self.scatter += scatter
+        self.scatter += delta.reshape(-1, 1) * (delta * (self.weight * other.weight / weight))
+        self.mean += delta * (other.weight / weight)
+        self.rows, self.weight = self.rows + other.rows, weight
+        self.weight_squares += other.weight_squares
+
+
+def _sum(parts: Sequence[_Moments]) -> _Moments:
+    total = deepcopy(parts[0])
+    for part in parts[1:]:
+        total.add(part)
+    return total
 
 
 class GroupMoments:
@@ -96,10 +102,9 @@ class GroupMoments:
     """
 
     def __init__(self) -> None:
-        self._whole: dict[Label, _Moments] = {}
-        self._running: _Running | None = None  # what came since
-        self._covariances: NDArray[np.float64] | None = None  # of what _groups holds now
+        self._groups: dict[Label, _Moments] = {}
         self._everyone: _Moments | None = None  # of all rows, where the groups are adjusted and do not add up to them
+        self._room = np.empty((0, 0))  # for the rows of a product: new memory would cost more than writing to it
 
     # --- gathering ---------------------------------------------------------------------------------------------
 
@@ -134,39 +139,68 @@ class GroupMoments:
 
         ``beside`` (batch,) is taken as a last column of x (batch, n), without copying x to put it there.
         """
-        known = self._whole if self._running is None else self._whole | self._running.sums
-        check_labels([*known, *labels])
+        check_labels([*self._groups, *labels])
         weights = None if sample_weight is None else check_squares(check_weight(sample_weight, len(codes), zero=True))
+        weights = None if weights is None or (weights == 1.0).all() else weights
         x, codes, weights = _flatten(x, codes, weights)
-        width, before = x.shape[1] + (beside is not None), self.width if known else 0
-        if known and width != before:
+        width = x.shape[1] + (beside is not None)
+        if self._groups and width != self.width:
             raise ValueError(
-                f"this batch has {width} columns, the batches before had {before}; moments of different "
+                f"this batch has {width} columns, the batches before had {self.width}; moments of different "
                 "layers or feature sets cannot be mixed. Use one GroupMoments for each."
             )
-        if not isinstance(x, np.ndarray):
-            found = _batch_moments(x, beside, codes, len(labels), weights)
-            self._add([(labels[code], moments) for code, moments in found.items()])
-            return self
-        parts = _by_group(codes, len(labels), weights)
-        _check_range(x, beside, parts)  # all of it first: what raises has added nothing
-        self._running = self._running or _Running(width)
-        for code, (rows, part) in parts.items():
-            self._running.add(labels[code], x, beside, rows, part)
-        self._covariances = None
+        order = np.argsort(codes, kind="stable")
+        order = order if weights is None else order[weights[order] > 0]
+        parts = np.split(order, np.searchsorted(codes[order], np.arange(1, len(labels))))
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = [
+                (label, self._moments_of(x, beside, part, weights))
+                for label, part in zip(labels, parts, strict=True)
+                if len(part)
+            ]
+            if not _all_finite([moments for _, moments in found]):
+                bad = int((~np.isfinite(to_numpy(x)[order]).all(axis=1)).sum())
+                raise ValueError(
+                    f"{bad} of {x.shape[0]} rows hold NaN or infinite values; moments of them would be meaningless. "
+                    "Check the inputs and the model's activations."
+                    if bad
+                    else _TOO_LARGE
+                )
+        self._add(found)
         return self
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For copies, which share nothing that grows."""
-        return self.__dict__ | {"_whole": self._groups, "_running": None}
+    def _moments_of(
+        self, x: Any, beside: NDArray[np.float64] | None, index: NDArray[np.intp], weights: NDArray[np.float64] | None
+    ) -> _Moments:
+        """Moments of some rows: a product for a few thousand of them at a time, on their device."""
+        found = []
+        for start in range(0, len(index), _ROWS_AT_ONCE):
+            part = index[start : start + _ROWS_AT_ONCE]
+            rows, w = self._gather(x, beside, part), None if weights is None else weights[part]
+            weight, squares = (float(len(part)),) * 2 if w is None else (float(w.sum()), float(w @ w))
+            mean = rows.mean(0) if w is None else _like(rows, w / weight) @ rows
+            rows -= mean
+            if w is not None:
+                rows *= _like(rows, np.sqrt(w)).reshape(-1, 1)
+            found.append(_Moments(len(part), weight, squares, mean, rows.T @ rows))
+        return found[0] if len(found) == 1 else _sum(found)
 
-    @property
-    def _groups(self) -> dict[Label, _Moments]:
-        """What was gathered, by group."""
-        running, self._running = self._running, None
-        if running is not None:
-            self._add([(label, sums.moments()) for label, sums in running.sums.items()])
-        return self._whole
+    def _gather(self, x: Any, beside: NDArray[np.float64] | None, index: NDArray[np.intp]) -> Any:
+        """Rows of x, with the column beside it, in float64; ours to overwrite until the next call."""
+        if not isinstance(x, np.ndarray):
+            return _gather_tensor(x, beside, index)
+        n, width = x.shape[1], x.shape[1] + (beside is not None)
+        if self._room.shape[1] != width or len(self._room) < len(index):
+            self._room = np.empty((len(index), width))
+        rows = self._room[: len(index)]
+        rows[:, :n] = x[index]
+        if beside is not None:
+            rows[:, n] = beside[index]
+        return rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which share nothing that grows."""
+        return self.__dict__ | {"_groups": deepcopy(self._groups), "_room": np.empty((0, 0))}
 
     def merge(self, other: "GroupMoments") -> Self:
         """Add the rows that another accumulator has seen; returns self. ``other`` is left as it is."""
@@ -180,22 +214,18 @@ class GroupMoments:
                 f"cannot merge moments of width {other.width} into moments of width {self.width}; "
                 "both must come from the same layer."
             )
-        self._add(list(other._groups.items()))
+        if not all(_all_finite([each]) for each in (*self._groups.values(), *other._groups.values())):
+            raise ValueError(_TOO_LARGE)
+        self._add([(label, deepcopy(moments)) for label, moments in other._groups.items()])
         return self
 
-    def _add(self, groups: list[tuple[Label, _Moments]]) -> None:
-        total = dict(self._whole)
+    def _add(self, groups: Sequence[tuple[Label, _Moments]]) -> None:
+        """Add moments, which are ours to keep."""
         for label, moments in groups:
-            mine = total.get(label)
-            if mine is None:
-                total[label] = moments
-                continue
-            with np.errstate(over="ignore", invalid="ignore"):
-                total[label] = mine + moments
-            if isinstance(total[label].scatter, np.ndarray) and not np.isfinite(np.diag(total[label].scatter)).all():
-                raise _too_large()
-        self._whole = total  # only now: what raises above has added nothing
-        self._covariances = None
+            if label in self._groups:
+                self._groups[label].add(moments)
+            else:
+                self._groups[label] = moments
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -206,113 +236,103 @@ class GroupMoments:
     @property
     def width(self) -> int:
         """Number of columns n."""
-        if self._running is not None:
-            return self._running.width
         if not self._groups:
             raise ValueError("these moments have seen no rows yet; call update first.")
         return int(next(iter(self._groups.values())).mean.shape[0])
 
+    def _each(self, name: str, dtype: type = np.float64) -> NDArray[Any]:
+        return np.array([to_numpy(getattr(self._groups[label], name)) for label in self.labels], dtype=dtype)
+
     @property
     def rows(self) -> NDArray[np.int64]:
-        return np.array([m.rows for m in self._ordered()], dtype=np.int64)
+        return self._each("rows", np.int64)
 
     @property
     def counts(self) -> NDArray[np.float64]:
-        return np.array([m.weight for m in self._ordered()], dtype=np.float64)
+        return self._each("weight")
 
     @property
     def weight_squares(self) -> NDArray[np.float64]:
-        return np.array([m.weight_squares for m in self._ordered()], dtype=np.float64)
+        return self._each("weight_squares")
 
     @property
     def means(self) -> NDArray[np.float64]:
-        return np.array([to_numpy(m.mean) for m in self._ordered()], dtype=np.float64)
+        return self._each("mean")
 
     @property
     def scatters(self) -> NDArray[np.float64]:
-        return np.array([to_numpy(m.scatter) for m in self._ordered()], dtype=np.float64)
-
-    @property
-    def divisors(self) -> NDArray[np.float64]:
-        """(G,) what makes a scatter an unbiased covariance: Σw − Σw²/Σw.
-
-        N_g − 1 without weights; unchanged when all weights are scaled (``numpy.cov`` with ``aweights``).
-        """
-        return self.counts - self.weight_squares / self.counts
+        return self._each("scatter")
 
     def mean_differences(self) -> NDArray[np.float64]:
         """(pairs, n) D, one row ``x̄_g − x̄_h`` for each pair g < h."""
         self.require_groups()
-        first, second = np.triu_indices(len(self.means), k=1)
-        differences: NDArray[np.float64] = self.means[first] - self.means[second]
-        return differences
+        means = self.means
+        first, second = np.triu_indices(len(means), k=1)
+        return np.asarray(means[first] - means[second])
 
     def covariances(self) -> NDArray[np.float64]:
-        """(G, n, n) unbiased covariance of each group.
+        """(G, n, n) unbiased covariance of each group: its scatter over ``Σw − Σw²/Σw``.
+
+        That is N_g − 1 without weights, and does not change when all weights are scaled (``numpy.cov`` with
+        ``aweights``).
 
         Differs from the paper: its M divides both groups by N₁ − 1.
         """
-        if self._covariances is None:
-            self.require_groups(rows=2)
-            divisors = self.divisors
-            if not divisors.min() > 0:
-                raise InputError(
-                    f"`sample_weight` of group {self.labels[int(divisors.argmin())]!r} lies on one row; a covariance "
-                    "needs at least two rows with weight."
-                )
-            self._covariances = self.scatters / divisors[:, None, None]
-            self._covariances.flags.writeable = False
-        return self._covariances
-
-    @property
-    def pooled_weight(self) -> float:
-        """Σw over all rows."""
-        return float(self.counts.sum()) if self._everyone is None else self._everyone.weight
+        self.require_groups(rows=2)
+        divisors = self.counts - self.weight_squares / self.counts
+        if not divisors.min() > 0:
+            raise InputError(
+                f"`sample_weight` of group {self.labels[int(divisors.argmin())]!r} lies on one row; a covariance "
+                "needs at least two rows with weight."
+            )
+        return np.asarray(self.scatters / divisors[:, None, None])
 
     @property
     def has_own_pool(self) -> bool:
         """Whether the pooled moments are of other rows than those of the groups."""
         return self._everyone is not None
 
+    @property
+    def pooled_weight(self) -> float:
+        """Σw over all rows."""
+        return float(self.counts.sum()) if self._everyone is None else self._everyone.weight
+
     def pooled_mean(self) -> NDArray[np.float64]:
         """(n,) mean over all rows of all groups."""
         if self._everyone is not None:
             return to_numpy(self._everyone.mean)
-        mean: NDArray[np.float64] = self.counts @ self.means / self.counts.sum()
-        return mean
+        return np.asarray(self.counts @ self.means / self.counts.sum())
 
     def pooled_scatter(self) -> NDArray[np.float64]:
         """(n, n) ``Σ w (x − x̄)ᵀ(x − x̄)`` over all rows: within plus between groups."""
         if self._everyone is not None:
             return to_numpy(self._everyone.scatter)
         centred = self.means - self.pooled_mean()
-        scatter = np.sum([to_numpy(m.scatter) for m in self._ordered()], axis=0)
-        total: NDArray[np.float64] = scatter + (self.counts[:, None] * centred).T @ centred
-        return total
+        return np.asarray(self.scatters.sum(axis=0) + (self.counts[:, None] * centred).T @ centred)
+
+    # --- moments of other rows and columns ---------------------------------------------------------------------
+
+    @classmethod
+    def _of(cls, groups: Mapping[Label, _Moments], everyone: _Moments | None = None) -> "GroupMoments":
+        made = cls()
+        made._groups, made._everyone = deepcopy(dict(groups)), everyone
+        return made
 
     def columns(self, selection: slice | list[int]) -> "GroupMoments":
         """Moments of some of the columns, as a new object."""
-        part = GroupMoments()
-        part._whole = {label: m.columns(selection) for label, m in self._groups.items()}
-        part._everyone = None if self._everyone is None else self._everyone.columns(selection)
-        return part
+        everyone = None if self._everyone is None else self._everyone.columns(selection)
+        return self._of({label: m.columns(selection) for label, m in self._groups.items()}, everyone)
 
     def only(self, labels: Sequence[Label]) -> "GroupMoments":
         """Moments of some of the groups; the pooled ones stay those of all rows."""
         if set(labels) == set(self._groups):
             return self
-        part = GroupMoments()
-        part._whole = {label: self._groups[label] for label in labels}
-        every = [self._everyone] if self._everyone is not None else self._ordered()
-        part._everyone = reduce(add, every)
-        return part
+        everyone = self._everyone or _sum([self._groups[label] for label in self.labels])
+        return self._of({label: self._groups[label] for label in labels}, everyone)
 
     def with_pooled(self, everyone: "GroupMoments") -> "GroupMoments":
         """These groups, with the pooled moments of other rows: those of all groups of ``everyone`` together."""
-        part = GroupMoments()
-        part._whole = dict(self._groups)
-        part._everyone = reduce(add, everyone._ordered())
-        return part
+        return self._of(self._groups, _sum([everyone._groups[label] for label in everyone.labels]))
 
     def adjusted(self, parts: int, judged: Sequence[Label] | None = None) -> "GroupMoments":
         """From moments of cells (see :mod:`esvdfair.core.ks`) those of groups that all have the same mix of strata.
@@ -323,27 +343,14 @@ class GroupMoments:
         cells = [(split_cell(label, parts), self._groups[label]) for label in self.labels]
         groups = sorted({group for (group, _), _ in cells} if judged is None else judged, key=sort_key)
         strata = sorted({stratum for (_, stratum), _ in cells}, key=sort_key)
-        mass = np.zeros((len(groups), len(strata)))
         compared = [(groups.index(g), strata.index(s), moments) for (g, s), moments in cells if g in groups]
+        mass = np.zeros((len(groups), len(strata)))
         for g, s, moments in compared:
             mass[g, s] = moments.weight
         factors = adjusting_factors(mass)
-        result = GroupMoments()
-        result._everyone = reduce(add, [moments for _, moments in cells])
-        for g, s, moments in compared:
-            if factors[g, s] > 0:
-                result._add([(groups[g], moments.scaled(float(factors[g, s])))])
+        result = self._of({}, _sum([moments for _, moments in cells]))
+        result._add([(groups[g], m.scaled(float(factors[g, s]))) for g, s, m in compared if factors[g, s] > 0])
         return result
-
-    @classmethod
-    def from_arrays(cls, labels: Sequence[Label], *arrays: Any) -> "GroupMoments":
-        """From what the attributes rows, counts, weight_squares, means and scatters hold, for these labels."""
-        made = cls()
-        made._whole = {
-            label: _Moments(int(rows), float(weight), float(squares), mean, scatter)
-            for label, rows, weight, squares, mean, scatter in zip(labels, *arrays, strict=True)
-        }
-        return made
 
     def _refuse_adjusted(self) -> None:
         if self._everyone is not None:
@@ -362,9 +369,6 @@ class GroupMoments:
                     f"group {label!r} has {count} row(s); a covariance needs at least {rows}. "
                     "Pass more rows, or merge this group with another."
                 )
-
-    def _ordered(self) -> list[_Moments]:
-        return [self._groups[label] for label in self.labels]
 
     def __repr__(self) -> str:
         if not self._groups:
@@ -404,7 +408,12 @@ class GroupMoments:
         for name, dtype in FIELDS.items():
             if arrays[name].shape != shapes.get(name, (len(labels),)) or arrays[name].dtype != dtype:
                 raise ValueError(f"its {name} have another type or shape than they should")
-        moments = cls.from_arrays(labels, *(arrays[name] for name in FIELDS))
+        columns = zip(*(arrays[name] for name in FIELDS), strict=True)
+        groups = {
+            label: _Moments(int(rows), float(weight), float(squares), mean, scatter)
+            for label, (rows, weight, squares, mean, scatter) in zip(labels, columns, strict=True)
+        }
+        moments = cls._of(groups)
         if not moments._is_possible():
             raise ValueError("no rows have such moments")
         return moments
@@ -446,170 +455,15 @@ def _flatten(
     return x, codes, weights
 
 
-Parts = dict[int, tuple[NDArray[np.intp], NDArray[np.float64] | None]]
-
-
-def _by_group(codes: NDArray[np.intp], n_groups: int, weights: NDArray[np.float64] | None) -> Parts:
-    """By the code of every group that has some: which rows are its own, and their weights unless all are 1."""
-    order = np.argsort(codes, kind="stable")
-    if weights is not None:
-        order = order[weights[order] > 0]
-    bounds = np.searchsorted(codes[order], np.arange(n_groups + 1)).tolist()
-    w = None if weights is None or (weights[order] == 1.0).all() else weights[order]
-    return {
-        code: (order[start:stop], None if w is None else w[start:stop])
-        for code, (start, stop) in enumerate(pairwise(bounds))
-        if stop > start
-    }
-
-
-def _check_range(x: NDArray[Any], beside: NDArray[np.float64] | None, parts: Parts) -> None:
-    """Raise ValueError for values that are not finite, or whose squares leave float64, in rows that count."""
-    weight = sum(float(len(rows)) if w is None else float(w.sum()) for rows, w in parts.values())
-
-    def is_good(*columns: NDArray[Any]) -> bool:
-        ends = [float(end) for part in columns for end in (part.max(initial=0), part.min(initial=0))]
-        extent = float(np.abs(ends).max())  # NaN where there is one
-        return 4 * extent * extent * weight < _LARGEST_SUM
-
-    columns = [x] if beside is None else [x, beside]
-    with np.errstate(over="ignore", invalid="ignore"):
-        if not parts or is_good(*columns):
-            return
-        rows = np.concatenate([rows for rows, _ in parts.values()])
-        if is_good(*(part[rows] for part in columns)):
-            return
-    bad = int((~np.isfinite(x).all(axis=1)).sum())
-    raise _too_large() if not bad else _not_finite(bad, len(x))
-
-
-class _Running:
-    """Sums of NumPy batches, to which rows are added in place: a large array for each batch costs more than its sums.
-
-    Attributes
-    ----------
-    sums : by label, in the order in which the groups came
-    """
-
-    def __init__(self, width: int) -> None:
-        self.width, self.sums = width, dict[Label, _Sums]()
-        self._gathered, self._rows = np.empty((_CACHED_ROWS, width)), np.empty((_BLOCK_ROWS, width))
-        self._products = np.zeros((width, width), order="F")
-
-    def add(
-        self,
-        label: Label,
-        x: NDArray[Any],
-        beside: NDArray[np.float64] | None,
-        rows: NDArray[np.intp],
-        w: NDArray[np.float64] | None,
-    ) -> None:
-        """Add some rows of an array, with a further column beside it or without.
-
-        The rows are gathered, shifted and summed a few hundred at a time, while they are in the cache; a product then
-        reads some thousand. The shift is the mean of the first rows, so what is left of the mean is of the size of the
-        rows' own spread, and taking its square off the products costs no digits.
-        """
-        weight, squares = (float(len(rows)), float(len(rows))) if w is None else (float(w.sum()), float(w @ w))
-        n = x.shape[1]
-        first = x[rows[:64]] if beside is None else np.column_stack([x[rows[:64]], beside[rows[:64]]])
-        shift = first.mean(axis=0, dtype=np.float64)
-        if self._gathered.dtype != x.dtype or self._gathered.shape[1] != n:
-            self._gathered = np.empty((_CACHED_ROWS, n), dtype=x.dtype)
-        total = np.zeros(self.width)
-        for start in range(0, len(rows), _BLOCK_ROWS):
-            chosen = rows[start : start + _BLOCK_ROWS]
-            for i in range(0, len(chosen), _CACHED_ROWS):
-                block, index = self._rows[i : min(i + _CACHED_ROWS, len(chosen))], chosen[i : i + _CACHED_ROWS]
-                gathered = self._gathered[: len(block)]
-                np.take(x, index, axis=0, out=gathered, mode="clip")  # with "raise" NumPy copies once more
-                np.subtract(gathered, shift[:n], out=block[:, :n])
-                if beside is not None:
-                    np.subtract(beside[index], shift[n], out=block[:, n])
-                if w is None:
-                    total += block.sum(axis=0)
-                else:
-                    part = w[start + i :][: len(block)]
-                    total += part @ block
-                    block *= np.sqrt(part)[:, None]
-            dsyrk(1.0, self._rows[: len(chosen)].T, beta=float(start > 0), c=self._products, overwrite_c=1)
-        left = total / weight
-        if label not in self.sums:
-            self.sums[label] = _Sums(np.zeros(self.width), np.zeros((self.width, self.width), order="F"))
-        self.sums[label].add(len(rows), weight, squares, shift + left, self._products)
-        dsyr(-weight, left, a=self.sums[label].upper, overwrite_a=1)
-
-
-@dataclass
-class _Sums:
-    """As `_Moments`, of a group that grows; of the scatter the upper triangle alone."""
-
-    mean: NDArray[np.float64]
-    upper: NDArray[np.float64]
-    rows: int = 0
-    weight: float = 0.0
-    squares: float = 0.0
-
-    def add(
-        self, rows: int, weight: float, squares: float, mean: NDArray[np.float64], upper: NDArray[np.float64]
-    ) -> None:
-        """Chan's update, as in `_Moments`."""
-        total, delta = self.weight + weight, mean - self.mean
-        self.upper += upper
-        dsyr(self.weight * weight / total, delta, a=self.upper, overwrite_a=1)
-        self.mean += delta * (weight / total)
-        self.rows, self.weight, self.squares = self.rows + rows, total, self.squares + squares
-
-    def moments(self) -> _Moments:
-        scatter = np.triu(self.upper)
-        scatter += np.triu(self.upper, 1).T
-        return _Moments(self.rows, self.weight, self.squares, self.mean, scatter)
-
-
-def _batch_moments(
-    x: Any,
-    beside: NDArray[np.float64] | None,
-    codes: NDArray[np.intp],
-    n_groups: int,
-    weights: NDArray[np.float64] | None,
-) -> dict[int, _Moments]:
-    """Moments of each group of one batch, a tensor: one gather of the rows, one matrix product for each group."""
-    parts = _by_group(codes, n_groups, weights)
-    order = np.concatenate([np.zeros(0, dtype=np.intp), *(rows for rows, _ in parts.values())])
-    ordered = _gather_float64(x, beside, order)
-    found, start = {}, 0
-    for code, (rows, w) in parts.items():
-        found[code] = _moments_of(ordered.narrow(0, start, len(rows)), w)
-        start += len(rows)
-    if not _all_finite(list(found.values())):
-        bad = int((~np.isfinite(to_numpy(x.double())).all(axis=1)).sum())
-        raise _too_large() if not bad else _not_finite(bad, x.shape[0])
-    return found
-
-
-def _moments_of(x: Any, w: NDArray[np.float64] | None) -> _Moments:
-    """Moments of the rows of one group, a tensor that is ours to overwrite."""
-    if w is None:
-        rows = weight = squares = x.shape[0]
-        mean = x.mean(0)
-        x -= mean
-    else:
-        rows, weight, squares = len(w), float(w.sum()), float(w @ w)
-        mean = _like(x, w / weight) @ x
-        x -= mean
-        x *= _like(x, np.sqrt(w)).reshape(-1, 1)
-    return _Moments(int(rows), float(weight), float(squares), mean, x.T @ x)
-
-
-def _gather_float64(x: Any, beside: NDArray[np.float64] | None, order: NDArray[np.intp]) -> Any:
-    """The rows of a tensor in the given order as a new float64 tensor, on the same device."""
+def _gather_tensor(x: Any, beside: NDArray[np.float64] | None, index: NDArray[np.intp]) -> Any:
+    """Some rows of a tensor as a new float64 tensor, on the same device."""
     torch = sys.modules["torch"]
-    index = torch.as_tensor(order, device=x.device)
+    place = torch.as_tensor(index, device=x.device)
     try:
-        rows = x.index_select(0, index).double()
+        rows = x.index_select(0, place).double()
         if beside is None:
             return rows
-        return torch.cat([rows, torch.as_tensor(beside[order], device=x.device).unsqueeze(1)], dim=1)
+        return torch.cat([rows, torch.as_tensor(beside[index], device=x.device).unsqueeze(1)], dim=1)
     except TypeError as error:
         raise ValueError(
             f"device {x.device} has no float64, which the sums need to stay accurate; move the batch to the CPU first."
@@ -624,11 +478,11 @@ def _like(reference: Any, values: Any) -> Any:
     return torch.as_tensor(values, dtype=torch.float64, device=reference.device)
 
 
-def _all_finite(found: list[_Moments]) -> bool:
-    """The one small transfer that a batch on a device costs beside its group labels."""
-    sums = [values for m in found for values in (m.mean, m.scatter.diagonal())]
-    torch = sys.modules["torch"]
-    return not sums or bool(torch.isfinite(torch.stack(sums)).all())
+def _all_finite(found: Sequence[_Moments]) -> bool:
+    """Whether sums of squares stay in float64: the one small transfer of a batch on a device beside its labels."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = sum((m.scatter.diagonal() + m.weight * m.mean**2).max() for m in found)
+    return float(total) < _LARGEST_SUM  # NaN is not
 
 
 def check_squares(weight: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -640,17 +494,3 @@ def check_squares(weight: NDArray[np.float64]) -> NDArray[np.float64]:
             "weights of all batches by one common number."
         )
     return weight
-
-
-def _too_large() -> ValueError:
-    return ValueError(
-        "the rows hold finite values whose squares are beyond the largest float64, about 1.8e308; give the features in "
-        "another unit, or standardise them."
-    )
-
-
-def _not_finite(bad: int, rows: int) -> ValueError:
-    return ValueError(
-        f"{bad} of {rows} rows hold NaN or infinite values; moments of them would be meaningless. "
-        "Check the inputs and the model's activations."
-    )
