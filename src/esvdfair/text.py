@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,7 @@ EVALUATED_ON = {
     "heldout": "validation rows held out from the repair",
     "test": "test data",
     "train": "the training rows themselves, so results on new data will be worse",
+    "given": "the rows given here; if some of them fitted the repair, results on new data will be worse",
 }
 """``summary_["evaluated_on"]`` -> on which rows a repair was evaluated, in words."""
 
@@ -102,74 +103,171 @@ def error_name(summary: Mapping[str, Any]) -> str:
     return f"mean squared {'error' if summary['error_against'] == 'labels' else 'change'}"
 
 
+# --- the table of a summary ----------------------------------------------------------------------------------------
+
+
 def summary_table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and lines of a table of ``summary_``; what is not known has no line."""
     adjusted = ", adjusted" if "ks_raw_before" in summary else ""
-    names = {
-        "ks": f"KS distance{adjusted}",
-        "ks_raw": "  not adjusted",
-        "mse": error_name(summary),
-        "r2": "R²",
-        "auc": "AUC",
-        "mean_gap": f"difference in means{adjusted}",
-        "mean_gap_raw": "  not adjusted",
-        "variance_gap": "difference in variances",
-    }
-    sizes, lines = summary["group_sizes"], []
-    groups = list(zip(sizes, distinct_names(list(sizes)), strict=True))
-    for key, name in names.items():
+    target = summary["target_ks"]
+    decides = "estimated population KS" + ("" if target is None else f" (target {target:g})")
+    lines = [[decides, "", share(summary["ks_population"]), interval(summary["ks_interval"], share)]]
+    for key, name, form in (
+        ("ks", f"KS distance{adjusted}", share),
+        ("ks_raw", "  not adjusted", share),
+        ("mse", error_name(summary), number),
+        ("r2", "R²", share),
+        ("auc", "AUC", share),
+        ("mean_gap", f"difference in means{adjusted}", number),
+        ("mean_gap_raw", "  not adjusted", number),
+        ("variance_gap", "difference in variances", number),
+    ):
         old, new = (summary.get(f"{key}_{when}") for when in ("before", "after"))
-        if old is None or new is None:
-            continue
-        if key in ("ks", "ks_raw"):
-            lines.append([name, share(old), share(new), interval(summary["ks_interval"], share) if key == "ks" else ""])
-            continue
-        form = share if key in ("r2", "auc") else number
-        lines.append([name, form(old), form(new) if form is share else number(new, beside=old), ""])
-        if key == "mse" and summary.get("mse_refit"):
-            lines.append(["  refit without fairness constraint", "", number(summary["mse_refit"], beside=old), ""])
-        olds, news = (summary.get(f"group_{key}_{when}") or {} for when in ("before", "after"))
-        for label, group in groups if olds and news else ():
-            line = f"  of {group} ({sizes[label]:,} rows)", number(olds[label]), number(news[label], beside=olds[label])
-            lines.append([*line, ""])
+        if old is not None and new is not None:
+            lines.append([name, form(old), form(new) if form is share else number(new, beside=old), ""])
+            lines += _mse_lines(summary) if key == "mse" else []
     known = summary["ks_interval"] is not None
     return ["", "before", "after", *["95% interval, after"] * known], [line[: 3 + known] for line in lines]
 
 
-def verdict(summary: Mapping[str, Any]) -> str:
-    """Whether the target was met, what is kept of the explained variance, and which groups are too small."""
-    parts, target = [], summary["target_ks"]
-    estimate = (
-        f"estimated population KS {share(summary['ks_population'])}, at most {share(summary['ks_upper'])} with "
-        f"{summary['confidence'] or 0.95:.0%} confidence"
+def _mse_lines(summary: Mapping[str, Any]) -> list[list[str]]:
+    """Below the error: that of the refit without fairness constraint, and that of each group."""
+    lines, sizes = [], summary["group_sizes"]
+    if summary.get("mse_refit"):
+        refit = number(summary["mse_refit"], beside=summary["mse_before"])
+        lines.append(["  refit without fairness constraint", "", refit, ""])
+    olds, news = (summary.get(f"group_mse_{when}") or {} for when in ("before", "after"))
+    for label, name in zip(sizes, distinct_names(list(sizes)), strict=True):
+        if label in olds and label in news:
+            old, new = olds[label], news[label]
+            lines.append([f"  of {name} ({sizes[label]:,} rows)", number(old), number(new, beside=old), ""])
+    return lines
+
+
+# --- the verdict ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a repair came to, in the words that terminal, report, record and model card share.
+
+    Attributes
+    ----------
+    answer : "use", "keep" the original model, "unmet", "unknown" (too few rows to tell), or "useless"
+    headline : one sentence: what to do, and the figure that decides next to the target
+    measured : what was measured, and on which data
+    details : what is kept of the accuracy, what is uncertain, and groups that are too small
+    next_steps : what to do next
+    """
+
+    answer: str
+    headline: str
+    measured: str
+    details: tuple[str, ...]
+    next_steps: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join((self.headline, self.measured, *self.details, "Next:", *self.next_steps))
+
+
+def verdict(summary: Mapping[str, Any]) -> Verdict:
+    """Judge a repair by its ``summary_``, or by what :meth:`ESVDFair.assess` returns.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.linear_model import LinearRegression
+    >>> from esvdfair import ESVDFair
+    >>> X, sex = np.random.default_rng(0).normal(size=(400, 3)), np.arange(400) % 2
+    >>> fair = ESVDFair(LinearRegression().fit(X, X[:, 0]), target_ks=0.3).fit(X, X[:, 0], sensitive_features=sex)
+    >>> print(verdict(fair.summary_).answer)
+    keep
+    """
+    unchanged = all(
+        math.isclose(summary[f"{key}_before"], summary[f"{key}_after"], rel_tol=1e-12) for key in ("mse", "ks")
     )
-    if target is None:
-        parts.append(f"{estimate[0].upper()}{estimate[1:]}.")
-    else:
-        sure = ", certified" if summary.get("certified") else ""
-        found = f"met{sure}" if summary["met"] else f"not met ({summary['decided_by']})"
-        parts.append(f"Target KS ≤ {target:g}: {found}; {estimate}.")
-    parts.append(kept_words(summary))
+    answer, headline = _judge(summary, unchanged)
+    known = f"KS distance {share(summary['ks_before'])} before, {share(summary['ks_after'])} after"
+    noise = f"chance alone shows about {share(summary['ks_floor'])} at these group sizes"
+    measured = f"Measured on {summary['rows']:,} rows, {EVALUATED_ON[summary['evaluated_on']]}: {known}; {noise}."
+    details = [f"Why this model: {summary['decided_by']}."] if summary["target_ks"] is not None else []
+    if not summary.get("certified"):
+        details.append(
+            f"Its population KS is at most {share(summary['ks_upper'])} with {summary['confidence'] or 0.95:.0%} "
+            "confidence."
+        )
     if summary.get("outside_support"):
-        parts.append(f"{percent(summary['outside_support'])} of the rows are in strata that lack a group.")
+        details.append(f"{percent(summary['outside_support'])} of the rows are in strata that lack a group.")
     if aside := summary.get("groups_set_aside"):
-        parts.append(too_small(aside))
-    parts.append(f"Noise level: chance alone shows a KS of about {share(summary['ks_floor'])} at these group sizes.")
-    return " ".join(part for part in parts if part)
+        details.append(too_small(aside))
+    return Verdict(answer, headline, measured, tuple(details), _next_steps(answer, summary))
 
 
-def kept_words(summary: Mapping[str, Any]) -> str:
+def _judge(summary: Mapping[str, Any], unchanged: bool) -> tuple[str, str]:
+    """The answer and its sentence; ``unchanged`` says that the original model was kept."""
+    met, estimate = summary["met"], share(summary["ks_population"])
+    target = "" if summary["target_ks"] is None else f"the target of {summary['target_ks']:g}"
+    price = "" if unchanged else f", and it {accuracy_words(summary)}"
+    if unchanged and met is not False:
+        meets = f"meets {target}" if met else "is what there is: no repair was chosen"
+        return "keep", f"Keep the original model: its estimated population KS of {estimate} {meets}."
+    if not unchanged and (useless := _useless_words(summary)):
+        beside = f"estimated population KS {estimate}{f' against {target}' if target else ''}"
+        return "useless", f"Do not use the repaired model: it {useless} ({beside})."
+    if met is False and summary["ks_population"] <= summary["target_ks"] < summary["ks_floor"]:
+        noise = f"below what chance alone shows, {share(summary['ks_floor'])}"
+        return "unknown", f"These rows cannot tell whether {target} is met: it is {noise} (estimate {estimate}){price}."
+    if not unchanged and summary["ks_after"] >= summary["ks_before"]:
+        worse = f"the repair brings the groups no closer (estimated population KS {estimate}"
+        return "keep", f"Keep the original model: {worse}{f', against {target}' if target else ''})."
+    if met is False:
+        which = "original model, which is returned," if unchanged else "repaired model"
+        if summary["certified"] is False and summary["ks_population"] <= summary["target_ks"]:
+            bound = (
+                f"estimate {estimate}, at most {share(summary['ks_upper'])} with {summary['confidence']:.0%} confidence"
+            )
+            return "unmet", f"The {which} is not certified to meet {target}: {bound}{price}."
+        return "unmet", f"The {which} does not meet {target}: its estimated population KS is {estimate}{price}."
+    if summary.get("certified"):
+        sure = f"certified to meet {target} with {summary['confidence']:.0%} confidence"
+        return "use", f"Use the repaired model: it is {sure} (estimated population KS {estimate}){price}."
+    if met:
+        return "use", f"Use the repaired model: its estimated population KS of {estimate} meets {target}{price}."
+    return "use", f"The repaired model has an estimated population KS of {estimate}; no target was set{price}."
+
+
+def _useless_words(summary: Mapping[str, Any]) -> str:
+    """Why nobody should use the repaired model; nothing if it still predicts."""
+    if summary.get("constant"):
+        return "predicts nearly the same number for everybody"
+    before, after = summary["r2_before"], summary["r2_after"]
+    return f"predicts no better than a constant, R² {share(before)} to {share(after)}" if after <= 0 < before else ""
+
+
+def accuracy_words(summary: Mapping[str, Any]) -> str:
     """How much of what the original model explained is kept."""
     before, after = summary["r2_before"], summary["r2_after"]
-    if summary.get("constant"):
-        return "The repaired model predicts nearly the same number for everybody."
-    if after <= 0:
-        return f"The repaired model predicts no better than a constant (R² {share(before)} to {share(after)})."
-    if before <= 0:
-        return f"R² {share(before)} before, {share(after)} after."
     if summary["error_against"] != "labels":
-        return ""
-    return f"Keeps {percent(after / before)} of the explained variance (R² {share(before)} to {share(after)})."
+        return f"changes predictions by {number(math.sqrt(summary['mse_after']))} (root mean square)"
+    if before > 0:
+        return f"keeps {percent(after / before)} of the explained variance (R² {share(before)} to {share(after)})"
+    return f"has an R² of {share(after)} ({share(before)} before)"
+
+
+def _next_steps(answer: str, summary: Mapping[str, Any]) -> tuple[str, ...]:
+    few = label_text(min(summary["group_sizes"], key=summary["group_sizes"].get))
+    if answer == "keep":
+        return ("Measure again when the people it is used on change.",)
+    if answer == "useless":
+        return ("Repair again with a milder target, or limit the error increase.",)
+    if answer == "unmet":
+        return (f"Repair again with more rows, above all of {few}, or with a milder target.",)
+    if answer == "unknown":
+        times = (summary["ks_floor"] / summary["target_ks"]) ** 2 if summary["target_ks"] else math.inf
+        return (f"Evaluate on about {times:,.1f} times as many rows, or choose a milder target.",)
+    again = "Evaluate the repaired model on test data, which neither fitted nor chose it."
+    reset = "Reset your cut-offs: repaired predictions vary less, so the old ones select other people."
+    return (reset,) if summary["evaluated_on"] == "test" else (again, reset)
 
 
 def to_json(value: Any) -> str:
@@ -188,18 +286,18 @@ def to_json(value: Any) -> str:
       ]
     }
     """
-    return json.dumps(_plain(value), indent=2, allow_nan=False)
+    return json.dumps(_json_value(value), indent=2, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
-        return dict(zip(distinct_names(list(value)), map(_plain, value.values()), strict=True))
+        return dict(zip(distinct_names(list(value)), map(_json_value, value.values()), strict=True))
     if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
+        return _json_value(value.tolist())
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_json_value(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, str | int) else str(value)

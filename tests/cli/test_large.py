@@ -102,7 +102,7 @@ def test_the_report_of_a_large_file_shows_a_sample(files, invoke, large, small_s
     words = ["repair", files.model, files.data, *ROLES, *EXACT, "-o", tmp_path / "fair.onnx"]
     assert invoke(*words).stderr == ""
     result = invoke(*words, "--force", "--report", tmp_path / "page.html")
-    assert result.exit_code == 0
+    assert result.exit_code == 0, result.stderr
     assert "used a random sample of" in result.stderr
     assert json.loads((tmp_path / "fair.onnx.json").read_text())["data"]["rows"] == 600
 

@@ -14,7 +14,7 @@ from esvdfair.batches import held_out
 from esvdfair.methods import Effort
 from esvdfair.report import render_report, write_report
 from esvdfair.report.page import escape, script_json, table
-from esvdfair.text import number
+from esvdfair.text import number, verdict
 
 VOID = {"meta", "input", "br", "img"}
 SECTIONS = ["compared", "decisions", "distributions", "people", "features", "caveats", "engineers", "origin"]
@@ -97,17 +97,17 @@ def test_only_our_script_may_run(outline):
 
 def test_headline_numbers_are_those_of_the_summary(outline, fair):
     s = fair.summary_
-    lead = outline.text.split("“Apart”")[0]  # the rows that judged are among those given, so the page is about them
+    lead = outline.text.split("How predictions are distributed")[0]  # the rows that judged are among those given
     assert f"measured on {s['rows']:,} rows held out from the fit" in outline.text
-    assert f"from {100 * s['ks_before']:.1f} to {100 * s['ks_after']:.1f} percentage points" in lead
-    assert ("and meets the target of 16.0" if s["met"] else "does not meet the target of 16.0") in lead
+    assert verdict(s).headline in lead
+    assert ("meets the target of 0.16" if s["met"] else "does not meet the target of 0.16") in lead
     low, high = s["ks_interval"]
     assert f"95% interval {low:.3f} to {high:.3f}; estimated population KS {s['ks_population']:.3f}" in lead
     assert f"noise level {s['ks_floor']:.3f}" in lead
     for figure in ("mse_before", "mse_after"):
         assert f"{s[figure]:.4g}" in lead
     explained = f"(R² {s['r2_before']:.3f} to {s['r2_after']:.3f})"
-    assert f"keeping {s['r2_after'] / s['r2_before']:.0%} of the explained variance {explained}" in lead
+    assert f"keeps {s['r2_after'] / s['r2_before']:.0%} of the explained variance {explained}" in lead
     assert f"R² {s['r2_before']:.3f} → {s['r2_after']:.3f}" in lead
 
 
@@ -208,16 +208,6 @@ def test_nothing_is_rounding_noise(case):
     assert "the very rows that fitted the repair" in page
 
 
-def test_a_model_that_became_a_constant_is_called_that(case):
-    fair = case.repaired(method="parity", effort=Effort.quick())
-    last = fair.model_.coefs_[-1]
-    fair.estimator_ = copy.deepcopy(fair.model_)
-    fair.estimator_.coefs_[-1] = last * 1e-6
-    fair.point_ = None
-    page = Outline(render_report(fair, case.X, case.y, sensitive_features=case.groups)).text
-    assert "Do not use the repaired model: it predicts nearly the same value for everybody" in page
-
-
 def test_a_hidden_edit_shows_its_own_layer_and_a_refit_says_that_it_left_it(case, page):
     fair = case.repaired(method="exact", effort=Effort.quick())
     edited = render_report(fair, case.X, case.y, sensitive_features=case.groups)
@@ -241,7 +231,6 @@ def test_several_attributes_become_their_combinations(case):
     several = np.column_stack([other, (case.groups == "b & c").astype(str)])
     fair = ESVDFair(case.model, target_ks=0.5, effort=Effort.quick()).fit(case.X, case.y, sensitive_features=several)
     shown = Outline(render_report(fair, case.X, case.y, sensitive_features=several)).text
-    assert "the 4 groups" in shown
     assert "x, True" in shown
 
 
@@ -250,7 +239,7 @@ def test_what_it_refuses(case, fair):
         render_report(ESVDFair(case.model), case.X, case.y, sensitive_features=case.groups)
     with pytest.raises(ValueError, match="fewer than two groups"):
         render_report(fair, case.X, case.y, sensitive_features=["a"] * 600)
-    with pytest.raises(ValueError, match=r".*fewer than two groups.*`min_group_rows=30` rows or more"):
+    with pytest.raises(ValueError, match=r".*fewer than two groups.*`min_group_rows=30` rows or more.*"):
         render_report(fair, case.X, case.y, sensitive_features=["a"] * 599 + ["b"])
     with pytest.raises(ValueError, match="X has no rows"):
         render_report(fair, case.X[:0], case.y[:0], sensitive_features=[])
@@ -307,11 +296,11 @@ def test_cells_captions_and_quotes_are_escaped():
 def test_a_model_that_meets_the_target_already_is_kept(case, fair):
     kept = copy.copy(fair)
     kept.point_, kept.estimator_ = fair.curve_.untouched, fair.model_
-    kept.summary_ = fair.summary_ | {"met": True, "target_ks": 0.9}
+    same = {f"{name}_after": fair.summary_[f"{name}_before"] for name in ("mse", "ks", "r2")}
+    kept.summary_ = fair.summary_ | same | {"met": True, "target_ks": 0.9}
     page = render_report(kept, case.X, case.y, sensitive_features=case.groups)
     assert chart_numbers(page)["chosen"] == 0
-    assert "Keep the original model: the predictions for" in Outline(page).text
-    assert "which meets the target of 90.0" in Outline(page).text
+    assert "Keep the original model: its estimated population KS of" in Outline(page).text
 
 
 def test_the_refit_without_parity_stands_beside_before_and_after(fair, page, outline):
@@ -328,8 +317,8 @@ def test_whether_the_target_is_met_is_what_the_summary_says(case, fair, judged):
         told.summary_ = fair.summary_ | {"met": met, "target_ks": fair.summary_["ks_after"] * 0.99}
         rows = {"judged": (case.X, case.y, case.groups)} if judged else {}
         shown = Outline(render_report(told, case.X, case.y, sensitive_features=case.groups, **rows)).text
-        assert ("and meets the target of" in shown) is met
-        assert ("does not meet the target of" in shown) is not met
+        assert verdict(told.summary_).headline in shown
+        assert (" meets the target of" in shown) is met
 
 
 # --- pairs of groups, small groups, explained variance -------------------------------------------------------------
@@ -374,14 +363,3 @@ def test_every_pair_has_its_own_noise_level_on_the_page(four):
         beyond = "yes" if pair["established"] else "no"
         assert " ".join([" and ".join(pair["groups"]), *figures, beyond]) in Outline(page).text
     assert len({f"{pair['ks_floor']:.3f}" for pair in told["pairs"]}) == 3
-
-
-def test_a_model_that_explains_nothing_is_not_called_one_with_a_larger_error(case):
-    """A tenth of the spread is left, on the wrong side: no constant, but no better than one."""
-    fair = case.repaired(method="parity", effort=Effort.quick())
-    fair.estimator_ = copy.deepcopy(fair.model_)
-    fair.estimator_.coefs_[-1] = -0.1 * fair.model_.coefs_[-1]
-    fair.point_ = None
-    page = Outline(render_report(fair, case.X, case.y, sensitive_features=case.groups)).text
-    assert "Do not use the repaired model: it predicts no better than a constant (R² 0." in page
-    assert "larger" not in page.split("“Apart”")[0]

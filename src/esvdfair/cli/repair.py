@@ -192,6 +192,7 @@ def _record(done: Done, out: Path, before: Mapping[str, str], after: Mapping[str
         "test": _described(done.test),
         "reached": fair.summary_,
         "tested": None if done.test is None else done.summary,
+        "verdict": verdict(done.summary),
         "decisions": done.decided,
         "point": fair.point_,
         "edits": [{name: getattr(edit, name) for name in EDIT} for edit in fair.edits_],
@@ -254,7 +255,7 @@ def _show(fair: "ESVDFair", summary: Mapping[str, Any]) -> None:
     start = f"{fair.model_} repaired by {fair.method}"
     click.echo(f"{start}; evaluated on {summary['rows']:,} rows, {cli.EVALUATED_ON[summary['evaluated_on']]}\n")
     click.echo(cli.table(*summary_table(summary)) + "\n")
-    click.echo(click.wrap_text(verdict(summary), width=100))
+    click.echo(click.wrap_text(str(verdict(summary)), width=100))
 
 
 # --- curve ---------------------------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def model_card(
         _front_matter(summary, name, base, data),
         f"# Model Card for {_plain(name)}",
         f"{_plain(base or 'A model')}, repaired so that its predictions are distributed alike in every group of "
-        f"{_plain(attribute)}. {verdict(summary)}",
+        f"{_plain(attribute)}. {_plain(str(verdict(summary)))}",
         "## Model Details",
         _bullets({key: value for key, value in facts.items() if value} | {"Repaired by": f"esvdfair, {fair.method}"}),
         "## Uses",
@@ -203,7 +203,6 @@ def model_card(
         f"{'labels' if summary['error_against'] == 'labels' else 'the predictions of the model before'}.",
         "### Results",
         _table(*summary_table(summary)),
-        verdict(summary),
         "## Technical Specifications",
         _bullets({key: value for key, value in versions().items() if value}),
         _table(["file", "SHA-256"], list(map(list, hashes.items()))) if hashes else "",

@@ -3,7 +3,6 @@
 Sentences are plain text: whoever places them escapes them.
 """
 
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from esvdfair.batches import COLUMNS, Batch, Data, make_batches
 from esvdfair.core.checks import Label, row_count, take
 from esvdfair.core.ks import Groups, Peak, ks_peak
 from esvdfair.core.pairs import Pairs
-from esvdfair.curve import FLAT, Curve, CurvePoint
+from esvdfair.curve import Curve, CurvePoint
 from esvdfair.cutoffs import Decisions, decisions
 from esvdfair.estimator import ESVDFair
 from esvdfair.exceptions import ESVDFairWarning, InputError
@@ -263,70 +262,6 @@ class Content:
     def error_name(self) -> str:
         return "mean squared error" if self.has_labels else "mean squared change of the predictions"
 
-    def headline(self) -> str:
-        """What to do, and why, in one sentence. Whether the target is met is what ``summary_`` says."""
-        s, names = self.summary, self.names
-        before, after = self.before.peak.distance, self.after.peak.distance
-        whom = f"{names[0]} and {names[1]}" if len(names) == 2 else f"the {len(names)} {self.all_groups}"
-        if self.adjusted:
-            before, after = s["ks_before"], s["ks_after"]
-            whom += ", adjusted for the control features,"
-        apart = f"from {100 * before:.1f} to {100 * after:.1f} percentage points apart"
-        asked = "" if s["target_ks"] is None else f"the target of {100 * s['target_ks']:.1f}"
-        if self.after.prediction.std() < FLAT * self.spread:
-            why = f"it predicts nearly the same value for everybody ({whom} go {apart})"
-            return f"Do not use the repaired model: {why}."
-        r2_before, r2_after = self.r2(self.before), self.r2(self.after)
-        if self.chosen and r2_before is not None and r2_after is not None and r2_after <= 0 < r2_before:
-            why = (
-                f"it predicts no better than a constant (R² {share(r2_before)} to {share(r2_after)}; {whom} go {apart})"
-            )
-            return f"Do not use the repaired model: {why}."
-        if self.chosen == 0:
-            found = f"the predictions for {whom} are {100 * before:.1f} percentage points apart"
-            if not asked:
-                return f"Keep the original model: {found}, and no repair was chosen."
-            if s["met"]:
-                return f"Keep the original model: {found}, which meets {asked}."
-            return f"No repair was chosen, and the original model does not meet {asked} on these rows: {found}."
-        if after >= before:
-            unmet = f", and does not meet {asked}" if s["met"] is False else ""
-            closer = f"bring the predictions for {whom} closer together ({apart}){unmet}"
-            return f"Keep the original model: the repair does not {closer}."
-        brings = f"it brings the predictions for {whom} {apart}"
-        if s["met"] or not asked:
-            sure = f" ({s['confidence']:.0%} confidence)" if s.get("certified") else ""
-            meets = f" and meets {asked}{sure}" if asked else ""
-            return f"Use the repaired model {self._condition()}: {brings}{meets}."
-        reached = f"{brings}, {self._price()}"
-        if self.fair.summary_["met"]:
-            but = f"it met {asked} on the validation rows, but does not on these"
-            return f"Use the repaired model with care: {reached}; {but}."
-        few = min(s["group_sizes"].items(), key=lambda item: item[1])[0]
-        unmet = f"The repaired model does not meet {asked}: {reached}."
-        if s["ks_population"] <= s["target_ks"] < s["ks_floor"]:
-            noise = f"chance alone shows up to {100 * s['ks_floor']:.1f}"
-            unmet = f"Whether the repaired model meets {asked} cannot be told from these rows ({noise}): {reached}."
-        return f"{unmet} Decide whether that is enough, or repair again with more rows, above all of {label_text(few)}."
-
-    def _condition(self) -> str:
-        if not self.has_labels:
-            return f"if predictions may move by {number(math.sqrt(self.after.mse))} (root mean square)"
-        costs = self.after.mse >= 1.0005 * self.before.mse
-        return f"if {self._price()} is acceptable" if costs else f"({self._price()})"
-
-    def _price(self) -> str:
-        """How much of what the original model explains is kept."""
-        if not self.has_labels:
-            return f"moving predictions by {number(math.sqrt(self.after.mse))} (root mean square)"
-        before, after = self.r2(self.before), self.r2(self.after)
-        if before is not None and after is not None and before > 0:
-            return f"keeping {after / before:.0%} of the explained variance (R² {share(before)} to {share(after)})"
-        if not self.before.mse > 0:
-            return f"a mean squared error of {number(self.after.mse)} instead of none"
-        change = self.after.mse / self.before.mse - 1
-        return f"a mean squared error {abs(change):.1%} {'larger' if change > 0 else 'smaller'}"
-
     def step_sentence(self, position: int) -> str:
         """One position of the slider."""
         step = self.steps[position]
@@ -362,6 +297,13 @@ def collect(
         shown = checked_rows(fair, judged)
     elif (chose := fair.judged(rows)) is None:
         rows_are = "given"
+        if np.count_nonzero(np.bincount(rows.codes) >= fair.min_group_rows) < 2:
+            raise InputError(
+                f"`sensitive_features` contains fewer than two groups of `min_group_rows={fair.min_group_rows}` rows or "
+                "more. Pass more rows."
+            )
+        told = fair.assess(data.X, data.y, **{name: getattr(data, name) for name in COLUMNS})
+        told["evaluated_on"] = rows_are
     else:
         shown = rows.take(np.flatnonzero(chose))
         fitting = shown if chose.all() else rows.take(np.flatnonzero(~chose))
@@ -369,16 +311,11 @@ def collect(
         part if part.weight is None else part.take(np.flatnonzero(part.weight > 0)) for part in (fitting, shown)
     )
     given, judged_groups = len(shown.codes), tuple(told["group_sizes"])
-    if rows_are == "given":  # nobody has judged these rows before
-        judged_groups = _large(shown, fair.min_group_rows)
     aside = _only(shown, tuple(label for label in shown.labels if label not in judged_groups))
     fitting, shown = (_only(part, judged_groups) for part in (fitting, shown))
     if len(shown.labels) < 2:
-        raise InputError(
-            "`sensitive_features` contains fewer than two groups that can be compared. Pass "
-            f"`min_group_rows={fair.min_group_rows}` rows or more of "
-            f"{some_names([label_text(label) for label in told['group_sizes']], 5)}."
-        )
+        known = some_names([label_text(label) for label in told["group_sizes"]], 5)
+        raise InputError(f"`sensitive_features` contains fewer than two of the groups that were compared: {known}.")
     fitting, shown, aside = (part.take(spread_rows(part.codes, ROWS_OF_A_GROUP)) for part in (fitting, shown, aside))
     attribute = _attribute(data.sensitive_features)
     return Content(fair, told, fitting, shown, aside, rows_are, given, predicted, attribute)
@@ -393,15 +330,9 @@ def checked_rows(fair: ESVDFair, data: Data) -> Batch:
     classes = adapt(fair.model_, output=fair.output).classes
     options: dict[str, Any] = {"missing": fair.missing, "batch_size": row_count(data.X), "classes": classes}
     (rows,) = make_batches(replace(data, control_features=None), **options)
-    if len(rows.labels) < 2:
-        raise ValueError("sensitive_features holds fewer than two groups; a report compares them. Pass rows of each.")
+    if np.count_nonzero(np.bincount(rows.codes, rows.weight) > 0) < 2:
+        raise InputError("`sensitive_features` contains fewer than two groups; a report compares them.")
     return rows
-
-
-def _large(rows: Batch, least: int) -> tuple[Label, ...]:
-    """The groups that have enough rows to be compared."""
-    sizes = np.bincount(rows.codes, minlength=len(rows.labels))
-    return tuple(label for label, size in zip(rows.labels, sizes, strict=True) if size >= least)
 
 
 def _only(rows: Batch, groups: tuple[Label, ...]) -> Batch:

@@ -20,7 +20,7 @@ from esvdfair.explain.directions import correlate
 from esvdfair.files import version_of
 from esvdfair.plots import Array, density, make_grid
 from esvdfair.report.content import Content, Step, follows, layer_name, named_groups
-from esvdfair.text import interval, label_text, number, per_cent, percent, share, signed, some_names, too_small
+from esvdfair.text import interval, label_text, number, per_cent, percent, share, signed, some_names, too_small, verdict
 
 ROWS_ARE = {
     "test": "rows that neither fitted the repair nor chose it",
@@ -166,7 +166,7 @@ def _opening(content: Content, title: str, about: Mapping[str, str]) -> str:
     )
     return (
         f"<header><h1>{escape(title)}</h1>"
-        f'<dl class="about">{subject}</dl>{paragraph(content.headline(), "lead")}</header>\n'
+        f'<dl class="about">{subject}</dl>{paragraph(verdict(content.summary).headline, "lead")}</header>\n'
         f'<dl class="tiles">{shown}</dl>\n{paragraph(apart, "soft")}{paragraph(_how_chosen(content), "soft")}'
     )
 
