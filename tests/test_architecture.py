@@ -326,8 +326,6 @@ TOO_LARGE: set[str] = {
     "models/torch.py:TorchAdapter.capture",
     "models/torch.py:_sharing",
     "models/torch.py:_to_tensor",
-    "report/content.py",
-    "report/content.py:Content.headline",
     "report/content.py:Content.steps",
     "report/content.py:collect",
     "report/page.py",
@@ -340,7 +338,6 @@ TOO_LARGE: set[str] = {
     "tables/table.py:TableBatches.__iter__",
     "tables/table.py:_Seen.add",
     "tables/table.py:_inputs",
-    "text.py:summary_table",
 }
 
 

@@ -67,13 +67,13 @@ KEEPS = ", and it keeps 80% of the explained variance (R² 0.500 to 0.400)."
             {"constant": True},
             "useless",
             "Do not use the repaired model: it predicts nearly the same number for everybody (estimated population KS "
-            "0.082 against the target of 0.1).",
+            "0.082, against the target of 0.1).",
         ),
         (
             {"r2_after": -0.1},
             "useless",
             "Do not use the repaired model: it predicts no better than a constant, R² 0.500 to -0.100 (estimated "
-            "population KS 0.082 against the target of 0.1).",
+            "population KS 0.082, against the target of 0.1).",
         ),
         (
             {"error_against": "predictions", "r2_before": 1.0},

@@ -205,35 +205,40 @@ def verdict(summary: Mapping[str, Any]) -> Verdict:
 
 def _judge(summary: Mapping[str, Any], unchanged: bool) -> tuple[str, str]:
     """The answer and its sentence; ``unchanged`` says that the original model was kept."""
-    met, estimate = summary["met"], share(summary["ks_population"])
+    estimate, price = share(summary["ks_population"]), "" if unchanged else f", and it {accuracy_words(summary)}"
     target = "" if summary["target_ks"] is None else f"the target of {summary['target_ks']:g}"
-    price = "" if unchanged else f", and it {accuracy_words(summary)}"
-    if unchanged and met is not False:
-        meets = f"meets {target}" if met else "is what there is: no repair was chosen"
-        return "keep", f"Keep the original model: its estimated population KS of {estimate} {meets}."
-    if not unchanged and (useless := _useless_words(summary)):
-        beside = f"estimated population KS {estimate}{f' against {target}' if target else ''}"
-        return "useless", f"Do not use the repaired model: it {useless} ({beside})."
-    if met is False and summary["ks_population"] <= summary["target_ks"] < summary["ks_floor"]:
+    if summary["met"] is False and summary["ks_population"] <= summary["target_ks"] < summary["ks_floor"]:
         noise = f"below what chance alone shows, {share(summary['ks_floor'])}"
         return "unknown", f"These rows cannot tell whether {target} is met: it is {noise} (estimate {estimate}){price}."
-    if not unchanged and summary["ks_after"] >= summary["ks_before"]:
-        worse = f"the repair brings the groups no closer (estimated population KS {estimate}"
-        return "keep", f"Keep the original model: {worse}{f', against {target}' if target else ''})."
-    if met is False:
-        which = "original model, which is returned," if unchanged else "repaired model"
-        if summary["certified"] is False and summary["ks_population"] <= summary["target_ks"]:
-            bound = (
-                f"estimate {estimate}, at most {share(summary['ks_upper'])} with {summary['confidence']:.0%} confidence"
-            )
-            return "unmet", f"The {which} is not certified to meet {target}: {bound}{price}."
-        return "unmet", f"The {which} does not meet {target}: its estimated population KS is {estimate}{price}."
+    if unchanged:
+        return _judge_original(summary, estimate, target)
+    beside = f"estimated population KS {estimate}" + (target and f", against {target}")
+    if useless := _useless_words(summary):
+        return "useless", f"Do not use the repaired model: it {useless} ({beside})."
+    if summary["ks_after"] >= summary["ks_before"]:
+        return "keep", f"Keep the original model: the repair brings the groups no closer ({beside})."
+    if summary["met"] is False:
+        return "unmet", f"The repaired model {_missed(summary, estimate, target)}{price}."
     if summary.get("certified"):
         sure = f"certified to meet {target} with {summary['confidence']:.0%} confidence"
         return "use", f"Use the repaired model: it is {sure} (estimated population KS {estimate}){price}."
-    if met:
+    if summary["met"]:
         return "use", f"Use the repaired model: its estimated population KS of {estimate} meets {target}{price}."
     return "use", f"The repaired model has an estimated population KS of {estimate}; no target was set{price}."
+
+
+def _judge_original(summary: Mapping[str, Any], estimate: str, target: str) -> tuple[str, str]:
+    if summary["met"] is False:
+        return "unmet", f"The original model, which is returned, {_missed(summary, estimate, target)}."
+    meets = f"meets {target}" if target else "was not improved, no repair was chosen"
+    return "keep", f"Keep the original model: its estimated population KS of {estimate} {meets}."
+
+
+def _missed(summary: Mapping[str, Any], estimate: str, target: str) -> str:
+    if summary["certified"] is False and summary["ks_population"] <= summary["target_ks"]:
+        bound = f"at most {share(summary['ks_upper'])} with {summary['confidence']:.0%} confidence"
+        return f"is not certified to meet {target}: estimate {estimate}, {bound}"
+    return f"does not meet {target}: its estimated population KS is {estimate}"
 
 
 def _useless_words(summary: Mapping[str, Any]) -> str:

@@ -299,8 +299,8 @@ def collect(
         rows_are = "given"
         if np.count_nonzero(np.bincount(rows.codes) >= fair.min_group_rows) < 2:
             raise InputError(
-                f"`sensitive_features` contains fewer than two groups of `min_group_rows={fair.min_group_rows}` rows or "
-                "more. Pass more rows."
+                "`sensitive_features` contains fewer than two groups of "
+                f"`min_group_rows={fair.min_group_rows}` rows or more. Pass more rows."
             )
         told = fair.assess(data.X, data.y, **{name: getattr(data, name) for name in COLUMNS})
         told["evaluated_on"] = rows_are
