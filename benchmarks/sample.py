@@ -33,7 +33,7 @@ def main() -> None:
     warnings.simplefilter("ignore", ESVDFairWarning)
     efforts = {
         "bounded": Effort(),
-        "all rows": replace(Effort(), kept_rows=2 * ROWS, transport_rows=ROWS),
+        "all rows": replace(Effort(), rows=2 * ROWS, transport_rows=ROWS),
     }
     x, y, group = make_rows(ROWS, 0)
     fresh, label, its_group = make_rows(FRESH, 1)

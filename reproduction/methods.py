@@ -123,7 +123,7 @@ def sample_of(network: nn.Sequential, trained: Trained, effort: Effort | None = 
     """What the network makes of the training rows, which fit, and of the validation rows, which judge."""
     rows = trained.split.train
     parts = [
-        summarise(network, X, y, sensitive_features=a, rows=(effort or Effort()).kept_rows)
+        summarise(network, X, y, sensitive_features=a, rows=(effort or Effort()).rows)
         for X, y, a in ((rows.X, rows.y, rows.sensitive_features), trained.split.validation)
     ]
     return make_problem(*parts, seed=trained.seed)

@@ -121,7 +121,7 @@ def test_a_target_reads_the_rows_three_times_at_most(method):
             part = slice(start, start + 500)
             yield X[part].astype(float), y[part], a[part]
 
-    effort = Effort(kept_rows=1000, factors=(0.1, 1.0, 10.0), resamples=50)
+    effort = Effort(rows=1000, factors=(0.1, 1.0, 10.0), resamples=50)
     fair = ESVDFair(network(), method=method, target_ks=0.2, effort=effort).fit(stream)
     assert passes <= 3  # one of them reads the first batch only
     assert 100 < fair.summary_["rows"] < 600

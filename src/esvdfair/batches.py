@@ -109,7 +109,7 @@ class ArrayBatches:
     ) -> None:
         self.rows = row_count(data.X)
         self._x, self._batch_size = data.X, batch_size
-        self._row_id = row_ids(row_id, part, 0, self.rows)
+        self._row_id = row_ids(row_id, part, np.arange(self.rows))
         self._columns = _columns(data, missing, classes)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -215,7 +215,7 @@ class StreamBatches:
             raise ValueError(f"a batch must be (X, y, sensitive[, weight[, control]]); got {got}.")
         data = Data(as_pandas(item[0]), *item[1:])
         y, labels, codes, weight, group_parts = _columns(data, self._missing, self._classes)
-        row_id = row_ids(None, self._part, start, row_count(data.X))
+        row_id = row_ids(None, self._part, np.arange(start, start + row_count(data.X)))
         return Batch(data.X, y, labels, codes, weight, row_id, group_parts)
 
 
@@ -368,19 +368,20 @@ def _mixed(values: NDArray[Any]) -> NDArray[np.uint64]:
     return words ^ (words >> np.uint64(29))
 
 
-def row_ids(row_id: Any, part: int | str, start: int, rows: int) -> NDArray[np.uint64]:
+def row_ids(row_id: Any, part: int | str, positions: Any) -> NDArray[np.uint64]:
     """(rows,) what identifies each row: its ``row_id`` or, without one, the part and its position there.
 
     A whole number i is the row at position i of part 0; texts are hashed.
     """
+    positions = np.asarray(positions).astype(np.uint64)
+    offset = np.uint64(0 if part == 0 else _hashed(repr(part)))
     if row_id is None:
-        offset = 0 if part == 0 else _hashed(repr(part))
         with np.errstate(over="ignore"):
-            return np.arange(start, start + rows, dtype=np.uint64) + np.uint64(offset)
-    values = to_numpy(row_id)
-    if values.shape != (rows,):
-        raise InputError(f"`row_id` has shape {values.shape}; expected ({rows},), one id for each row.")
-    if values.dtype == object:
+            return np.asarray(positions + offset)
+    values = np.array(row_id, dtype=object) if isinstance(row_id, list | tuple) else to_numpy(row_id)
+    if values.shape != positions.shape:
+        raise InputError(f"`row_id` has shape {values.shape}; expected {positions.shape}, one id for each row.")
+    if values.dtype == object and not pd.isna(values).any():
         values = np.array(values.tolist())
     if values.dtype.kind in "iu":
         return values.astype(np.uint64)

@@ -228,7 +228,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         batches, apart, adapter = self._prepare(data, validation)
         if self.method in ("paper", "exact"):
             return self._edit_hidden(adapter, batches, apart)
-        bound = self._effort.kept_rows
+        bound = self._effort.rows
         summary = gather(adapter, batches, rows=bound)
         return self._solve(adapter, summary, None if apart is None else gather(adapter, apart, rows=bound))
 
@@ -268,7 +268,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             known: dict[str, Any] = {"output": self.output, "missing": self.missing, "batch_size": self.batch_size}
             rows = Data.of(validation)
             beside = {name: getattr(rows, name) for name in COLUMNS}
-            validation = summarise(self.model, rows.X, rows.y, **beside, **known)
+            validation = summarise(self.model, rows.X, rows.y, rows=self._effort.rows, **beside, **known)
         adapter = adapter.with_output(summary.output)
         if summary.columns:
             self.feature_names_in_ = np.array(summary.columns, dtype=object)
@@ -370,7 +370,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         data = Data(X, y, sensitive_features, sample_weight, control_features)
         adapter = adapt(self.model_, output=self.output)
         batches = make_batches(data, missing=self.missing, batch_size=self.batch_size, classes=adapter.classes)
-        before, again = (gather(each, batches, rows=self._effort.kept_rows) for each in (adapter, self._predictor))
+        before, again = (gather(each, batches, rows=self._effort.rows) for each in (adapter, self._predictor))
         if before.output is None:
             raise ValueError("there are no rows to evaluate: the data is empty.")
         rows, labels, aside = methods.all_rows(before, self.min_group_rows)
@@ -485,7 +485,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
 
         def reader(rows: Batches, others: Batches | None, **options: Any) -> hidden.Read:
             def read(adapter: ModelAdapter, *, watch: Watch | None = None) -> Problem:
-                asked: dict[str, Any] = {"rows": effort.kept_rows, "original": original}
+                asked: dict[str, Any] = {"rows": effort.rows, "original": original}
                 summary = gather(adapter, rows, watch=watch, **asked)
                 self._note_features(summary)
                 validation = None if others is None else gather(adapter, others, **asked)
@@ -507,7 +507,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             problem = reader(batches, apart)(adapter, watch=watch)
             moments = watch.of(layer.name, problem)
             if self._has_target():
-                limits = {"most_rows": effort.kept_rows, "most_bytes": effort.scanned_bytes}
+                limits = {"most_rows": effort.rows, "most_bytes": effort.scanned_bytes}
                 batches = hidden.hold(batches, problem, validation=False, **limits)
                 if apart is not None:
                     apart = hidden.hold(apart, problem, validation=True, **limits)

@@ -78,7 +78,7 @@ class Effort:
     mean_penalties, variance_reductions : the grid that parity scans for a target
     factors : common factors on both reductions, which paper and exact scan for a target
     regularisations : inverse strengths among which the estimate of P(group | features) is chosen
-    kept_rows : rows that are kept, at most; of all others the moments
+    rows : rows that are kept, at most, weighted to represent all of their group; of all others the moments
     transport_rows : rows of each group that transport couples (the quadratic sees all rows)
     scanned_bytes : bound on the inputs that paper and exact keep to scan their factors on
     points : fewest points of a curve, if there are as many candidates
@@ -92,7 +92,7 @@ class Effort:
     variance_reductions: tuple[float, ...] = (1.0, 4.0, np.inf)
     factors: tuple[float, ...] = tuple(np.geomspace(0.03, 100.0, 12).tolist())
     regularisations: tuple[float, ...] = (1e-2, 1e-1)
-    kept_rows: int = KEPT_ROWS
+    rows: int = KEPT_ROWS
     transport_rows: int = 5_000
     scanned_bytes: int = 2**30
     points: int = 20

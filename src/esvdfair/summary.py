@@ -161,7 +161,7 @@ class Summary:
         if len(np.unique(self.kept.id)) < len(self.kept):
             raise InputError(
                 "a row is in the sum twice: the same part was added twice, or two parts have the same ids. Give each "
-                "part its own `part=`, or each row its own `row_id=`."
+                "part its own `part`, or each row its own `row_id`."
             )
         stays, cut = _smallest(self.kept.id, self.kept.codes, self.cut, self.rows.sum(axis=1), self.bound)
         if stays.all():

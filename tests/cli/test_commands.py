@@ -32,7 +32,7 @@ def examples(text):
 
 
 def test_the_commands_of_the_contract_are_there():
-    assert {"audit", "explain", "repair", "curve", "compare", "demo", "doctor"} <= set(COMMANDS)
+    assert {"audit", "explain", "repair", "curve", "compare", "summarise", "show", "demo", "doctor"} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -59,7 +59,7 @@ def place(files, tmp_path_factory):
         shutil.copy(path, folder)
     files.people(4000, 5).to_csv(folder / "people.csv", index=False)  # enough to show the targets of the examples
     with contextlib.chdir(folder):
-        for called, words in examples(command("repair").help):
+        for called, words in examples(command("summarise").help + command("repair").help):
             result = run(called, words)
             assert result.exit_code == 0, (words, result.stderr)
     return folder

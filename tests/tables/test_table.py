@@ -80,7 +80,7 @@ def test_batches_hold_the_rows_of_the_file_in_order_and_can_be_read_again(small_
         np.testing.assert_array_equal(found.y, data["y"])
         assert found.groups == list(data["sex"])
         np.testing.assert_array_equal(found.row_id, np.arange(500))
-        assert found.row_id.dtype == np.int64
+        assert found.row_id.dtype == np.uint64
         assert max(found.sizes) <= 4
 
 

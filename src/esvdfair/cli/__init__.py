@@ -14,13 +14,15 @@ import click
 
 from esvdfair.cli._shared import Unprinted, said
 
-# Command -> the module that holds it, which is imported when it is needed.
+# Command -> the module that holds it, imported when it is needed, and its name there where it is another.
 _COMMANDS = {
     "audit": "audit",
     "explain": "audit",
     "curve": "repair",
     "repair": "repair",
     "compare": "compare",
+    "summarise": "summarise:summarise_command",
+    "show": "summarise:show_command",
     "demo": "demo",
     "doctor": "demo",
 }
@@ -54,7 +56,8 @@ class Commands(SuggestingGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"esvdfair.cli.{_COMMANDS[cmd_name]}"), cmd_name)
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(f"esvdfair.cli.{module}"), name or cmd_name)
         return command
 
     def main(

@@ -87,7 +87,11 @@ class Reading:
 
     def like(self, rows: TableBatches) -> "Reading":
         """For another table whose inputs are the same columns, by name."""
-        return replace(self, roles=replace(self.roles, features=tuple(rows.inputs)))
+        return self.with_inputs(rows.inputs)
+
+    def with_inputs(self, names: Sequence[str]) -> "Reading":
+        """For tables whose inputs are these columns, where they are known."""
+        return replace(self, roles=replace(self.roles, features=tuple(names))) if names else self
 
 
 def some_rows(table: TableBatches, most: int, *, seed: int) -> TableRows:
@@ -294,12 +298,16 @@ def _one_mark(_: click.Context, __: click.Parameter, mark: str | None) -> str | 
 
 def table_options(
     *,
+    sensitive: bool = True,
     target: str = "Column with the true value; without it, error means distance to the model's own predictions.",
 ) -> Option:
-    """Options that say what the columns are; the command gets them as one ``reading``."""
+    """Options that say what the columns are; the command gets them as one ``reading``.
+
+    A command that can do without a table is not ``sensitive``: it calls :func:`check_sensitive` where it has one.
+    """
     options = [
         option("--sensitive", "COL", "Column with the group of each person; repeat it for several, whose combinations "
-               "become the groups.", multiple=True, required=True),
+               "become the groups.", multiple=True, required=sensitive),
         option("--target", "COL", target),
         option("--features", "A,B,C", "The model's inputs in its order. Default: all other columns in file order; a "
                "sensitive column is an input only when named here."),
@@ -320,7 +328,7 @@ def table_options(
         def collected(*args: Any, sensitive: tuple[str, ...], features: str | None, **rest: Any) -> Any:
             names = None if features is None else tuple(name.strip() for name in features.split(","))
             target, weight, control = (rest.pop(name) for name in ("target", "weight", "control"))
-            roles = Roles(sensitive, target, rest.get("predictions"), names, weight, control)
+            roles = Roles(sensitive, target, rest.get("predictions"), names, weight, control, rest.pop("row_id", None))
             options = {name: rest.pop(name) for name in ("drop_missing", "missing_group", "other", "sep")}
             fewest = rest.pop("min_group_rows")
             options["min_group_rows"] = fewest if options["other"] else 1
@@ -329,6 +337,13 @@ def table_options(
         return with_options(options, collected)
 
     return decorate
+
+
+def check_sensitive(ctx: click.Context, reading: Reading, *tables: Path | None) -> None:
+    """Fail, as click does, where tables are read and --sensitive is missing."""
+    if any(tables) and not reading.roles.sensitive:
+        missing = next(param for param in ctx.command.params if param.name == "sensitive")
+        raise click.MissingParameter(ctx=ctx, param=missing)
 
 
 def repair_options(*, one_method: bool = True, target_ks: float | None = None) -> Option:
@@ -347,18 +362,23 @@ def repair_options(*, one_method: bool = True, target_ks: float | None = None) -
         layer_option("Layer that exact and paper edit: index or name.  [default: -2]"),
     ]  # fmt: skip
     quick = flag("--quick", "Try few candidates instead of many: for a first look.")
+    rows = option("--rows", "N", "Rows to keep of a large table, the same number of each large group; all others count "
+                  "by their means and covariances.  [default: 160000]")  # fmt: skip
 
     def decorate(command: Command) -> Command:
         @wraps(command)
-        def collected(*args: Any, quick: bool, seed: int, **rest: Any) -> Any:
+        def collected(*args: Any, quick: bool, rows: int | None, seed: int, **rest: Any) -> Any:
             from esvdfair.methods import Effort
+
+            effort = Effort.quick() if quick else None
+            effort = effort if rows is None else replace(effort or Effort(), rows=rows)
 
             names = ("target_ks", "confidence", "certificate", "output", *("method", "layer") * one_method)
             options = {name: rest.pop(name) for name in names}
-            options |= {"random_state": seed, "effort": Effort.quick() if quick else None}
+            options |= {"random_state": seed, "effort": effort}
             return command(*args, options=options, **rest)
 
-        return with_options([*aim, *which * one_method, validation_option, quick, seed_option], collected)
+        return with_options([*aim, *which * one_method, validation_option, quick, rows, seed_option], collected)
 
     return decorate
 
@@ -379,7 +399,8 @@ _OPTIONS = {
     )},
     "X": "the table", "y": "--target", "control_features": "--control", "sensitive_features": "--sensitive",
     "sample_weight": "--weight", "validation": "--validation FILE", "output": "--output NAME",
-    "random_state": "--seed", "missing='group'": "--missing-group", "curve_": "`esvdfair curve`",
+    "part": "--part", "row_id": "--row-id", "random_state": "--seed",
+    "missing='group'": "--missing-group", "curve_": "`esvdfair curve`",
 }  # fmt: skip
 """What messages of the library name in backticks -> what the command line calls it."""
 

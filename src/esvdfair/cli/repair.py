@@ -11,7 +11,9 @@ import click
 
 from esvdfair.cli import _shared as cli
 from esvdfair.cli._cutoffs import Cutoffs, cutoff_options, show
+from esvdfair.cli.summarise import SUMMARIES, Summaries, load_summaries
 from esvdfair.files import sha256_of, versions, whole_files
+from esvdfair.tables import Roles
 from esvdfair.text import interval, number, share, summary_table, to_json, verdict
 
 if TYPE_CHECKING:
@@ -28,9 +30,13 @@ EDIT = ("layer", "multiplier", "budget", "achieved", "converged", "output_change
 
 @click.command()
 @click.argument("model", metavar="MODEL.onnx", type=cli.FILE)
-@click.argument("data", metavar="DATA", type=cli.FILE)
+@click.argument("data", metavar="[DATA]", type=cli.FILE, required=False)
 @cli.output_option
-@cli.table_options(target="Column with the true value; without it the repair aims at the model's own predictions.")
+@cli.option("--summary", "FILES", f"Instead of DATA: summaries of its parts. {SUMMARIES}", multiple=True)
+@cli.table_options(
+    sensitive=False,
+    target="Column with the true value; without it the repair aims at the model's own predictions.",
+)
 @cli.repair_options()
 @cli.max_mse_option
 @cli.test_option
@@ -45,7 +51,8 @@ EDIT = ("layer", "multiplier", "budget", "achieved", "converged", "output_change
 def repair(
     ctx: click.Context,
     model: Path,
-    data: Path,
+    data: Path | None,
+    summary: tuple[str, ...],
     reading: cli.Reading,
     options: dict[str, Any],
     max_mse_increase: float | None,
@@ -66,51 +73,64 @@ def repair(
     the model was trained on; then --validation gives rows that it has not seen. With --cutoff or --select-share: who is
     selected there before and after, and the cut-off that selects as many people after the repair.
 
+    DATA may be a directory of Parquet files. Instead of DATA, --summary takes what `esvdfair summarise` has written;
+    then --report, --cutoff and --select-share need --test.
+
     Exit code 1: done and written, but --target-ks was not met.
 
     \b
-    Example:
+    Examples:
       esvdfair repair model.onnx people.csv --sensitive sex --target income --target-ks 0.1 -o fair.onnx
+      esvdfair repair model.onnx --summary '*.summary' --target-ks 0.1 -o fair.onnx
     """
     from esvdfair.estimator import ESVDFair
 
+    _check_sources(data, summary, rows_shown=test is None and (report is not None or bool(cutoffs)))
+    cli.check_sensitive(ctx, reading, data, validation, test)
     options |= {"max_mse_increase": max_mse_increase, "min_group_rows": reading.min_group_rows}
-    record_path = out.with_name(out.name + ".json")
-    written = [path for path in (out, record_path, report, model_card) if path is not None]
+    written = [path for path in (out, _record_path(out), report, model_card) if path is not None]
     adapter = cli.load_model(model, options["output"])
-    read = [*cli.model_files(model), data, validation, test]
+    parts = load_summaries(summary)
+    read = [*cli.model_files(model), data, validation, test, *parts.each]
     beside = out.with_name(out.name + ".data")  # where the weights go when the model keeps them beside itself
     cli.check_free([*written, beside], force=force, inputs=read)
     with cli.at_work(3) as work:
         work.step("reading")
-        rows = reading.table(data, adapter, progress=work.read)
-        reading = reading.like(rows)
+        rows = None if data is None else reading.table(data, adapter, progress=work.read)
+        reading = reading.with_inputs(parts.total.columns if rows is None else rows.inputs)
         judging, apart = (
             None if path is None else reading.table(path, adapter, progress=work.read) for path in (validation, test)
         )
         work.step("repairing")
-        fair = ESVDFair(str(model), **options).fit(rows, validation=judging)
-        summary = fair.summary_ if apart is None else fair.assess(apart)
+        fair = ESVDFair(str(model), **options)
+        fair = fair.fit_summary(parts.total, judging) if rows is None else fair.fit(rows, validation=judging)
+        reached = fair.summary_ if apart is None else fair.assess(apart)
         work.step("writing")
-        done = Done(fair, rows, judging, apart, summary, unit, ctx.obj, cutoffs)
+        done = Done(fair, out, rows, parts, judging, apart, reading.roles, reached, unit, ctx.obj, cutoffs)
         with whole_files(*written, replace=force) as places:
-            hashes = _save_model(done, places[out])
-            record = _record(done, out, *hashes)
-            places[record_path].write_text(to_json(record) + "\n", encoding="utf-8")
-            if model_card is not None:
-                card = _card(done, out.name, hashes[0] | hashes[1])
-                places[model_card].write_text(card, encoding="utf-8", errors="replace")
-            if report is not None:
-                _write_report(done, places[report], out.name)
+            record = _write(done, places, report, model_card)
     paths = [*cli.model_files(out), *written[1:]]
     with cli.after_writing(paths):
         if as_json:
             cli.print_json(record)
         else:
-            _show(fair, summary)
-            show(done.decided, ", ".join(rows.roles.sensitive))
+            _show(fair, reached)
+            show(done.decided, ", ".join(reading.roles.sensitive))
             click.echo(f"\nwrote {', '.join(map(str, paths))}")
-    return 1 if summary["met"] is False else 0
+    return 1 if reached["met"] is False else 0
+
+
+def _check_sources(data: Path | None, summaries: Sequence[str], *, rows_shown: bool) -> None:
+    """Fail unless there is either a table or summaries, and with these, unless no rows of theirs are shown."""
+    if data is None and not summaries:
+        raise ValueError("there is nothing to repair with: pass DATA, or summaries of it with --summary FILES.")
+    if data is not None and summaries:
+        raise ValueError(
+            f"{str(data)!r} and --summary were both given; pass one of them. Put a pattern in quotation marks: "
+            "--summary '*.summary'"
+        )
+    if summaries and rows_shown:
+        raise ValueError("--report, --cutoff and --select-share need rows beside --summary: add --test FILE.")
 
 
 # --- what is written -----------------------------------------------------------------------------------------------
@@ -118,12 +138,15 @@ def repair(
 
 @dataclass(frozen=True)
 class Done:
-    """A repair, the tables it was made from, and its figures on the rows of the headline."""
+    """A repair, the table or the summaries it was made from, and its figures on the rows of the headline."""
 
     fair: "ESVDFair"
-    rows: "TableBatches"
+    out: Path
+    rows: "TableBatches | None"
+    parts: Summaries
     judging: "TableBatches | None"
     test: "TableBatches | None"
+    roles: Roles
     summary: Mapping[str, Any]
     unit: str | None
     command: Sequence[str] | None
@@ -133,10 +156,18 @@ class Done:
     def model(self) -> Path:
         return Path(self.fair.model_)
 
+    @property
+    def data(self) -> str:
+        """What it was made from, for people."""
+        return self.parts.name if self.rows is None else self.rows.path.name
+
     @cached_property
     def held(self) -> "tuple[TableRows, TableRows | None]":
         """Rows in memory: those that fitted, and those that the figures are about where they are others."""
         seed = self.fair.random_state
+        if self.rows is None:
+            assert self.tested is not None
+            return self.tested, None
         if self.fair.summary_["evaluated_on"] == "train":
             some = cli.some_rows(self.judging or self.rows, cli.EXPLAINED_ROWS, seed=seed)
             return some, None
@@ -160,6 +191,22 @@ class Done:
         return self.cutoffs.decide(*(model.predict(rows.X) for model in models), **rows.beside)
 
 
+def _write(done: Done, places: Mapping[Path, Path], report: Path | None, card: Path | None) -> dict[str, Any]:
+    """Write the model and all that goes beside it; return the record."""
+    hashes = _save_model(done, places[done.out])
+    record = _record(done, *hashes)
+    places[_record_path(done.out)].write_text(to_json(record) + "\n", encoding="utf-8")
+    if card is not None:
+        places[card].write_text(_card(done, hashes[0] | hashes[1]), encoding="utf-8", errors="replace")
+    if report is not None:
+        _write_report(done, places[report])
+    return record
+
+
+def _record_path(model: Path) -> Path:
+    return model.with_name(model.name + ".json")
+
+
 def _save_model(done: Done, place: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Write the repaired model; the SHA-256 of each file of the model before, and of this one."""
     from esvdfair.models.tree_files import tree_format
@@ -178,7 +225,7 @@ def _save_model(done: Done, place: Path) -> tuple[dict[str, str], dict[str, str]
     return before, after
 
 
-def _record(done: Done, out: Path, before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Any]:
+def _record(done: Done, before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Any]:
     """For an auditor: what was done, with what, and what was reached."""
     fair = done.fair
     return {
@@ -187,7 +234,7 @@ def _record(done: Done, out: Path, before: Mapping[str, str], after: Mapping[str
         "command": None if done.command is None else ["esvdfair", *done.command],
         "versions": versions(),
         "parameters": {name: value for name, value in fair.get_params(deep=False).items() if name != "model"},
-        "data": _described(done.rows),
+        "data": _described(done.rows) or done.parts.described(),
         "validation": _described(done.judging),
         "test": _described(done.test),
         "reached": fair.summary_,
@@ -197,36 +244,38 @@ def _record(done: Done, out: Path, before: Mapping[str, str], after: Mapping[str
         "point": fair.point_,
         "edits": [{name: getattr(edit, name) for name in EDIT} for edit in fair.edits_],
         "model_before": {"path": str(done.model), "sha256": before},
-        "model_after": {"path": str(out), "sha256": after},
+        "model_after": {"path": str(done.out), "sha256": after},
     }
 
 
-def _write_report(done: Done, place: Path, name: str) -> None:
+def _write_report(done: Done, place: Path) -> None:
     """Write the report, about the validation rows."""
     from esvdfair.report import write_report
 
-    rows, judging, (some, judged) = done.rows, done.judging, done.held
-    names = [rows.path.name] + ([] if judging is None else [f"validation data {judging.path.name}"])
+    judging, (some, judged) = done.judging, done.held
+    names = [done.data] + ([] if judging is None else [f"validation data {judging.path.name}"])
     names += [] if done.test is None else [f"test data {done.test.path.name}"]
     write_report(
         place, done.fair, *some.counted[:2], **some.beside, judged=judged and judged.counted,
         test=done.tested and done.tested.counted, summary=done.summary, cutoffs=done.cutoffs.each,
-        model=f"{done.model.name}, repaired as {name}", data=", ".join(names), unit=done.unit,
+        model=f"{done.model.name}, repaired as {done.out.name}", data=", ".join(names), unit=done.unit,
         command=done.command,
     )  # fmt: skip
 
 
-def _card(done: Done, name: str, hashes: Mapping[str, str]) -> str:
+def _card(done: Done, hashes: Mapping[str, str]) -> str:
     from esvdfair.report import model_card
 
-    data, roles = {}, done.rows.roles
+    data, roles = {}, done.roles
+    if done.rows is None:
+        data["Fitted on"] = f"{done.parts.name}, {done.parts.total.rows.sum():,} rows"
     chose = "Chosen on" if done.test else "Chosen and evaluated on"
     for what, table in (("Fitted on", done.rows), (chose, done.judging), ("Evaluated on", done.test)):
         if table is not None:
             data[what] = f"{table.path.name}, {table.scan.rows:,} rows, SHA-256 {table.scan.sha256}"
     return model_card(
-        done.fair, name=name, base=done.model.name, data=data, unit=done.unit, hashes=hashes, predicts=roles.target,
-        inputs=tuple(done.rows.inputs), summary=done.summary, attribute=", ".join(roles.sensitive),
+        done.fair, name=done.out.name, base=done.model.name, data=data, unit=done.unit, hashes=hashes,
+        predicts=roles.target, inputs=roles.features, summary=done.summary, attribute=", ".join(roles.sensitive),
     )  # fmt: skip
 
 

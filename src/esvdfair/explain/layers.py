@@ -163,7 +163,7 @@ def _reader(
     original: ModelAdapter, batches: Batches, apart: Batches | None, effort: Effort, split: dict[str, Any]
 ) -> Read:
     def read(adapter: ModelAdapter, *, watch: Watch | None = None) -> Problem:
-        asked: dict[str, Any] = {"rows": effort.kept_rows, "original": original}
+        asked: dict[str, Any] = {"rows": effort.rows, "original": original}
         summary = gather(adapter, batches, watch=watch, **asked)
         return make_problem(summary, None if apart is None else gather(adapter, apart, **asked), **split)
 

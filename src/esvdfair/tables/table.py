@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from esvdfair.batches import Batch, row_key
+from esvdfair.batches import Batch, row_ids, row_key
 from esvdfair.core.checks import MAX_INTEGER_GROUPS, MISSING, Label, check_strata, encode_groups, sort_key
 from esvdfair.core.ks import label_parts, make_cells
 from esvdfair.exceptions import ESVDFairWarning, InputError
@@ -28,7 +28,7 @@ MAX_GROUPS = 10_000
 """More combinations of sensitive values than this are not collected, nor accepted."""
 OTHERS = "other"
 """Label of the group that small groups are joined to."""
-_COLUMNS = ("X", "y", "predictions", "groups", "weight", "control")
+_COLUMNS = ("X", "y", "predictions", "groups", "weight", "control", "ids")
 _SAMPLE = 7  # another hash than those of the split and of the rows that a repair keeps
 
 Progress = Callable[[int, int], None]
@@ -50,6 +50,7 @@ class Roles:
     features : the model's inputs, in its order; None takes the remaining columns in file order
     weight : how much each row counts, if there is one
     control : what gaps are adjusted for; may be inputs of the model too
+    row_id : what identifies each row, whole numbers or texts; by default its position in the file
     """
 
     sensitive: tuple[str, ...]
@@ -58,6 +59,7 @@ class Roles:
     features: tuple[str, ...] | None = None
     weight: str | None = None
     control: tuple[str, ...] = ()
+    row_id: str | None = None
 
     @property
     def numeric(self) -> dict[str, str]:
@@ -67,7 +69,8 @@ class Roles:
 
     def named(self) -> dict[str, str]:
         """Column -> what it is, of those that are no inputs."""
-        return dict.fromkeys(self.sensitive, "sensitive") | self.numeric
+        ids = {} if self.row_id is None else {self.row_id: "row id"}
+        return ids | dict.fromkeys(self.sensitive, "sensitive") | self.numeric
 
 
 def _inputs(roles: Roles, file: TableFile) -> list[str]:
@@ -82,7 +85,8 @@ def _inputs(roles: Roles, file: TableFile) -> list[str]:
     if twice := set(roles.control) & set(roles.named()):
         raise InputError(f"`control_features`: column {quoted(min(twice))} has another role already.")
     others = {*roles.sensitive, *features}
-    for role, single in (("target", roles.target), ("predictions", roles.predictions), ("weight", roles.weight)):
+    singles = {"target": roles.target, "predictions": roles.predictions, "weight": roles.weight, "row id": roles.row_id}
+    for role, single in singles.items():
         if single is not None and single in others:
             raise ValueError(f"column {quoted(single)} is the {role} and something else besides; give it one role.")
         others.add(single or "")
@@ -130,7 +134,8 @@ class _Usage:
     @property
     def columns(self) -> list[str]:
         """All that is used, each once."""
-        return list(dict.fromkeys([*self.inputs, *self.roles.numeric, *self.roles.sensitive, *self.roles.control]))
+        roles = self.roles
+        return list(dict.fromkeys([*self.inputs, *roles.numeric, *roles.sensitive, *roles.control, *roles.named()]))
 
     def groups(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The sensitive columns, with a label for people who have none if they are to be a group."""
@@ -417,6 +422,7 @@ class TableRows:
     groups : the sensitive columns
     weight : (rows,) or None
     control : the columns that gaps are adjusted for, or None
+    ids : (rows,) what identifies each row, where a column does
     scan : of the whole table, of which these rows may be a part
     """
 
@@ -426,6 +432,7 @@ class TableRows:
     groups: pd.DataFrame
     weight: "pd.Series[float] | None"
     control: pd.DataFrame | None
+    ids: "pd.Series[Any] | None"
     scan: Scan
 
     def __len__(self) -> int:
@@ -480,6 +487,7 @@ class TableBatches:
     min_group_rows : smaller groups are left out, and a warning names them
     other : join them to one group "other" instead, if it is large enough
     sep : what separates the fields of a CSV file, see :func:`open_table`
+    part : names the file among others, whose rows it keeps apart: see :func:`esvdfair.summarise`
     batch_rows : rows of a batch, at most
     check_inputs : told the model's inputs before the rows are read, and may refuse them
     progress : told how many bytes of how many are read
@@ -518,6 +526,7 @@ class TableBatches:
         min_group_rows: int = 1,
         other: bool = False,
         sep: str | None = None,
+        part: int | str = 0,
         batch_rows: int = 8192,
         check_inputs: Callable[[Sequence[str]], None] | None = None,
         progress: Progress | None = None,
@@ -526,7 +535,7 @@ class TableBatches:
         self.path, self.roles, self.inputs = file.path, roles, _inputs(roles, file)
         if check_inputs is not None:
             check_inputs(self.inputs)
-        self._batch_rows = batch_rows
+        self._batch_rows, self.part = batch_rows, part
         self._usage = _Usage(
             file, roles, self.inputs, drop_missing, missing_group, min_groups, min_group_rows, other, progress
         )
@@ -542,7 +551,7 @@ class TableBatches:
             if part.control is not None:
                 group_parts = label_parts(labels[0])
                 labels, codes = make_cells((labels, codes), check_strata(part.control, len(codes)))
-            row_id = part.groups.index.to_numpy(dtype=np.int64)
+            row_id = row_ids(part.ids, self.part, part.groups.index)
             y, weight = (None if c is None else np.asarray(c, dtype=np.float64) for c in (part.y, part.weight))
             for start in range(0, len(part), self._batch_rows):
                 rows = slice(start, start + self._batch_rows)
@@ -599,7 +608,8 @@ class TableBatches:
         found = {role: _numbers(frame[name], role, usage.path) for name, role in roles.numeric.items()}
         y, predictions, weight = (found.get(role) for role in ("target", "predictions", "weight"))
         control = frame[list(roles.control)] if roles.control else None
-        return TableRows(frame[self.inputs], y, predictions, groups, weight, control, self.scan)
+        ids = None if roles.row_id is None else frame[roles.row_id]
+        return TableRows(frame[self.inputs], y, predictions, groups, weight, control, ids, self.scan)
 
 
 def _warn_of_small(scan: Scan, usage: _Usage) -> None:
