@@ -264,7 +264,6 @@ TOO_LARGE: set[str] = {
     "_distances",
     "_draw",
     "_groups",
-    "_large",
     "_layers",
     "_link",
     "_load",
