@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import esvdfair
 
@@ -24,7 +25,8 @@ extensions = [
     "reference",  # docs/_ext: the reference pages, from commands and public names
 ]
 templates_path = ["_templates"]
-exclude_patterns = ["_build", "_ext", "examples"]
+# The last three are for who works on the code, and are read in the repository.
+exclude_patterns = ["_build", "_ext", "examples", "architecture.md", "equations.md", "decisions"]
 suppress_warnings = ["config.cache"]  # sphinx-gallery's settings hold a function
 
 # MyST: anchors as GitHub makes them, so that a link works there and here.
@@ -38,6 +40,7 @@ numpydoc_class_members_toctree = False
 
 html_theme = "furo"
 html_title = "esvdfair"
+html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
@@ -45,6 +48,14 @@ html_copy_source = False
 
 # COMPAS may not be redistributed; where its file is not there, the site has no page about it.
 COMPAS = Path(os.environ.get("ESVDFAIR_DATA", "nowhere")) / "compas/compas-scores-two-years.csv"
+
+
+def _readable(conf: Any, name: str) -> None:
+    """Letters large enough to be read in a thumbnail."""
+    import matplotlib as mpl
+
+    mpl.rcParams["font.size"] = 13
+
 
 sphinx_gallery_conf = {
     "examples_dirs": "examples",
@@ -55,6 +66,8 @@ sphinx_gallery_conf = {
     "capture_repr": (),  # what is printed, not what an expression is
     "download_all_examples": False,
     "remove_config_comments": True,
+    "reset_modules": ("matplotlib", _readable),
+    "thumbnail_size": (720, 400),
     "show_memory": False,
     "show_signature": False,
     "within_subsection_order": "FileNameSortKey",

@@ -1,4 +1,4 @@
-"""What must not change a repair: order and number of rows, units, names of groups, a small group. Measured, not promised.
+"""What must not change a repair: order and number of rows, units, names of groups, a small group; measured.
 
 Each is how far the predictions move, in standard deviations of the clean ones. All rows fit and judge
 (``validation_fraction=0``), or a part of them is held out by row number, which an order or a copy changes.

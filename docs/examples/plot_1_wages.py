@@ -2,9 +2,9 @@
 Wages, with scikit-learn
 ========================
 
-A network predicts hourly wages. It is never told anybody's sex, yet it predicts men and women differently: work
-experience and degrees tell it enough. We repair the network and look at people whom neither training nor repair has
-seen.
+A network predicts hourly wages. The sex is not an input, yet predictions for men and
+women differ, because work experience and degrees differ. We repair the network and
+evaluate it on test data.
 """
 
 import matplotlib.pyplot as plt
@@ -18,7 +18,7 @@ from esvdfair.datasets import load_wages
 from esvdfair.plots import plot_curve, plot_densities
 
 # %%
-# Three parts: to train on, to choose a repair on, and to judge both on. The sex is no column of ``X``.
+# Training, validation and test rows. ``X`` has no column for the sex.
 
 wages = load_wages()
 X, X_rest, y, y_rest, sex, sex_rest = train_test_split(
@@ -32,28 +32,33 @@ network = MLPRegressor(hidden_layer_sizes=(32, 32), early_stopping=True, random_
 model = make_pipeline(StandardScaler(), network).fit(X, y)
 
 # %%
-# The repair. ``Effort.quick()`` compares few candidates, for this page; leave it out to compare some hundred.
+# The repair. ``Effort.quick()`` compares a few candidates, which is enough here; the
+# default compares several hundred.
 
 fair = ESVDFair(model, target_ks=0.10, effort=Effort.quick())
 fair.fit(X, y, sensitive_features=sex, validation=(X_val, y_val, sex_val))
-repaired = fair.estimator_  # a Pipeline like `model`, which is as it was
+repaired = fair.estimator_  # a Pipeline like `model`, which is unchanged
 
-for name, found in (("as trained", model), ("repaired", repaired)):
+for name, found in (("original", model), ("repaired", repaired)):
     predicted = found.predict(X_test)
     distance = ks_distance(predicted, sensitive_features=sex_test)
-    print(f"{name:10}  KS {distance:.3f}  mean squared error {((predicted - y_test) ** 2).mean():.4f}")
+    error = ((predicted - y_test) ** 2).mean()
+    print(f"{name:10}  KS {distance:.3f}  mean squared error {error:.4f}")
 
 # %%
-# What it costs, and what another target would cost: each point is a model that is ready to take.
+# The trade-off between error and parity. Each point is a repaired model;
+# ``fair.curve_.model(point)`` returns it.
 
 plot_curve(fair.curve_, target_ks=0.10)
 
 # %%
-# Before and after, on people whom nobody has seen. The tick marks a group's mean.
+# Predictions for the test rows. Ticks mark the means of the groups.
 
-figure, (before, after) = plt.subplots(1, 2, figsize=(9, 3.4), sharex=True, layout="constrained")
+figure, (before, after) = plt.subplots(
+    1, 2, figsize=(8, 3.8), sharex=True, layout="constrained"
+)
 plot_densities(model.predict(X_test), sensitive_features=sex_test, ax=before)
 plot_densities(repaired.predict(X_test), sensitive_features=sex_test, ax=after)
-before.set_title(f"as trained: {before.get_title(loc='left')}", loc="left")
+before.set_title(f"original: {before.get_title(loc='left')}", loc="left")
 after.set_title(f"repaired: {after.get_title(loc='left')}", loc="left")
 # sphinx_gallery_thumbnail_number = 2

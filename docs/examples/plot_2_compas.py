@@ -2,9 +2,10 @@
 A PyTorch network on COMPAS
 ===========================
 
-ProPublica's file of two-year recidivism in Broward County. The network scores how likely a person is to be charged
-again; it is not given the race. We ask how much closer the scores of the two groups come at which cost, and who pays.
-**Whether a score like this should exist at all is not a question that parity answers.**
+ProPublica's file of two-year recidivism in Broward County. A network scores how likely
+a person is to be charged again; race is not an input. How close can the scores of two
+groups come, and how much does the error of each group increase? **Parity does not
+answer whether a score like this should exist at all.**
 """
 
 import os
@@ -20,14 +21,26 @@ from esvdfair.datasets import Dataset, split
 from esvdfair.plots import plot_curve, plot_densities
 
 # %%
-# The file is ``compas-scores-two-years.csv`` of `ProPublica <https://github.com/propublica/compas-analysis>`_.
+# The file is ``compas-scores-two-years.csv`` of `ProPublica
+# <https://github.com/propublica/compas-analysis>`_.
 
-table = pd.read_csv(Path(os.environ["ESVDFAIR_DATA"]) / "compas" / "compas-scores-two-years.csv")
-features = ["age", "juv_fel_count", "juv_misd_count", "juv_other_count", "priors_count", "decile_score"]
+table = pd.read_csv(
+    Path(os.environ["ESVDFAIR_DATA"]) / "compas" / "compas-scores-two-years.csv"
+)
+features = [
+    "age",
+    "juv_fel_count",
+    "juv_misd_count",
+    "juv_other_count",
+    "priors_count",
+    "decile_score",
+]
 dataset = Dataset(
     X=table[features].astype(float),
     y=table["two_year_recid"].astype(float),
-    sensitive_features=table["race"].where(table["race"] == "African-American", "other"),
+    sensitive_features=table["race"].where(
+        table["race"] == "African-American", "other"
+    ),
     name="compas",
     target_name="two_year_recid",
     sensitive_name="race",
@@ -41,7 +54,13 @@ parts = split(dataset, seed=1)
 
 torch.manual_seed(0)
 X, y = (torch.tensor(part, dtype=torch.float32) for part in parts.train[:2])
-network = nn.Sequential(nn.Linear(X.shape[1], 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+network = nn.Sequential(
+    nn.Linear(X.shape[1], 64),
+    nn.ReLU(),
+    nn.Linear(64, 64),
+    nn.ReLU(),
+    nn.Linear(64, 1),
+)
 optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
 for _ in range(8):
     for rows in torch.randperm(len(X)).split(128):
@@ -50,22 +69,29 @@ for _ in range(8):
         optimizer.step()
 
 # %%
-# The repair takes the module and gives a copy with another last layer. Arrays will do; they become tensors.
+# ``ESVDFair`` takes the module and returns a copy with a different last layer. Arrays
+# and tensors both work.
 
 fair = ESVDFair(network, target_ks=0.15, effort=Effort.quick())
-fair.fit(X, y, sensitive_features=parts.train.sensitive_features, validation=tuple(parts.validation))
+fair.fit(
+    X,
+    y,
+    sensitive_features=parts.train.sensitive_features,
+    validation=tuple(parts.validation),
+)
 
 reached = fair.summary_
-print(f"KS   {reached['ks_before']:.3f} -> {reached['ks_after']:.3f}, floor {reached['ks_floor']:.3f}")
+before, after, noise = (reached[f"ks_{name}"] for name in ("before", "after", "floor"))
+print(f"KS   {before:.3f} -> {after:.3f}, noise level {noise:.3f}")
 print(f"MSE  {reached['mse_before']:.4f} -> {reached['mse_after']:.4f}")
 for group, before in reached["group_mse_before"].items():
     print(f"  of {group}: {before:.4f} -> {reached['group_mse_after'][group]:.4f}")
 
 # %%
-# On rows that neither the network nor the repair has seen:
+# The trade-off, and the repaired predictions for test rows.
 
 X_test, _, race_test = parts.test
-figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.8), layout="constrained")
 plot_curve(fair.curve_, target_ks=0.15, ax=left)
 plot_densities(fair.predict(X_test), sensitive_features=race_test, ax=right)
 right.set_title(f"repaired, test rows: {right.get_title(loc='left')}", loc="left")
