@@ -304,7 +304,6 @@ TOO_LARGE: set[str] = {
     "estimator.py:check_options",
     "explain/directions.py:_see",
     "explain/people.py:explain_people",
-    "explain/trees.py:explain_trees",
     "hidden.py:hold",
     "methods.py",
     "methods.py:parity",

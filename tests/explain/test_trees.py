@@ -6,8 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import xgboost
+from sklearn.compose import make_column_transformer
 from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
 from sklearn.neural_network import MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
 from esvdfair.explain import explain_trees
 
@@ -42,12 +45,46 @@ def test_parts_add_up(model):
     assert found.to_frame()["share"].sum() == pytest.approx(1)
 
 
-def test_agrees_with_treeshap():
-    model = lightgbm.LGBMRegressor(n_estimators=20, n_jobs=1, verbose=-1).fit(X, Y)
-    shap = model.predict(X, pred_contrib=True)[:, :3]
-    apart = shap[GROUP == 2].mean(axis=0) - shap[GROUP == 0].mean(axis=0)
-    found = dict(explain_trees(model, X, sensitive_features=GROUP).columns)
-    assert np.corrcoef(apart, [found[name] for name in X.columns])[0, 1] > 0.98
+@pytest.mark.parametrize("model", MODELS[:3], ids=lambda model: type(model).__name__)
+def test_agrees_with_treeshap(model):
+    found = explain_trees(model.fit(X, Y), X, sensitive_features=GROUP, shap=True)
+    shap, columns = dict(found.shap), dict(found.columns)
+    assert sum(shap.values()) == pytest.approx(found.mean_gap, abs=1e-5)
+    assert np.corrcoef(*zip(*((shap[name], columns[name]) for name in X.columns), strict=True))[0, 1] > 0.98
+    assert found.to_frame().set_index("column")["shap"].to_dict() == shap
+    assert explain_trees(model, X, sensitive_features=GROUP).shap is None
+
+
+def test_treeshap_of_trees_that_predict_and_of_averages():
+    stopped = xgboost.XGBRegressor(n_estimators=200, early_stopping_rounds=2, n_jobs=1)
+    stopped.fit(X[:600], Y[:600], eval_set=[(X[600:], Y[600:])], verbose=False)
+    forest = lightgbm.LGBMRegressor(boosting_type="rf", subsample=0.7, subsample_freq=1, n_estimators=9, verbose=-1)
+    job = pd.Categorical(np.where(X["b"] > 0, "x", "y"))
+    table, quiet = X.assign(job=job), {"iterations": 9, "cat_features": ["job"], **QUIET}
+    piped = make_pipeline(StandardScaler(), lightgbm.LGBMRegressor(n_estimators=9, verbose=-1))
+    cases = [(stopped, X), (forest, X), (catboost.CatBoostRegressor(**quiet), table), (piped, X)]
+    for model, rows in cases:
+        fitted = model if model is stopped else model.fit(rows, Y)
+        found = explain_trees(fitted, rows, sensitive_features=GROUP, shap=True)
+        assert sum(dict(found.shap).values()) == pytest.approx(found.mean_gap, abs=1e-5)
+        assert found.shap[0][0] == "a"
+
+
+def test_treeshap_is_refused_where_the_library_has_none():
+    model = RandomForestRegressor(5, random_state=0).fit(X, Y)
+    with pytest.raises(ValueError, match="RandomForestRegressor computes no TreeSHAP"):
+        explain_trees(model, X, sensitive_features=GROUP, shap=True)
+
+
+def test_names_are_those_of_the_columns_that_enter_the_trees():
+    table = X.assign(job=np.where(X["b"] > 0, "x", "y"))
+    encoder = make_column_transformer((OneHotEncoder(), ["job"]), (StandardScaler(), list("abc")))
+    model = make_pipeline(encoder, RandomForestRegressor(5, random_state=0)).fit(table, Y)
+    names = {name for name, _ in explain_trees(model, table, sensitive_features=GROUP).columns}
+    assert names == {"onehotencoder__job_x", "onehotencoder__job_y"} | {f"standardscaler__{c}" for c in "abc"}
+    rename = FunctionTransformer(np.asarray)  # gives no names
+    model = make_pipeline(rename, RandomForestRegressor(5, random_state=0)).fit(X, Y)
+    assert explain_trees(model, X, sensitive_features=GROUP).columns[0][0] == "0"
 
 
 def test_weights_count_as_rows():

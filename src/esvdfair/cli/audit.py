@@ -198,7 +198,7 @@ def explain(
         if models[0].trees:
             rows = cli.some_rows(reading.of_large_groups().table(data, *models), cli.EXPLAINED_ROWS, seed=seed)
             work.step("splitting the difference in means")
-            _explain_trees(model, rows, top=top, as_json=as_json)
+            _explain_trees(model, rows, output=output, top=top, as_json=as_json)
             return
         layers = models[0].layers()
         which = find_layer(layers, max(-2, -len(layers)) if layer is None else layer).name
@@ -230,11 +230,11 @@ def explain(
         click.echo("\n" + _people(people, rows.attribute))
 
 
-def _explain_trees(model: Path, rows: "TableRows", *, top: int, as_json: bool) -> None:
+def _explain_trees(model: Path, rows: "TableRows", *, output: str | None, top: int, as_json: bool) -> None:
     """Print which columns and trees the difference in means comes from."""
     from esvdfair.explain import explain_trees
 
-    found = explain_trees(str(model), rows.X, sensitive_features=rows.groups, sample_weight=rows.weight)
+    found = explain_trees(str(model), rows.X, sensitive_features=rows.groups, sample_weight=rows.weight, output=output)
     if as_json:
         cli.print_json(asdict(found))
         return

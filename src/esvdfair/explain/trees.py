@@ -1,5 +1,6 @@
 """Which input columns and which trees the difference in means of a tree ensemble comes from."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from esvdfair.batches import Data, as_rows, make_batches
+from esvdfair.batches import Batch, Data, as_rows, make_batches
 from esvdfair.core.checks import Label
 from esvdfair.models import adapt
 from esvdfair.models.tree_libraries import Tree
@@ -29,21 +30,31 @@ class TreeGap:
     mean_gap : difference in means of the sums of leaf values
     columns : (name, part) of every column that the trees split on, largest part first; the parts add up to ``mean_gap``
     trees : (trees,) part of each tree; they add up to ``mean_gap``
+    shap : (name, part) of every column by TreeSHAP, largest first, which also add up; None if not asked for
     """
 
     groups: tuple[Label, Label]
     mean_gap: float
     columns: tuple[tuple[str, float], ...]
     trees: tuple[float, ...]
+    shap: tuple[tuple[str, float], ...] | None = None
 
     def to_frame(self) -> pd.DataFrame:
-        """The columns as a table with ``column``, ``mean_gap`` and ``share``."""
+        """The columns as a table with ``column``, ``mean_gap`` and ``share``, and ``shap`` if it was asked for."""
         table = pd.DataFrame(self.columns, columns=["column", "mean_gap"])
-        return table.assign(share=table["mean_gap"] / self.mean_gap if self.mean_gap else np.nan)
+        table["share"] = table["mean_gap"] / self.mean_gap if self.mean_gap else np.nan
+        return table if self.shap is None else table.assign(shap=table["column"].map(dict(self.shap)))
 
 
 def explain_trees(
-    model: Any, X: Any, *, sensitive_features: Any, sample_weight: Any = None, missing: str = "error"
+    model: Any,
+    X: Any,
+    *,
+    sensitive_features: Any,
+    sample_weight: Any = None,
+    missing: str = "error",
+    output: Any = None,
+    shap: bool = False,
 ) -> TreeGap:
     """Split the difference in means of a tree ensemble by input column and by tree.
 
@@ -55,7 +66,9 @@ def explain_trees(
     Parameters
     ----------
     model : tree ensemble, as :class:`esvdfair.ESVDFair` takes it, before or after the repair
-    X, sensitive_features, sample_weight, missing : as in :class:`esvdfair.ESVDFair` and its ``fit``
+    X, sensitive_features, sample_weight, missing, output : as in :class:`esvdfair.ESVDFair` and its ``fit``
+    shap : bool, default False
+        Also split by the mean TreeSHAP values of LightGBM, XGBoost or CatBoost, which takes longer.
 
     Examples
     --------
@@ -69,42 +82,83 @@ def explain_trees(
     >>> explain_trees(model, X, sensitive_features=a).columns[0][0]
     '0'
     """
-    adapter = adapt(model)
+    adapter = adapt(model, output=output)
     if not isinstance(adapter, TreeAdapter):
         raise TypeError(f"a {type(model).__name__} is no tree ensemble. Use explain_directions or scan_layers.")
-    library = adapter.library
-    nodes = int(library.starts[-1])
-    labels: tuple[Label, ...] = ()
-    masses, totals = np.zeros((0, nodes)), np.zeros(0)
-    for batch in make_batches(Data(as_rows(X), None, sensitive_features, sample_weight), missing=missing):
-        labels = batch.labels
-        if not len(masses):
-            masses, totals = np.zeros((len(labels), nodes)), np.zeros(len(labels))
-        leaves, weight = adapter.leaves(batch.x), np.ones(len(batch.codes)) if batch.weight is None else batch.weight
-        for group in range(len(labels)):
-            rows = np.flatnonzero(batch.codes == group)
-            repeated = np.repeat(weight[rows], leaves.shape[1])
-            masses[group] += np.bincount(leaves[rows].ravel(), repeated, minlength=nodes)
-            totals[group] += weight[rows].sum()
-    means = masses @ library.values / totals
+    data = Data(as_rows(X), None, sensitive_features, sample_weight)
+    found = _sum_groups(adapter, make_batches(data, missing=missing), shap=shap)
+    values, shares = adapter.library.values, found.masses / found.totals[:, None]
+    means = shares @ values
     first, second = int(np.argmax(means)), int(np.argmin(means))
     if first == second:
         first, second = 0, 1
-    apart, pooled = masses[first] / totals[first] - masses[second] / totals[second], masses.sum(axis=0)
-    names = _names(adapter, X)
+    apart = shares[first] - shares[second]
+    parts, by_tree = _split(adapter, X, apart, found.masses.sum(axis=0))
+    named = None
+    if found.contributions is not None:
+        mean = found.contributions / found.totals[:, None]
+        named = {_name(adapter.names(X), c): float(part) for c, part in enumerate(mean[first] - mean[second])}
+    groups = found.labels[first], found.labels[second]
+    shown = None if named is None else _ranked(named)
+    return TreeGap(groups, float(apart @ values), _ranked(parts), tuple(by_tree), shown)
+
+
+@dataclass
+class _GroupSums:
+    """Weight of each group's rows: all (groups,), at each node (groups, nodes), times TreeSHAP (groups, columns)."""
+
+    labels: tuple[Label, ...]
+    totals: Array
+    masses: Array
+    contributions: Array | None = None
+
+
+def _sum_groups(adapter: TreeAdapter, batches: Iterable[Batch], *, shap: bool) -> _GroupSums:
+    nodes = int(adapter.library.starts[-1])
+    sums: _GroupSums | None = None
+    for batch in batches:
+        groups = len(batch.labels)
+        weight = np.ones(len(batch.codes)) if batch.weight is None else batch.weight
+        sums = sums or _GroupSums(batch.labels, np.zeros(groups), np.zeros((groups, nodes)))
+        leaves = adapter.leaves(batch.x)
+        sums.totals += np.bincount(batch.codes, weight, minlength=groups)
+        for group in range(groups):
+            rows = np.flatnonzero(batch.codes == group)
+            repeated = np.repeat(weight[rows], leaves.shape[1])
+            sums.masses[group] += np.bincount(leaves[rows].ravel(), repeated, minlength=nodes)
+        if shap:
+            values = adapter.contributions(batch.x)
+            one_hot = (np.arange(groups)[:, None] == batch.codes) * weight
+            sums.contributions = one_hot @ values + (0 if sums.contributions is None else sums.contributions)
+    if sums is None:
+        raise ValueError("`X` has no rows.")
+    return sums
+
+
+def _split(adapter: TreeAdapter, X: Any, apart: Array, pooled: Array) -> tuple[dict[str, float], list[float]]:
+    """Parts of the columns by name, and of the trees."""
+    library, names = adapter.library, adapter.names(X)
     parts: dict[str, float] = {}
     by_tree = []
-    values = library.values
     for place, tree in enumerate(library.trees()):
         part = slice(*library.starts[place : place + 2])
-        gains = _gains(tree, values[part], apart[part], pooled[part])
+        gains = _gains(tree, library.values[part], apart[part], pooled[part])
         by_tree.append(float(gains.sum()))
         inner = np.flatnonzero(tree.left >= 0)
         for column in np.unique(tree.column[inner]).tolist():
-            name = SEVERAL if column < 0 else names[column] if column < len(names) else str(column)
+            name = _name(names, column)
             parts[name] = parts.get(name, 0.0) + float(gains[inner][tree.column[inner] == column].sum())
-    ranked = sorted(parts.items(), key=lambda item: -abs(item[1]))
-    return TreeGap((labels[first], labels[second]), float(apart @ values), tuple(ranked), tuple(by_tree))
+    return parts, by_tree
+
+
+def _name(names: Sequence[str] | None, column: int) -> str:
+    if column < 0:
+        return SEVERAL
+    return names[column] if names is not None and column < len(names) else str(column)
+
+
+def _ranked(parts: dict[str, float]) -> tuple[tuple[str, float], ...]:
+    return tuple(sorted(parts.items(), key=lambda item: -abs(item[1])))
 
 
 def _gains(tree: Tree, values: Array, apart: Array, pooled: Array) -> Array:
@@ -119,11 +173,3 @@ def _gains(tree: Tree, values: Array, apart: Array, pooled: Array) -> Array:
     for nodes in levels:
         gains[nodes] = share[tree.left[nodes]] + share[tree.right[nodes]] - share[nodes]
     return gains
-
-
-def _names(adapter: TreeAdapter, X: Any) -> list[str]:
-    """Names of the columns that the trees see: the table's, unless the model or a Pipeline has others."""
-    own = adapter.library.columns
-    if own is None and hasattr(X, "columns"):
-        own = list(X.columns)
-    return [str(name) for name in own or ()]

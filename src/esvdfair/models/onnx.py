@@ -83,6 +83,11 @@ class OnnxAdapter(ModelAdapter):
         return self._proto.SerializeToString() if self._given is None else self._given
 
     @property
+    def ends_in_trees(self) -> bool:
+        """Whether the last layer is a tree ensemble: its leaf values are edited by `onnx_trees`."""
+        return self._graph.ends_in_trees
+
+    @property
     def n_features(self) -> int | None:
         """Number of columns that the inputs take together, where they tell."""
         widths = [item.width for item in self._inputs]
@@ -143,18 +148,18 @@ class OnnxAdapter(ModelAdapter):
 
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession:
-        return _start_session(self._proto, [self._output])
+        return start_session(self._proto, [self._output])
 
     @cached_property
     def _open_session(self) -> onnxruntime.InferenceSession:
         """A session that shows the inputs of all layers and the output of the last one."""
         layers = self._graph.layers
-        return _start_session(self._proto, [self._output, layers[-1].output, *(layer.input for layer in layers)])
+        return start_session(self._proto, [self._output, layers[-1].output, *(layer.input for layer in layers)])
 
     @cached_property
     def _tail_session(self) -> onnxruntime.InferenceSession:
         """A session that takes the output of the last layer as a further input."""
-        return _start_session(self._proto, [self._output], given=self._graph.layers[-1])
+        return start_session(self._proto, [self._output], given=self._graph.layers[-1])
 
     def _run_open(self, x: Any, tensors: Iterable[str]) -> tuple[Feeds, NDArray[Any]]:
         """Tensors inside the model, and the prediction, for all rows of `x`."""
@@ -272,7 +277,7 @@ def _name_and_place(output: Any, names: Sequence[str]) -> tuple[Any, Any]:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def _start_session(
+def start_session(
     model: onnx.ModelProto, tensors: Sequence[str], given: onnx_graph.GraphLayer | None = None
 ) -> onnxruntime.InferenceSession:
     """Load on the CPU what of a model gives these tensors, with the output of a layer for an input if it is `given`.
@@ -282,8 +287,7 @@ def _start_session(
     graph = (part := copy.deepcopy(model)).graph
     if given is not None:
         graph.node.remove(next(node for node in graph.node if given.output in node.output))
-        kind = (given.bias or given.weight).data_type
-        graph.input.append(onnx.helper.make_tensor_value_info(given.output, kind, None))
+        graph.input.append(onnx.helper.make_tensor_value_info(given.output, given.data_type, None))
     typed, inputs = {value.name: value for value in model.graph.output}, {value.name for value in graph.input}
     needed = onnx_graph.upstream(graph.node, tensors)
     nodes = [node for node in graph.node if not needed.isdisjoint(node.output)]
@@ -311,7 +315,7 @@ def _call(session: onnxruntime.InferenceSession, feeds: Feeds, outputs: Sequence
     def work() -> None:
         try:
             values.extend(np.asarray(value) for value in session.run(list(outputs), feeds, options))
-        except Exception as error:  # see _start_session
+        except Exception as error:  # see start_session
             errors.append(error)
 
     # In a thread of its own: a call into onnxruntime listens to nobody, neither a clock nor Ctrl-C.

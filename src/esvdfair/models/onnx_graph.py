@@ -21,6 +21,7 @@ _STANDARD = ("", "ai.onnx")
 _SHAPE_ONLY = frozenset({"Shape", "Size"})  # what they give depends on their input's shape, not on its values
 _LINEAR = frozenset({"Gemm", "MatMul"})
 _CLASSIC = frozenset({"LinearRegressor", "LinearClassifier"})
+_TREES = frozenset({"TreeEnsemble", "TreeEnsembleRegressor", "TreeEnsembleClassifier"})
 _QUANTISED = frozenset({
     "QLinearMatMul", "MatMulInteger", "QGemm", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MatMulNBits",
     "MatMulBnb4", "MatMulFpQ4",
@@ -92,6 +93,13 @@ class GraphLayer:
     weight: Parameter
     bias: Parameter | None
     transform: str | None = None
+    trees: onnx.NodeProto | None = None  # of a tree ensemble, its node; the weight are the values of its leaves
+
+    @property
+    def data_type(self) -> int:
+        """Of `output`, as ONNX numbers types."""
+        floats = self.trees is not None and self.trees.op_type != "TreeEnsemble"
+        return int(TensorProto.FLOAT) if floats else (self.bias or self.weight).data_type
 
     def finish(self, z: NDArray[Any]) -> NDArray[Any]:
         """`output` of Z (rows, m), in its dtype."""
@@ -139,6 +147,7 @@ class Graph:
     def layers(self) -> tuple[GraphLayer, ...]:
         """Linear layers that feed the output, in order of execution; `ValueError` if one of them cannot be edited."""
         found = [layer for node in self._running for layer in self._layer(node)]
+        found = [layer for layer in found if layer.trees is None or layer is found[-1]]
         if not found:
             kinds = ", ".join(dict.fromkeys(node.op_type for node in self._running)) or "none that depend on the input"
             raise ValueError(
@@ -150,6 +159,12 @@ class Graph:
             return tuple(found)
         # Names of nodes are free text in ONNX; names of tensors are not.
         return tuple(replace(layer, name=layer.output) for layer in found)
+
+    @property
+    def ends_in_trees(self) -> bool:
+        """Whether the last layer is a tree ensemble."""
+        kinds = [node.op_type for node in self._running if node.op_type in _LINEAR | _CLASSIC | _TREES]
+        return bool(kinds) and kinds[-1] in _TREES
 
     def path(self, source: str) -> tuple[list[str], str | None]:
         """Operations by which a tensor reaches the output, in order, and the first that joins it with other inputs."""
@@ -187,6 +202,8 @@ class Graph:
         self._refuse_closed(node, label)
         if node.op_type in _CLASSIC and node.domain == "ai.onnx.ml":
             yield _classic_layer(node, label)
+        if node.op_type in _TREES and node.domain == "ai.onnx.ml":
+            yield _tree_layer(node, label)
         if node.op_type not in _LINEAR or node.domain not in _STANDARD:
             return
         x, w = node.input[:2]
@@ -358,6 +375,17 @@ def _classic_layer(node: onnx.NodeProto, label: str) -> GraphLayer:
         Parameter(stored["intercepts"], (shown,), mirrored=mirrored) if len(bias) else None,
         transform if classifies else None,
     )
+
+
+def _tree_layer(node: onnx.NodeProto, label: str) -> GraphLayer:
+    """The trees of a node as a layer, in which their sum is linear; see `onnx_trees`."""
+    names = ("leaf_weights", "target_weights_as_tensor", "class_weights_as_tensor", "target_weights", "class_weights")
+    stored = next((item for item in node.attribute if item.name in names), None)
+    if stored is None:
+        raise ValueError(f"the trees {label!r} ({node.op_type}) have no leaf values, so there is nothing to edit.")
+    holder = stored.t if stored.HasField("t") else stored
+    size = math.prod(stored.t.dims) if stored.HasField("t") else len(stored.floats)
+    return GraphLayer(node.name, node.input[0], node.output[-1], Parameter(holder, (1, size)), None, trees=node)
 
 
 def upstream(nodes: Iterable[onnx.NodeProto], names: Iterable[str], *, values_only: bool = False) -> set[str]:

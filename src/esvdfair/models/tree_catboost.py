@@ -106,6 +106,12 @@ class CatBoostTrees(TreeLibrary):
     def leaves(self, x: Any) -> Numbers:
         return self._first_leaves + np.asarray(self.model.calc_leaf_indexes(x), dtype=np.intp)
 
+    def contributions(self, x: Any) -> Array:
+        from catboost import Pool
+
+        rows = Pool(x, cat_features=self.model.get_cat_feature_indices())
+        return np.asarray(self.model.get_feature_importance(rows, type="ShapValues"), dtype=np.float64)[:, :-1]
+
     def write(self, values: Array, base: float) -> None:
         new = [part[count - 1 :] for part, count in zip(self.parts(values), self._leaf_counts, strict=True)]
         with tempfile.TemporaryDirectory() as folder:

@@ -3,7 +3,7 @@
 import importlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from esvdfair.models.trees import TreeAdapter
 
@@ -45,8 +45,8 @@ class TreeFileAdapter(TreeAdapter):
         """The path or bytes that were given; of a model with new leaf values the bytes."""
         return _dump(self._model, self._format) if self._given is None else self._given
 
-    def _twin(self) -> "TreeFileAdapter":
-        twin = TreeFileAdapter.__new__(TreeFileAdapter)
+    def _twin(self) -> Self:
+        twin = super()._twin()
         twin._given, twin._format = None, self._format
         return twin
 

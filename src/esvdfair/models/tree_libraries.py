@@ -84,6 +84,7 @@ class TreeLibrary(ABC):
     base : what is added to the sum of the leaves
     base_tree : tree whose leaves take a change of the base; None where the library stores a base of its own; -1 for all
         trees in equal parts
+    several_inputs : whether the model may take several inputs
     eps : relative spacing of the library's arithmetic
     constraints : by column, 1 or -1 where predictions must rise or fall with it
     """
@@ -92,6 +93,7 @@ class TreeLibrary(ABC):
     scale: float = 1.0
     base: float = 0.0
     base_tree: int | None = None
+    several_inputs: bool = False
     eps: float = 2.0**-52
     scores: bool = False
     sizes: Sequence[int]
@@ -126,6 +128,18 @@ class TreeLibrary(ABC):
         if self.scores:
             return np.asarray(self.model.predict_proba(x))[:, 1]
         return np.asarray(self.model.predict(x)).ravel()
+
+    def contributions(self, x: Any) -> Array:
+        """(rows, columns) TreeSHAP values, by the library itself."""
+        raise ValueError(
+            f"`shap=True` was given, but {type(self.model).__name__} computes no TreeSHAP values. Leave it out: the "
+            "split by column needs no other library."
+        )
+
+    @property
+    def operations(self) -> Sequence[str]:
+        """Names of what follows the sum."""
+        return () if self.link == "identity" else (self.link,)
 
     @property
     def constraints(self) -> Sequence[int]:

@@ -72,6 +72,9 @@ class LightGBMTrees(TreeLibrary):
         found = np.asarray(self.model.predict(x, pred_leaf=True), dtype=np.intp).reshape(-1, len(self.sizes))
         return self._first_leaves + found
 
+    def contributions(self, x: Any) -> Array:
+        return np.asarray(self.model.predict(x, pred_contrib=True), dtype=np.float64)[:, :-1] / self._divisor
+
     def write(self, values: Array, base: float) -> None:
         for t, new in enumerate(self.parts(values)):
             for leaf, value in enumerate((new[self._leaf_counts[t] - 1 :] * self._divisor).tolist()):

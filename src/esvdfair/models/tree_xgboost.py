@@ -36,8 +36,8 @@ class XGBoostTrees(TreeLibrary):
         one_output(max(int(about["num_class"]), int(about.get("num_target", 1))), type(model).__name__)
         trees = booster.get("gbtree", booster)["model"]
         rounds = None if model is self._booster else getattr(model, "best_iteration", None)
-        parallel = int(trees["gbtree_model_param"]["num_parallel_tree"])
-        self._parts = trees["trees"] if rounds is None else trees["trees"][: (rounds + 1) * parallel]
+        self._parallel = int(trees["gbtree_model_param"]["num_parallel_tree"])
+        self._parts = trees["trees"] if rounds is None else trees["trees"][: (rounds + 1) * self._parallel]
         self._drops = booster.get("weight_drop", [1.0] * len(trees["trees"]))  # dart weighs its trees
         objective = learner["objective"]["name"]
         self.link = _XGBOOST_LINKS.get(objective, "identity")
@@ -76,6 +76,11 @@ class XGBoostTrees(TreeLibrary):
         else:
             found = self._booster.predict(self._matrix(x), pred_leaf=True)
         return np.asarray(found).reshape(-1, len(self.sizes)).astype(np.intp)
+
+    def contributions(self, x: Any) -> Array:
+        rounds = (0, len(self._parts) // self._parallel)
+        found = self._booster.predict(self._matrix(x), pred_contribs=True, iteration_range=rounds)
+        return np.asarray(found, dtype=np.float64)[:, :-1]
 
     def predict(self, x: Any) -> NDArray[Any]:
         if self.model is self._booster:

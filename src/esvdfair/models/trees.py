@@ -15,10 +15,11 @@ leaves than buckets, each has a bucket of its own.
 import copy
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.pipeline import Pipeline
 
 from esvdfair.core.checks import several_inputs, to_numpy
 from esvdfair.exceptions import ESVDFairWarning, InputError
@@ -104,10 +105,30 @@ class TreeAdapter(ModelAdapter):
 
     def leaves(self, x: Any) -> NDArray[np.intp]:
         """(rows, trees) numbers of the leaves among the nodes of all trees."""
-        if several_inputs(x) is not None:
+        if several_inputs(x) is not None and not self.library.several_inputs:
             raise InputError("`X` is several inputs; a tree ensemble takes one table.")
-        x = before_last(self._levels, to_numpy(x) if hasattr(x, "detach") else x)
-        return self.library.leaves(x) + self.library.starts[:-1]
+        return self.library.leaves(self._entering(x)) + self.library.starts[:-1]
+
+    def contributions(self, x: Any) -> Array:
+        """(rows, columns) TreeSHAP values of the columns that enter the trees, before the link."""
+        return self.library.contributions(self._entering(x))
+
+    def names(self, X: Any) -> list[str] | None:
+        """Names of the columns that enter the trees, where they are known."""
+        given = [str(name) for name in X.columns] if hasattr(X, "columns") else None
+        steps = [level[:-1] for level in self._levels if isinstance(level, Pipeline) and len(level) > 1]
+        if not steps:
+            own = self.library.columns
+            return list(own) if given is None and own is not None else given
+        try:
+            for step in steps:
+                given = [str(name) for name in step.get_feature_names_out(given)]
+        except (AttributeError, ValueError):  # some steps give no names
+            return None
+        return given
+
+    def _entering(self, x: Any) -> Any:
+        return before_last(self._levels, to_numpy(x) if hasattr(x, "detach") else x)
 
     def _features(self, x: Any) -> Array:
         nodes = self.leaves(x)
@@ -121,7 +142,7 @@ class TreeAdapter(ModelAdapter):
             features[start : start + len(part), -1] = self.library.values[part].sum(axis=1)
         return features
 
-    def _edited(self, weights: Weights) -> "TreeAdapter":
+    def _edited(self, weights: Weights) -> Self:
         (weight, bias), library = weights[_LAYER], self.library
         alpha, scale = np.asarray(weight[0, :-1], dtype=np.float64), float(weight[0, -1])
         values = scale * library.values + np.sign(self.codes) * alpha[np.abs(self.codes) - 1]
@@ -142,8 +163,8 @@ class TreeAdapter(ModelAdapter):
         twin._check_constraints()
         return twin
 
-    def _twin(self) -> "TreeAdapter":
-        return TreeAdapter.__new__(TreeAdapter)
+    def _twin(self) -> Self:
+        return type(self).__new__(type(self))
 
     def _check_written(self, twin: "TreeAdapter") -> None:
         """Raise unless the copy predicts the sum of the leaf values that were written."""
@@ -199,8 +220,7 @@ class TreeAdapter(ModelAdapter):
                 warnings.simplefilter("ignore")  # a transformer may complain of values beyond its domain
                 return tried, self._finish(tried[:, 0])
 
-        steps = [] if self.library.link == "identity" else [self.library.link]
-        operation = ", ".join([*steps, *target_steps(self._levels)]) or "nothing"
+        operation = ", ".join([*self.library.operations, *target_steps(self._levels)]) or "nothing"
         return Tail(_LAYER, rows, z, run, operation=operation, eps=self.library.eps)
 
 
