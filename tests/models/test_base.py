@@ -103,7 +103,7 @@ def test_other_sklearn_models_are_unsupported(model):
 @pytest.mark.parametrize("model", ["model.onnx", b"\x08", bytearray(b"\x08"), __import__("pathlib").Path("m.onnx")])
 def test_files_go_to_the_onnx_adapter(model, monkeypatch):
     fake = types.ModuleType("esvdfair.models.onnx")
-    fake.OnnxAdapter = lambda model, *, output: ("onnx", model, output)
+    fake.adapt_onnx = lambda model, *, output: ("onnx", model, output)
     monkeypatch.setitem(sys.modules, "esvdfair.models.onnx", fake)
     assert adapt(model, output="score") == ("onnx", model, "score")
 

@@ -357,7 +357,7 @@ def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
 
         if tree_format(model) is not None:
             return TreeFileAdapter(model, output=output)
-        from esvdfair.models.onnx_trees import adapt_onnx as adapter
+        from esvdfair.models.onnx import adapt_onnx as adapter
     elif ("torch", "Module") in origins:
         from esvdfair.models.torch import TorchAdapter as adapter
     elif ("sklearn", "BaseEstimator") in origins or (

@@ -221,6 +221,16 @@ class OnnxAdapter(ModelAdapter):
         return Tail(last.name, rows, output, run, operation, kinds, joined)
 
 
+def adapt_onnx(model: ModelSource | bytearray, *, output: Selector | None = None) -> ModelAdapter:
+    """Wrap an ONNX model that ends in a linear layer or in trees."""
+    found = OnnxAdapter(model, output=output)
+    if not found.ends_in_trees:
+        return found
+    from esvdfair.models.onnx_trees import OnnxEnsemble, OnnxTreeAdapter
+
+    return OnnxTreeAdapter(OnnxEnsemble(model, output=output))
+
+
 # --- which output -----------------------------------------------------------------------------------------------------
 
 

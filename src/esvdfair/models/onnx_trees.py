@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from scipy.special import expit
 
-from esvdfair.models.base import ModelAdapter
-from esvdfair.models.onnx import OnnxAdapter, Selector, start_session
+from esvdfair.models.onnx import OnnxAdapter, start_session
 from esvdfair.models.onnx_files import ModelSource
 from esvdfair.models.onnx_graph import GraphLayer
 from esvdfair.models.tree_libraries import Array, Numbers, Tree, TreeLibrary, one_output
@@ -31,12 +30,6 @@ LEAVES_GROWN = 250
 _BY_COLUMN = frozenset({"Imputer", "Scaler", "Cast", "Identity", "Add", "Sub", "Mul", "Div", "Clip"})
 _SUM, _NONE, _LOGISTIC = ("SUM", 1), ("NONE", 0), ("LOGISTIC", 2)  # as text, and as TreeEnsemble numbers them
 _AVERAGE = ("AVERAGE", 0)
-
-
-def adapt_onnx(model: ModelSource | bytearray, *, output: Selector | None = None) -> ModelAdapter:
-    """Wrap an ONNX model that ends in a linear layer or in trees."""
-    found = OnnxEnsemble(model, output=output)
-    return OnnxTreeAdapter(found) if found.ends_in_trees else OnnxAdapter(model, output=output)
 
 
 class OnnxEnsemble(OnnxAdapter):
@@ -75,18 +68,15 @@ class OnnxEnsemble(OnnxAdapter):
 
     def names(self, columns: Sequence[str] | None) -> list[str] | None:
         """Names of what enters the trees, where the nodes before them keep the columns of the table apart."""
-        known: dict[str, list[str]] = {}
-        if len(self._inputs) > 1:
-            known = {item.name: [item.name] for item in self._inputs if item.width == 1}
-        elif columns is not None:
-            known = {self._inputs[0].name: list(columns)}
+        if len(self._inputs) == 1:
+            known = {self._inputs[0].name: list(columns or ())}
+        else:
+            known = {item.name: [item.name] * (item.width == 1) for item in self._inputs}
         constants = {tensor.name for tensor in self._proto.graph.initializer}
         for node in self._proto.graph.node:
             parts = [known.get(name, []) for name in node.input if name not in constants]
-            keeps = len(parts) == 1 if node.op_type in _BY_COLUMN else node.op_type == "Concat"
-            if keeps and all(parts):
-                known[node.output[0]] = [name for part in parts for name in part]
-        return known.get(self.node.input)
+            known[node.output[0]] = _joined(node.op_type, parts)
+        return known.get(self.node.input) or None
 
     def start_alone(self, node: onnx.NodeProto, dtype: np.dtype[Any]) -> onnxruntime.InferenceSession:
         """A session with one input, of a dtype, that gives the last output of a node alone."""
@@ -267,6 +257,12 @@ class OnnxTreeAdapter(TreeAdapter):
     def n_features(self) -> int | None:
         """Number of columns that the inputs take together, where they tell."""
         return self._model.n_features  # type: ignore[no-any-return]
+
+
+def _joined(operator: str, parts: Sequence[list[str]]) -> list[str]:
+    """Names of columns after an operator that keeps them apart; none after others."""
+    keeps = operator == "Concat" or (operator in _BY_COLUMN and len(parts) == 1)
+    return [name for part in parts for name in part] if keeps and all(parts) else []
 
 
 @dataclass(frozen=True)
