@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from reproduction.config import EXPERIMENTS, OF_THE_PAPER, PARTS, Experiment, Part
 from reproduction.datasets import Preparation
@@ -96,8 +97,10 @@ def _complete(
     now = [replace(e, parts=tuple(part for part in e.parts if part in parts or not parts)) for e in experiments]
     done, todo = plan([e for e in now if e.parts], seeds, out)
     total = len(done) + len(todo)
-    with tqdm(total=total, initial=len(done), unit="seed", disable=not sys.stderr.isatty()) as bar:
-        run(todo, jobs=jobs, on_done=bar.update)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        seeds_done = progress.add_task("seeds", total=total, completed=len(done))
+        run(todo, jobs=jobs, on_done=lambda: progress.advance(seeds_done))
     for experiment in experiments:
         Folder(out, experiment).combine()
 

@@ -19,7 +19,7 @@ settings.load_profile("esvdfair")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--renew", action="store_true", help="tests/test_docs.py: write what guides show anew")
+    parser.addoption("--renew", action="store_true", help="write what guides show and what commands print anew")
 
 
 def pytest_collection_finish() -> None:

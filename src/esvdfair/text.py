@@ -41,15 +41,15 @@ def printable(text: str, widest: int = WIDEST) -> str:
 
 
 def number(value: float | None, *, beside: float = 0.0) -> str:
-    """Four digits that count; a dash for none.
+    """Three significant digits; a dash for none.
 
-    What is rounding beside another number is 0, not 8.882e-16, and a salary is 39,750, not 3.975e+04.
+    What is rounding beside another number is 0, not 8.88e-16, and a salary is 39,800, not 3.98e+04.
     """
     if value is None or not math.isfinite(value):
         return "–"
-    if 9999.5 <= abs(value) < 999_950:
-        return f"{float(f'{value:.4g}'):,.0f}"
-    return "0" if abs(value) < ROUNDING * abs(beside) else f"{value:.4g}"
+    if 999.5 <= abs(value) < 999_500:
+        return f"{float(f'{value:.3g}'):,.0f}"
+    return "0" if abs(value) < ROUNDING * abs(beside) else f"{value:.3g}"
 
 
 def share(value: float | None) -> str:

@@ -74,6 +74,12 @@ def files(tmp_path_factory):
     return found
 
 
+@pytest.fixture(autouse=True)
+def width(monkeypatch):
+    """A terminal in which most tables are in one piece, wherever the tests run."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+
 @pytest.fixture
 def invoke():
     """Run a command; words may be paths or numbers."""

@@ -8,16 +8,16 @@ import pytest
 from click.testing import CliRunner
 
 from esvdfair import ESVDFairWarning
-from esvdfair.cli._shared import notes, said, table
+from esvdfair.cli._terminal import in_options, notes, text_table
 from esvdfair.cli.repair import scatter
 from esvdfair.exceptions import InputError
 from esvdfair.text import distinct_names, interval, number, printable, quoted, share, to_json
 
 
 def test_columns_stand_under_each_other():
-    assert table(["name", "n"], [["a", "1"], ["longer", "1,000"]]).splitlines() == [
+    assert text_table(["name", "n"], [["a", "1"], ["longer", "1,000"]]).splitlines() == [
         "name        n",
-        "──────  ─────",
+        "─────────────",
         "a           1",
         "longer  1,000",
     ]
@@ -31,7 +31,7 @@ def test_text_of_a_user_neither_steers_nor_breaks():
 
 
 def test_numbers():
-    assert (number(0.123456), number(None), number(float("nan"))) == ("0.1235", "–", "–")
+    assert (number(0.123456), number(None), number(float("nan"))) == ("0.123", "–", "–")
     assert (share(0.1), interval((0.1, 0.25)), interval(None)) == ("0.100", "[0.1, 0.25]", "–")
 
 
@@ -67,13 +67,13 @@ def test_labels_that_are_written_alike_have_keys_of_their_own():
     ],
 )
 def test_options_are_called_as_they_are_typed(parameter, option):
-    assert said(InputError(f"Use `{parameter}`, or not.")) == f"Use {option}, or not."
+    assert in_options(InputError(f"Use `{parameter}`, or not.")) == f"Use {option}, or not."
 
 
 def test_messages_are_one_line_and_names_of_files_stay():
-    assert said(InputError("`layer=0`\nis  last")) == "--layer 0 is last"
-    assert said(ValueError("there is no file 'target_ks=0.1.csv'.")) == "there is no file 'target_ks=0.1.csv'."
-    assert said(InputError("`layer` of 'layer=0'")) == "--layer of 'layer=0'"
+    assert in_options(InputError("`layer=0`\nis  last")) == "--layer 0 is last"
+    assert in_options(ValueError("there is no file 'target_ks=0.1.csv'.")) == "there is no file 'target_ks=0.1.csv'."
+    assert in_options(InputError("`layer` of 'layer=0'")) == "--layer of 'layer=0'"
 
 
 def test_points_stand_where_they_belong():

@@ -10,6 +10,7 @@ from esvdfair import ESVDFair
 from esvdfair.explain import explain_directions
 from esvdfair.methods import Effort
 from esvdfair.report import render_report
+from esvdfair.text import number
 
 # Untrained networks do for what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore:the model predicts the labels worse than a constant")
@@ -138,7 +139,7 @@ def test_labels_that_are_words():
     fair.fit(X, y, sensitive_features=groups)
     page = render_report(fair, X, y, sensitive_features=groups)
     assert "There were no labels" not in page
-    assert f"{fair.summary_['mse_after']:.4g}" in page
+    assert number(fair.summary_["mse_after"]) in page
     assert "KS if edited" in page  # the layers are scanned with the words, too
     tested = render_report(fair, X, y, sensitive_features=groups, test=(X, y, groups))
     assert "400 rows that neither fitted the repair nor chose it" in tested

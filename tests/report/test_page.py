@@ -105,7 +105,7 @@ def test_headline_numbers_are_those_of_the_summary(outline, fair):
     assert f"95% interval {low:.3f} to {high:.3f}; estimated population KS {s['ks_population']:.3f}" in lead
     assert f"noise level {s['ks_floor']:.3f}" in lead
     for figure in ("mse_before", "mse_after"):
-        assert f"{s[figure]:.4g}" in lead
+        assert number(s[figure]) in lead
     explained = f"(R² {s['r2_before']:.3f} to {s['r2_after']:.3f})"
     assert f"keeps {s['r2_after'] / s['r2_before']:.0%} of the explained variance {explained}" in lead
     assert f"R² {s['r2_before']:.3f} → {s['r2_after']:.3f}" in lead

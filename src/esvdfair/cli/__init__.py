@@ -12,7 +12,8 @@ from zipfile import BadZipFile
 
 import click
 
-from esvdfair.cli._shared import Unprinted, said
+from esvdfair.cli._shared import Unprinted
+from esvdfair.cli._terminal import in_options, print_message
 
 # Command -> the module that holds it, imported when it is needed, and its name there where it is another.
 _COMMANDS = {
@@ -112,7 +113,7 @@ def _exit_code(command: Callable[[], Any]) -> int:
         if _is_interrupt(error):
             _say("interrupted")
             return 130
-        _say(said(error))
+        _say(in_options(error))
         _drop_unwritten()
         return BAD_INPUT
     except Exception:  # a fault of ours, for a report; 1 would mean that a target was not met
@@ -137,7 +138,7 @@ def _drop_unwritten() -> None:
 
 
 def _say(message: str) -> None:
-    click.echo(f"esvdfair: {' '.join(message.split())}", err=True)
+    print_message(f"esvdfair: {message}")
 
 
 @click.group(

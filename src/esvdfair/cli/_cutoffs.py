@@ -60,8 +60,8 @@ def show(found: Sequence[Decisions], attribute: str) -> None:
     """Print a table and the sentences of each cut-off."""
     for one in found:
         header, lines = decision_table(one, attribute)
-        click.echo("\n" + cli.table(header, lines) + "\n")
-        click.echo(click.wrap_text(f"{one.cutoff_words()} {one.ratio_words()}", width=100))
+        click.echo("\n" + cli.text_table(header, lines) + "\n")
+        click.echo(cli.wrapped(f"{one.cutoff_words()} {one.ratio_words()}"))
 
 
 def decision_table(found: Decisions, attribute: str) -> tuple[list[str], list[list[str]]]:

@@ -1,29 +1,31 @@
 """What commands share: options, the rows and the model they are given; what they print, and where they write."""
 
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 import pandas as pd
-from tqdm import tqdm
 
 from esvdfair import text
+from esvdfair.cli._terminal import at_work as at_work
+from esvdfair.cli._terminal import in_options as in_options
+from esvdfair.cli._terminal import print_json as print_json
+from esvdfair.cli._terminal import text_table as text_table
+from esvdfair.cli._terminal import wrapped as wrapped
 from esvdfair.exceptions import ESVDFairWarning, InputError
 from esvdfair.files import whole_files
 from esvdfair.models.base import TIME_LIMIT
 from esvdfair.tables import Progress, Roles, TableBatches, TableRows, open_table
-from esvdfair.text import WIDEST, printable, some_names, to_json
+from esvdfair.text import some_names
 
 if TYPE_CHECKING:
     from esvdfair.models import ModelAdapter
@@ -33,7 +35,6 @@ AUDITED_ROWS = 1_000_000
 EXPLAINED_ROWS = 100_000
 """The same for commands that run many methods, or every layer, over them."""
 EVALUATED_ON = text.EVALUATED_ON | {"validation": "the rows of --validation"}
-_SHOWN_BYTES = 32 * 2**20
 _PICTURES = (".png", ".svg", ".pdf")
 
 Command = Callable[..., Any]
@@ -388,109 +389,6 @@ def with_options(options: Sequence[Option], command: Command) -> Command:
     for each in reversed(options):
         command = each(command)
     return command
-
-
-# --- messages of the library in the words of the command line ------------------------------------------------------
-
-_OPTIONS = {
-    **{name: "--" + name.replace("_", "-") for name in (
-        "certificate", "confidence", "drop_missing", "features", "layer", "max_mse_increase", "method",
-        "min_group_rows", "missing_group", "sep", "target_ks",
-    )},
-    "X": "the table", "y": "--target", "control_features": "--control", "sensitive_features": "--sensitive",
-    "sample_weight": "--weight", "validation": "--validation FILE", "output": "--output NAME",
-    "part": "--part", "row_id": "--row-id", "random_state": "--seed",
-    "missing='group'": "--missing-group", "curve_": "`esvdfair curve`",
-}  # fmt: skip
-"""What messages of the library name in backticks -> what the command line calls it."""
-
-
-def said(error: BaseException) -> str:
-    """A message of the library on one line, with parameters as options: `target_ks=0.1` is --target-ks 0.1."""
-    return " ".join(re.sub(r"`(\w+)(?:=([^`]+))?`", _option, str(error)).split())
-
-
-def _option(parameter: re.Match[str]) -> str:
-    name, value = parameter.groups()
-    whole = parameter[0].strip("`")
-    if whole in _OPTIONS or name not in _OPTIONS:
-        return _OPTIONS.get(whole, parameter[0])
-    return f"{_OPTIONS[name].split()[0]} {value.strip(chr(39))}"
-
-
-@contextmanager
-def notes() -> Iterator[None]:
-    """Show the library's warnings as notes of one line on stderr, each once; other warnings are not for users."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", ESVDFairWarning)
-        yield
-    for words in dict.fromkeys(said(warning.message) for warning in caught if isinstance(warning.message, Warning)):
-        click.echo(f"note: {words}", err=True)
-
-
-# --- text and JSON -------------------------------------------------------------------------------------------------
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, widest: int = WIDEST) -> str:
-    """Columns of text under a header; the first ``left`` of them start at the left, the others end at the right."""
-    lines = [[printable(cell, widest) for cell in row] for row in (header, *rows)]
-    widths = [max(len(row[i]) for row in lines) for i in range(len(header))]
-
-    def line(row: Sequence[str]) -> str:
-        cells = (c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        return "  ".join(cells).rstrip()
-
-    return "\n".join([line(lines[0]), "  ".join("─" * width for width in widths), *map(line, lines[1:])])
-
-
-def print_json(value: Any) -> None:
-    """Print one JSON document."""
-    click.echo(to_json(value))
-
-
-@contextmanager
-def at_work(steps: int = 1) -> Iterator["Work"]:
-    """The work of a command: bars on stderr while it lasts, if that is a terminal, and :func:`notes` behind it."""
-    with notes(), ExitStack() as stack:
-        yield Work(stack, steps)
-
-
-class Work:
-    """Work as bars: which step of how many, since when, and how much of a large file is read."""
-
-    def __init__(self, stack: ExitStack, steps: int) -> None:
-        self._stack, self._seen, self._begun = stack, sys.stderr.isatty(), False
-        self._steps = self._bar("{desc} {bar:20} {n}/{total}  {elapsed}", steps)
-        self._file: tqdm[Any] | None = None
-        if self._seen:
-            over = Event()
-            stack.callback(over.set)
-            Thread(target=self._tick, args=(over,), daemon=True).start()
-
-    def step(self, name: str) -> None:
-        """The step before is done, and this one begins."""
-        self._steps.update(self._begun)
-        self._steps.set_description_str(name)
-        self._begun = True
-
-    def read(self, done: int, total: int) -> None:
-        """So many bytes of a file are read."""
-        if total < _SHOWN_BYTES:  # read before a bar is seen
-            return
-        if self._file is None:
-            self._file = self._bar("  {bar:20} {n_fmt}B of {total_fmt}B", total)
-        self._file.total, self._file.n = total, done
-        self._file.refresh()
-
-    def _bar(self, form: str, total: int) -> "tqdm[Any]":
-        bar = tqdm(total=total, unit_scale=total > 100, leave=False, bar_format=form, disable=not self._seen)
-        return self._stack.enter_context(bar)
-
-    def _tick(self, over: Event) -> None:
-        """Seconds pass also in a long step."""
-        while not over.wait(1.0):
-            self._steps.refresh()
 
 
 # --- files ---------------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def audit(
         click.echo(f"{subject} on {found.rows:,} rows of {data}{without}\n")
         click.echo(_groups(found, rows.attribute) + "\n")
         click.echo(_distances(found) + "\n")
-        click.echo(click.wrap_text(found.verdict(), width=100))
+        click.echo(cli.wrapped(found.verdict()))
         if target_ks is not None:
             seen = "met" if met else "not met" if found.compared.exceeds(target_ks) else "cannot be told"
             estimate = share(found.compared.ks_population)
@@ -114,7 +114,7 @@ def _groups(found: "Audit", attribute: str) -> str:
         if g.mse_interval is not None:
             line += [number(g.mse), interval(g.mse_interval), number(g.mean_error)]
         lines.append(line)
-    return cli.table(header, lines)
+    return cli.text_table(header, lines)
 
 
 def _distances(found: "Audit") -> str:
@@ -141,7 +141,7 @@ def _distances(found: "Audit") -> str:
         ]
     if found.mse is not None:
         lines += [["mean squared error", number(found.mse), ""], ["R²", share(found.r2), ""]]
-    parts = [cli.table(["between groups, largest" if several else "between groups", "", "95% interval"], lines)]
+    parts = [cli.text_table(["between groups, largest" if several else "between groups", "", "95% interval"], lines)]
     if several:
         shown = [pair for pair in found.compared.pairs if pair.ks_interval is not None]
         rows = [
@@ -150,7 +150,7 @@ def _distances(found: "Audit") -> str:
             for p in sorted(shown, key=lambda pair: -pair.ks_population)
         ]  # fmt: skip
         header = ["pair", "KS", "95% interval", "estimated population KS", "noise level", "beyond chance"]
-        parts.append(cli.table(header, rows))
+        parts.append(cli.text_table(header, rows))
     return "\n\n".join(parts)
 
 
@@ -242,7 +242,7 @@ def _explain_trees(model: Path, rows: "TableRows", *, output: str | None, top: i
     click.echo(f"Difference in means, before the model's link, {names}: {number(found.mean_gap)}. By input column:\n")
     whole = found.mean_gap or 1.0
     lines = [[name, number(part), percent(part / whole)] for name, part in found.columns[:top]]
-    click.echo(cli.table(["column", "difference", "share"], lines))
+    click.echo(cli.text_table(["column", "difference", "share"], lines))
 
 
 def _layers(scan: "LayerScan") -> str:
@@ -255,7 +255,7 @@ def _layers(scan: "LayerScan") -> str:
     return (
         f"Layers, in the order of execution (as it is: KS {share(scan.ks_before)}, MSE {number(scan.mse_before)}; "
         f"evaluated on {scan.rows:,} rows, {cli.EVALUATED_ON[scan.evaluated_on]})\n\n"
-        f"{cli.table(header, lines, left=3)}\n\n"
+        f"{cli.text_table(header, lines, left=3)}\n\n"
         "Gaps are relative to the spread of the layer's output. → marks the layer whose edit serves best."
     )
 
@@ -274,7 +274,7 @@ def _directions(found: "Directions", attribute: str) -> str:
                 [f"{d.rank}", percent(d.share), *map(number, (d.sigma_before, d.sigma_after, *values)), follows(d)]
                 for d, values in zip(directions, figures, strict=True)
             ]
-            parts.append(cli.table(header, lines, widest=80))
+            parts.append(cli.text_table(header, lines, widest=80))
     return "\n\n".join(parts if len(parts) > 1 else [title, "None: the groups do not differ there."])
 
 
@@ -292,8 +292,8 @@ def _people(people: "People", attribute: str) -> str:
         movers.append([f"{m.row + 1:,}", label_text(m.group), *map(number, values), *map(percent, ranks)])
     parts = (
         "Who is moved by the repair (rank kept: rank correlation within the group)",
-        cli.table(header, lines),
+        cli.text_table(header, lines),
         "Moved most (row of the table; rank among all)",
-        cli.table(["row", attribute, "before", "after", "rank before", "rank after"], movers, left=2),
+        cli.text_table(["row", attribute, "before", "after", "rank before", "rank after"], movers, left=2),
     )
     return "\n\n".join(parts)

@@ -138,7 +138,7 @@ def compare(
     also = ", which also chose the points of our methods" if test is None else ""
     judged = f"{len(case.judge):,}, {which}{also}"
     noise = f"target KS ≤ {target_ks:g}; noise level {share(floor)}."
-    click.echo(click.wrap_text(f"Fitted on {len(case.fit):,} rows, evaluated on {judged}; {noise}", width=100) + "\n")
+    click.echo(cli.wrapped(f"Fitted on {len(case.fit):,} rows, evaluated on {judged}; {noise}") + "\n")
     click.echo(_table(scores))
     for score in scores:
         if score.error:
@@ -156,7 +156,7 @@ def _table(scores: list[Score]) -> str:
         facts = ["–" if s.needs == "nothing" else "group", "yes" if s.same_model else "no", seconds]
         figures = [share(s.ks), interval(s.ks_interval, share), number(s.mse), share(s.r2)]
         lines.append([s.method, *figures, *errors, *facts])
-    return cli.table(header, lines)
+    return cli.text_table(header, lines)
 
 
 # --- the comparison ------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def run_method(case: Case, method: Method) -> Score:
             warnings.simplefilter("ignore", ESVDFairWarning)  # a target that is not met shows in the numbers
             prediction = np.asarray(method.run(case), dtype=np.float64)
     except ValueError as error:
-        return replace(score, error=cli.said(error))
+        return replace(score, error=cli.in_options(error))
     seconds, judge = perf_counter() - start, case.judge
     truth = np.asarray(case.adapter.predict(judge.X) if judge.y is None else judge.y)
     mse = float(np.average((prediction - truth) ** 2, weights=judge.weight))

@@ -90,9 +90,9 @@ def demo(
             )
             click.echo("by a network that does not know their sex\n")
             click.echo(_table(before, after) + "\n")
-            click.echo(click.wrap_text(f"Before: {before.verdict()}", width=100))
-            click.echo(click.wrap_text(f"After:  {after.verdict()}", width=100))
-            click.echo(click.wrap_text(f"Repair: {verdict(unseen)}", width=100))
+            click.echo(cli.wrapped(f"Before: {before.verdict()}"))
+            click.echo(cli.wrapped(f"After:  {after.verdict()}"))
+            click.echo(cli.wrapped(f"Repair: {verdict(unseen)}"))
             click.echo(
                 "\nThe repaired network is the same network with another last layer; it, too, never asks for the sex."
             )
@@ -129,7 +129,7 @@ def _table(before: "Audit", after: "Audit") -> str:
         lines.append(
             [f"mean prediction of {old.group}", number(old.mean), number(new.mean), interval(new.mean_interval)]
         )
-    return cli.table(["", "before", "after", "95% interval, after"], lines)
+    return cli.text_table(["", "before", "after", "95% interval, after"], lines)
 
 
 def _draw(path: Path, predictions: list[Any], sex: "pd.DataFrame") -> None:

@@ -303,8 +303,8 @@ def _described(table: "TableBatches | None") -> dict[str, Any] | None:
 def _show(fair: "ESVDFair", summary: Mapping[str, Any]) -> None:
     start = f"{fair.model_} repaired by {fair.method}"
     click.echo(f"{start}; evaluated on {summary['rows']:,} rows, {cli.EVALUATED_ON[summary['evaluated_on']]}\n")
-    click.echo(cli.table(*summary_table(summary)) + "\n")
-    click.echo(click.wrap_text(str(verdict(summary)), width=100))
+    click.echo(cli.text_table(*summary_table(summary)) + "\n")
+    click.echo(cli.wrapped(str(verdict(summary))))
 
 
 # --- curve ---------------------------------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ def _show_curve(found: "Curve", chosen: "CurvePoint | None") -> None:
         estimate = share(point.ks_population)
         lines.append([mark, estimate, share(point.ks), within, *numbers, point.target, number(point.strength)])
     header = ["estimated KS", "KS on these rows", "95% interval", "MSE", "R²", "mean gap", "variance gap"]
-    click.echo(cli.table(["", *header, "aims at", "strength"], lines))
+    click.echo(cli.text_table(["", *header, "aims at", "strength"], lines))
     click.echo("\nmean squared error over KS distance\n")
     order = [*found.points, *([chosen] if chosen is not None else [])]
     marks = ["•"] * len(found) + ["◉"] * (len(order) - len(found))

@@ -147,6 +147,6 @@ def print_summary(path: Path | None, summary: "Summary") -> None:
     beside = [name for name, there in (("labels", summary.labelled), ("weights", summary.weighted)) if there]
     click.echo(f"{'sum' if path is None else path}: {total:,} rows\n")
     lines = [[label_text(label), f"{rows:,}"] for label, rows in summary.group_rows.items()]
-    click.echo(cli.table(["group", "rows"], lines) + "\n")
+    click.echo(cli.text_table(["group", "rows"], lines) + "\n")
     words = ", ".join(["inputs of the last layer", "predictions", *beside, "groups"])
     click.echo(f"Contains {kept:,} of these rows ({words}): treat it as the data.\n" if kept else "Contains no rows.\n")
