@@ -13,15 +13,15 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # two pips must not write to one environment
-.PHONY: help demo test test-lowest cov docs dist bench trust reproduce lint types format clean
+.PHONY: help demo test test-lowest test-engines cov docs dist bench trust reproduce lint types format clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # One thread a process: the matrices are small, and sums do not depend on the number of cores.
-demo test test-lowest cov docs dist trust reproduce: export OMP_NUM_THREADS := 1
-demo test test-lowest cov docs dist trust reproduce: export OPENBLAS_NUM_THREADS := 1
-demo test test-lowest cov docs dist trust reproduce: export MKL_NUM_THREADS := 1
+demo test test-lowest test-engines cov docs dist trust reproduce: export OMP_NUM_THREADS := 1
+demo test test-lowest test-engines cov docs dist trust reproduce: export OPENBLAS_NUM_THREADS := 1
+demo test test-lowest test-engines cov docs dist trust reproduce: export MKL_NUM_THREADS := 1
 
 # An environment that forbids it would compile torch anew in every process: seconds each.
 export PYTHONDONTWRITEBYTECODE :=
@@ -34,6 +34,11 @@ test: $(VENV)/.dev  ## Run all tests
 
 test-lowest: $(VENV)-lowest/.dev  ## Run all tests with the lowest versions that pyproject.toml allows (torch as in constraints.txt)
 	$(VENV)-lowest/bin/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/test_docs.py
+
+test-engines: $(VENV)-engines/.dev  ## Repair through PySpark and Ray (needs Java: apt-get install default-jre-headless)
+	@for engine in spark ray_data; do \
+		$(VENV)-engines/bin/python benchmarks/engines/$$engine.py 2>$(VENV)-engines/$$engine.log \
+			|| { tail -n 20 $(VENV)-engines/$$engine.log; exit 1; }; done
 
 cov: $(VENV)/.dev  ## Run all tests; fail when branch coverage of esvdfair.core is under 95 % or of all under 90 %
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --cov --cov-report=
@@ -71,7 +76,7 @@ format: $(VENV)/.dev  ## Rewrite the source in the house format
 	$(BIN)/ruff format .
 
 clean:  ## Remove the virtual environment and all caches
-	rm -rf $(VENV) $(VENV)-lowest dist docs/_build docs/gallery docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-engines dist docs/_build docs/gallery docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # `.demo`, `.bench`, `.docs` and `.dev` are stamps in the environment: which part of the package's extras it holds.
@@ -102,6 +107,13 @@ $(VENV)-lowest/.dev: pyproject.toml constraints.txt .ci/lowest.py
 	@$(VENV)-lowest/bin/python .ci/lowest.py --except torch >$(VENV)-lowest/lowest.txt
 	@$(VENV)-lowest/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt \
 		-c $(VENV)-lowest/lowest.txt -e '.[all]' 'pytest<9' 'pyparsing<3.3' pytest-xdist pyyaml hypothesis onnxscript pooch skl2onnx
+	@touch $@
+
+$(VENV)-engines/.dev: pyproject.toml constraints.txt
+	@$(MAKE) --no-print-directory VENV=$(VENV)-engines $(VENV)-engines/bin/python
+	@echo "Installing PySpark and Ray into $(VENV)-engines; the first time takes a few minutes"
+	@$(VENV)-engines/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt \
+		-e '.[data]' pyspark 'ray[data]'
 	@touch $@
 
 $(BIN)/python:

@@ -64,7 +64,7 @@ def test_a_shard_without_rows_has_no_batches(groups):
 
 
 @pytest.mark.parametrize(
-    "item", [(np.ones((2, 2)), None), np.ones((2, 2)), (1, 2, 3, 4, 5, 6)], ids=["two", "array", "six"]
+    "item", [(np.ones((2, 2)), None), np.ones((2, 2)), (1, 2, 3, 4, 5, 6, 7)], ids=["two", "array", "seven"]
 )
 def test_a_batch_of_the_wrong_form_is_explained(item):
     with pytest.raises(ValueError, match="a batch must be"):

@@ -90,6 +90,14 @@ def test_without_ids_the_order_of_batches_and_sums_does_not_matter(model, people
     assert np.abs(one - other).max() <= 1e-6 * one.std()
 
 
+def test_batches_may_carry_row_ids(model, people):
+    X, y, a, *_ = people
+    order = np.random.default_rng(0).permutation(ROWS)
+    batches = [(X[i], y[i], a[i], None, None, i) for i in np.array_split(order, 4)]
+    expected = repaired(model, part(model, people, slice(None)), X)
+    assert np.abs(repaired(model, summarise(model, iter(batches)), X) - expected).max() <= 1e-6 * expected.std()
+
+
 def test_parts_of_one_group_weights_and_strata_add_up(model, people):
     X, y, a, w, s = people
     options = {"target_ks": 0.2, "effort": Effort.quick()}

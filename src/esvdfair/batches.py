@@ -191,7 +191,7 @@ def _named(x: Any, column: Any) -> Any:
 class StreamBatches:
     """Batches of rows from a loader, an iterable, or a function that makes one; rows are numbered as they come.
 
-    An item is (X, y, sensitive), (X, y, sensitive, weight), (X, y, sensitive, weight or None, control), or a
+    An item is (X, y, sensitive[, weight[, control[, row_id]]]), of which y, weight and control may be None, or a
     :class:`Batch`, which is taken as it is.
     """
 
@@ -210,12 +210,12 @@ class StreamBatches:
     def _batch(self, item: Any, start: int) -> Batch:
         if isinstance(item, Batch):
             return item
-        if not isinstance(item, tuple | list) or len(item) not in (3, 4, 5):
+        if not isinstance(item, tuple | list) or not 3 <= len(item) <= 6:
             got = f"{len(item)} items" if isinstance(item, tuple | list) else type(item).__name__
-            raise ValueError(f"a batch must be (X, y, sensitive[, weight[, control]]); got {got}.")
-        data = Data(as_pandas(item[0]), *item[1:])
+            raise ValueError(f"a batch must be (X, y, sensitive[, weight[, control[, row_id]]]); got {got}.")
+        data, row_id = Data(as_pandas(item[0]), *item[1:5]), None if len(item) < 6 else item[5]
         y, labels, codes, weight, group_parts = _columns(data, self._missing, self._classes)
-        row_id = row_ids(None, self._part, np.arange(start, start + row_count(data.X)))
+        row_id = row_ids(row_id, self._part, np.arange(start, start + row_count(data.X)))
         return Batch(data.X, y, labels, codes, weight, row_id, group_parts)
 
 
@@ -297,7 +297,7 @@ def make_batches(
     if beside:
         raise ValueError(
             f"X yields batches, yet {' and '.join(beside)} came beside it; a shuffled loader would misalign them "
-            "silently. Yield (X, y, sensitive[, weight[, control]]) batches instead."
+            "silently. Yield (X, y, sensitive[, weight[, control[, row_id]]]) batches instead."
         )
     return StreamBatches(data.X, missing=missing, classes=classes, part=part)
 
