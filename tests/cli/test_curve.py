@@ -1,8 +1,12 @@
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
+import pytest
 
 from esvdfair import Effort, fit_curve
+from esvdfair.cli.curve import spread_out
 
 ROLES = ["--sensitive", "sex", "--target", "income"]
 EXACT = ["--method", "exact", "--quick"]
@@ -34,7 +38,15 @@ def test_a_table_a_plot_in_text_and_a_picture(files, invoke, refused, tmp_path, 
     words = ["curve", files.model, files.data, *ROLES, *EXACT, "--target-ks", "0.9", "--plot", picture]
     result = invoke(*words)
     assert result.exit_code == 0
-    for said in ("rows held out from the repair", "95% interval", "aims at", "◉", "└───", "Noise level", "met by →"):
+    for said in (
+        "held out from the repair",
+        "95% interval",
+        "difference in means",
+        "◉",
+        "└───",
+        "Noise level",
+        "met by →",
+    ):
         assert said in result.stdout
     assert result.stdout.count("→") == 2  # the point, and the sentence about it
     assert written() == ["curve.svg"]
@@ -60,3 +72,30 @@ def test_confidence_marks_only_what_is_certified(files, invoke):
     found = json.loads(result.stdout)
     assert found["met"] is False
     assert all(point["ks_certified"] >= point["ks_upper"] > 0.05 for point in found["points"])
+
+
+@pytest.mark.parametrize("chosen", [None, 0, 57, 140, 199])
+def test_about_a_dozen_points_at_even_steps_and_the_chosen_one(chosen):
+    """However the points crowd at one end, each step of the estimated KS has the nearest of them."""
+    estimates = np.sort(np.random.default_rng(0).random(200) ** 4)[::-1]
+    points = [SimpleNamespace(index=i, ks_population=ks) for i, ks in enumerate(estimates)]
+    shown = spread_out(points, None if chosen is None else points[chosen])
+    assert {0, 199} <= {point.index for point in shown}
+    assert chosen is None or chosen in {point.index for point in shown}
+    assert 10 <= len(shown) <= 13
+    assert shown == sorted(shown, key=lambda point: point.index)
+    for step in np.linspace(estimates[0], estimates[-1], 12):
+        assert np.abs(estimates - step).min() == min(abs(point.ks_population - step) for point in shown)
+    assert spread_out(points[:3], None) == points[:3]
+
+
+def test_all_points_on_request(files, invoke):
+    words = ["curve", files.model, files.data, *ROLES, "--target-ks", "0.1"]
+    points = json.loads(invoke(*words, "--json").stdout)["points"]
+    some, every = (invoke(*words, *more).stdout for more in ([], ["--all"]))
+    rows = [[line for line in text.split("mean squared error against")[0].splitlines() if "[" in line]
+            for text in (some, every)]  # fmt: skip
+    assert len(rows[1]) == len(points) > 20 > 13 >= len(rows[0])
+    assert f"{len(rows[0])} of which are listed (--all lists all)" in " ".join(some.split())
+    (chosen,) = [line for line in rows[1] if line.startswith("→")]
+    assert chosen in rows[0]

@@ -24,7 +24,7 @@ def test_layers_and_directions_for_people(files, invoke):
     assert (result.exit_code, result.stderr) == (0, "")
     for said in ("hidden", "3 → 8", "8 → 1", "KS if edited", "Directions of layer hidden along which sex differs"):
         assert said in result.stdout
-    assert "Who is moved" not in result.stdout
+    assert "Predictions that change" not in result.stdout
 
 
 def test_json_holds_all_parts(files, invoke, repaired):
@@ -56,7 +56,7 @@ def test_movers_are_rows_of_the_file(files, invoke, repaired, tmp_path):
     person = data.loc[[mover["row"]], ["age", "hours", "school"]]
     assert OnnxAdapter(files.model).predict(person)[0] == pytest.approx(mover["before"], rel=1e-5)
     text = invoke(*words).stdout
-    assert "Who is moved by the repair" in text
+    assert "Predictions that change" in text
     assert f"\n{mover['row'] + 1} " in text
 
 
@@ -66,7 +66,7 @@ def test_directions_of_chance_are_shown_as_such(files, invoke, tmp_path):
     data.to_csv(tmp_path / "few.csv", index=False)
     text = invoke("explain", files.model, tmp_path / "few.csv", *ROLES).stdout
     means, spreads = text.split("Directions of layer")[1].split("\n\n")[1:3]
-    assert "part of the gap" in means
+    assert "share of gap" in means
     assert "not the same in two halves" not in means
     assert "not the same in two halves of the rows (|cos| 0." in spreads
 

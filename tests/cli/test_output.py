@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from esvdfair import ESVDFairWarning
 from esvdfair.cli._terminal import in_options, notes, text_table
-from esvdfair.cli.repair import scatter
+from esvdfair.cli.curve import scatter
 from esvdfair.exceptions import InputError
 from esvdfair.text import distinct_names, interval, number, printable, quoted, share, to_json
 

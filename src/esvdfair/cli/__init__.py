@@ -18,8 +18,8 @@ from esvdfair.cli._terminal import in_options, print_message
 # Command -> the module that holds it, imported when it is needed, and its name there where it is another.
 _COMMANDS = {
     "audit": "audit",
-    "explain": "audit",
-    "curve": "repair",
+    "explain": "explain",
+    "curve": "curve",
     "repair": "repair",
     "compare": "compare",
     "summarise": "summarise:summarise_command",

@@ -18,6 +18,7 @@ import pandas as pd
 from esvdfair import text
 from esvdfair.cli._terminal import at_work as at_work
 from esvdfair.cli._terminal import in_options as in_options
+from esvdfair.cli._terminal import print_blocks as print_blocks
 from esvdfair.cli._terminal import print_json as print_json
 from esvdfair.cli._terminal import text_table as text_table
 from esvdfair.cli._terminal import wrapped as wrapped

@@ -3,6 +3,7 @@
 import re
 import shutil
 import sys
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,8 +41,8 @@ def terminal_width() -> int:
 
 
 def wrapped(text: str) -> str:
-    """Text in lines that fit the terminal."""
-    return click.wrap_text(text, width=min(terminal_width(), PROSE))
+    """Text in lines that fit the terminal; paths and other long words stay whole."""
+    return textwrap.fill(text, min(terminal_width(), PROSE), break_long_words=False, break_on_hyphens=False)
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, widest: int = WIDEST) -> str:
@@ -109,6 +110,11 @@ def _indented(cell: str) -> Any:
 
     indent = len(cell) - len(cell.lstrip(" "))
     return Padding(Text(cell.lstrip(" ")), (0, 0, 0, indent)) if indent else Text(cell)
+
+
+def print_blocks(*blocks: str) -> None:
+    """Print tables and paragraphs, an empty line between them."""
+    click.echo("\n\n".join(block for block in blocks if block))
 
 
 def print_json(value: Any) -> None:

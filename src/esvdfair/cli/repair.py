@@ -1,4 +1,4 @@
-"""`esvdfair repair`: a repaired model and its record. `esvdfair curve`: what each degree of parity costs."""
+"""`esvdfair repair`: a repaired model, its record, its report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,9 @@ from esvdfair.cli._cutoffs import Cutoffs, cutoff_options, show
 from esvdfair.cli.summarise import SUMMARIES, Summaries, load_summaries
 from esvdfair.files import sha256_of, versions, whole_files
 from esvdfair.tables import Roles
-from esvdfair.text import interval, number, share, summary_table, to_json, verdict
+from esvdfair.text import summary_table, to_json, verdict
 
 if TYPE_CHECKING:
-    from esvdfair.curve import Curve, CurvePoint
     from esvdfair.cutoffs import Decisions
     from esvdfair.estimator import ESVDFair
     from esvdfair.tables import TableBatches, TableRows
@@ -301,120 +300,6 @@ def _described(table: "TableBatches | None") -> dict[str, Any] | None:
 
 
 def _show(fair: "ESVDFair", summary: Mapping[str, Any]) -> None:
-    start = f"{fair.model_} repaired by {fair.method}"
-    click.echo(f"{start}; evaluated on {summary['rows']:,} rows, {cli.EVALUATED_ON[summary['evaluated_on']]}\n")
-    click.echo(cli.text_table(*summary_table(summary)) + "\n")
-    click.echo(cli.wrapped(str(verdict(summary))))
-
-
-# --- curve ---------------------------------------------------------------------------------------------------------
-
-
-@click.command()
-@cli.model_and_data
-@cli.table_options()
-@cli.repair_options()
-@cli.option("--plot", "FILE", "Also draw the curve: .png, .svg or .pdf.")
-@cli.force_option
-@cli.json_option
-def curve(
-    model: Path,
-    data: Path,
-    reading: cli.Reading,
-    options: dict[str, Any],
-    validation: Path | None,
-    plot: Path | None,
-    force: bool,
-    as_json: bool,
-) -> int:
-    """Show the trade-off between error and parity.
-
-    One line a repaired model, from the most accurate to the fairest, evaluated on rows that did not fit it. With
-    --target-ks the point that `esvdfair repair` would take is marked; the exit code is 1 when none meets it.
-
-    \b
-    Example:
-      esvdfair curve model.onnx people.csv --sensitive sex --target income --target-ks 0.1 --plot curve.png
-    """
-    from esvdfair.estimator import fit_curve
-
-    target_ks = options.pop("target_ks")
-    options["min_group_rows"] = reading.min_group_rows
-    cli.check_plot(plot)
-    written = [] if plot is None else [plot]
-    adapter = cli.load_model(model, options["output"])
-    cli.check_free(written, force=force, inputs=[*cli.model_files(model), data, validation])
-    with cli.at_work(2) as work:
-        work.step("reading")
-        rows, judging = reading.tables(data, validation, adapter, progress=work.read)
-        work.step("refitting")
-        found = fit_curve(str(model), rows, validation=judging, **options)
-        if plot:
-            _draw(found, target_ks, plot, replace=force)
-    chosen = None if target_ks is None else found.select(target_ks=target_ks)
-    met = None if chosen is None or target_ks is None else found.meets(chosen, target_ks)
-    points = [point.to_dict() | {"index": point.index} for point in found.points] if as_json else []
-    with cli.after_writing(written):
-        if as_json:
-            cli.print_json({
-                "model": model, "data": data, "method": options["method"], "evaluated_on": found.evaluated_on,
-                "ks_floor": found.ks_floor, "mse_refit": found.mse_refit, "target_ks": target_ks, "met": met,
-                "chosen": None if chosen is None else chosen.index, "points": points,
-            })  # fmt: skip
-        else:
-            _show_curve(found, chosen)
-            if met is not None:
-                click.echo(f"Target KS ≤ {target_ks:g}: {'met by →' if met else 'not met; → comes closest'}.")
-            if plot:
-                click.echo(f"wrote {plot}")
-    return 1 if met is False else 0
-
-
-def _show_curve(found: "Curve", chosen: "CurvePoint | None") -> None:
-    click.echo(f"{len(found)} repaired models, evaluated on {cli.EVALUATED_ON[found.evaluated_on]}\n")
-    lines = []
-    for point in found.points:
-        mark = "→" if chosen is not None and point.index == chosen.index else ""
-        numbers = [number(point.mse), share(point.r2), number(point.mean_gap), number(point.variance_gap)]
-        within = interval((point.ks_low, point.ks_high), share)
-        estimate = share(point.ks_population)
-        lines.append([mark, estimate, share(point.ks), within, *numbers, point.target, number(point.strength)])
-    header = ["estimated KS", "KS on these rows", "95% interval", "MSE", "R²", "mean gap", "variance gap"]
-    click.echo(cli.text_table(["", *header, "aims at", "strength"], lines))
-    click.echo("\nmean squared error over KS distance\n")
-    order = [*found.points, *([chosen] if chosen is not None else [])]
-    marks = ["•"] * len(found) + ["◉"] * (len(order) - len(found))
-    click.echo(scatter([p.ks for p in order], [p.mse for p in order], marks))
-    click.echo(f"\nNoise level {share(found.ks_floor)}: the KS that chance alone shows at these group sizes.")
-    if found.mse_refit is not None:
-        click.echo(f"MSE {number(found.mse_refit)}: the last layer refitted without fairness constraint.")
-
-
-def _draw(found: "Curve", target_ks: float | None, path: Path, *, replace: bool) -> None:
-    from matplotlib.figure import Figure
-
-    from esvdfair.plots import plot_curve
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    plot_curve(found, target_ks=target_ks, ax=figure.subplots())
-    cli.save_figure(figure, path, replace=replace)
-
-
-def scatter(x: Sequence[float], y: Sequence[float], marks: Sequence[str], *, width: int = 60, height: int = 12) -> str:
-    """Points in a frame of text, y upwards, with the range of both axes; later points cover earlier ones."""
-    columns, rows = (_cells(values, size) for values, size in ((x, width), (y, height)))
-    grid = [[" "] * width for _ in range(height)]
-    for column, row, mark in zip(columns, rows, marks, strict=True):
-        grid[height - 1 - row][column] = mark
-    top, bottom = number(max(y)), number(min(y))
-    side = max(len(top), len(bottom))
-    edges = [top.rjust(side), *[" " * side] * (height - 2), bottom.rjust(side)]
-    body = [f"{edge} │{''.join(line)}".rstrip() for edge, line in zip(edges, grid, strict=True)]
-    left, right = share(min(x)), share(max(x))
-    axis = " " * (side + 1) + "└" + "─" * width
-    return "\n".join([*body, axis, " " * (side + 2) + left + right.rjust(width - len(left))])
-
-
-def _cells(values: Sequence[float], size: int) -> list[int]:
-    low, high = min(values), max(values)
-    return [round((value - low) / (high - low) * (size - 1)) if high > low else 0 for value in values]
+    where = f"evaluated on {summary['rows']:,} rows, {cli.EVALUATED_ON[summary['evaluated_on']]}"
+    start = cli.wrapped(f"{fair.model_} repaired by {fair.method}; {where}")
+    cli.print_blocks(start, cli.text_table(*summary_table(summary)), cli.wrapped(str(verdict(summary))))
