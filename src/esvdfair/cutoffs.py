@@ -11,7 +11,7 @@ from scipy.special import ndtri
 from esvdfair.core.checks import Label, check_column, check_groups, check_weight
 from esvdfair.core.ks import Groups
 from esvdfair.exceptions import InputError
-from esvdfair.text import label_text, per_cent, share
+from esvdfair.text import interval, label_text, number, per_cent, share
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -213,6 +213,43 @@ def decisions(
     )  # fmt: skip
 
 
+def ratios_by_share(
+    predictions: Any, *, sensitive_features: Any, sample_weight: Any = None, select: Select = "above"
+) -> list[list[float]]:
+    """The lowest adverse-impact ratio of any group wherever the cut-off lies.
+
+    Parameters
+    ----------
+    predictions : (rows,)
+    sensitive_features : (rows,) group of each person, or several columns
+    sample_weight : (rows,), default None
+    select : {"above", "below"}, default "above"
+
+    Returns
+    -------
+    list of (share of all people selected, ratio), at most one for each of 99 shares; of tied people all or none are
+    selected. Groups of fewer than 30 rows are left out, unless all are so small.
+
+    Examples
+    --------
+    >>> ratios_by_share([1, 2, 3, 4], sensitive_features=["a", "b", "b", "a"])[0]
+    [0.25, 0.0]
+    """
+    values = check_column(predictions, len(predictions), "predictions")
+    labels, codes = check_groups(sensitive_features, len(values), of="predictions")
+    weight = None if sample_weight is None else check_weight(sample_weight, len(values), of="predictions")
+    scores = Scores(values if select == "above" else -values, weight)
+    groups, rows = Groups(codes, len(labels), weight), np.bincount(codes)
+    kept = rows >= FEWEST_ROWS if (rows >= FEWEST_ROWS).any() else rows > 0
+    found: dict[float, float] = {}
+    for percentile in range(1, 100):
+        at = scores.cutoff(percentile / 100)
+        rates = groups.means((scores.values >= at).astype(np.float64))[kept]
+        if rates.any():
+            found[scores.share(at)] = float(rates.min() / rates.max())
+    return [[share, ratio] for share, ratio in sorted(found.items())]
+
+
 class Scores:
     """Predictions sorted from the first selected to the last, and the share of people at or above each."""
 
@@ -341,3 +378,25 @@ def ratio_interval(
 def cutoff_text(cutoff: float) -> str:
     """A cut-off as it can be typed."""
     return f"{cutoff:.10g}"
+
+
+def decision_table(found: Decisions, attribute: str) -> tuple[list[str], list[list[str]]]:
+    """Header and lines; of one model without what a repair changes."""
+    header = [attribute, "rows", "selected", "impact ratio", "95% interval"]
+    header += ["difference in sd"] if found.one_model else ["gain", "lose", "difference in sd"]
+    lines = []
+    for g in found.rows:
+        rates, ratios, differences = (
+            [form(of[g]) for of in ((after,) if found.one_model else (before, after))]
+            for form, before, after in (
+                (per_cent, found.selected_before, found.selected_after),
+                (share, found.ratio_before, found.ratio_after),
+                (lambda x: f"{x:+.2f}", found.difference_before, found.difference_after),
+            )
+        )
+        ends = found.ratio_low[g], found.ratio_high[g]
+        within = "reference" if g == found.reference_after else interval(ends, share)
+        moved = [] if found.one_model else [number(found.gained[g]), number(found.lost[g])]
+        cells = (" → ".join(rates), " → ".join(ratios), within, *moved, " → ".join(differences))
+        lines.append([label_text(g), f"{found.rows[g]:,}", *cells])
+    return header, lines

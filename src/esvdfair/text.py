@@ -47,7 +47,7 @@ def number(value: float | None, *, beside: float = 0.0) -> str:
     """
     if value is None or not math.isfinite(value):
         return "–"
-    if 999.5 <= abs(value) < 999_500:
+    if 999.5 <= abs(value) < 999_500_000:
         return f"{float(f'{value:.3g}'):,.0f}"
     return "0" if abs(value) < ROUNDING * abs(beside) else f"{value:.3g}"
 

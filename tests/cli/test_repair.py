@@ -308,7 +308,7 @@ def test_a_report_is_about_the_rows_that_judged_by_their_numbers_in_the_file(fil
     out, page = tmp_path / "fair.onnx", tmp_path / "page.html"
     reached = json.loads(invoke("repair", *words, *QUICK, "-o", out, "--report", page, "--json").stdout)["reached"]
     shown = page.read_text()
-    assert f"measured on {reached['rows']} rows held out from the fit" in shown
+    assert f"measured on {reached['rows']} rows: validation rows held out from the repair" in shown
     assert f"estimated population KS of {reached['ks_population']:.3f}" in shown
     for said in ("model.onnx, repaired as fair.onnx", "holes.csv", "income, in EUR a year"):
         assert said in shown
@@ -388,7 +388,7 @@ def test_everything_says_of_test_rows_what_the_exit_code_says(files, invoke, tmp
         for shown in (result.stdout, card.read_text(), page.read_text()):
             assert said in " ".join(shown.replace("\\", "").split())
         assert f"| {record['tested']['ks_after']:.3f} |" in card.read_text()
-        assert "400 rows that neither fitted the repair nor chose it" in page.read_text()
+        assert "400 rows: test data" in page.read_text()
         assert ("repaired model" in said) is repaired
 
 

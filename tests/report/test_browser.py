@@ -120,7 +120,7 @@ def test_the_slider_redraws_the_densities_by_keyboard(visit):
     slider = tab.locator("#slider")
     slider.focus()
     start = drawn(tab, "density-step"), drawn(tab, "tradeoff"), tab.locator("#readout").text_content()
-    assert "the chosen one" in start[2]
+    assert "the chosen model" in start[2]
     slider.press("Home")
     untouched = drawn(tab, "density-step"), drawn(tab, "tradeoff"), tab.locator("#readout").text_content()
     assert all(old != new for old, new in zip(start, untouched, strict=True))
@@ -133,7 +133,7 @@ def test_the_slider_redraws_the_densities_by_keyboard(visit):
         for name in ("density-before", "density-step")
     )
     assert before == now
-    pays = tab.locator("#who-pays tbody tr").first.locator("td")
+    pays = tab.locator("#of-groups tbody tr").first.locator("td")
     assert pays.nth(1).text_content() == pays.nth(2).text_content()  # the mean before, and here
     assert pays.nth(3).text_content() == pays.nth(4).text_content()
     slider.press("ArrowRight")

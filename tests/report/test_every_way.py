@@ -57,12 +57,12 @@ class Few:
 
 
 SAID = {
-    arrays: "rows held out from the fit",
-    unlabelled: "rows held out from the fit",
-    validated: "rows that this report was given",
-    streamed: "rows held out from the fit",
-    unfitted: "rows held out from the fit",
-    no_rows_to_hold_out: "the very rows that fitted the repair",
+    arrays: "validation rows held out from the repair",
+    unlabelled: "validation rows held out from the repair",
+    validated: "the rows given here",
+    streamed: "validation rows held out from the repair",
+    unfitted: "validation rows held out from the repair",
+    no_rows_to_hold_out: "the training rows themselves",
 }
 
 
@@ -123,7 +123,7 @@ def test_a_model_of_several_inputs(case):
         "work[0]",
         "work[2]",
         "home[rent]",
-        "150 rows that neither fitted the repair nor chose it",
+        "150 rows: test data",
         "Layer by layer",
     ):
         assert said in page
@@ -142,4 +142,4 @@ def test_labels_that_are_words():
     assert number(fair.summary_["mse_after"]) in page
     assert "KS if edited" in page  # the layers are scanned with the words, too
     tested = render_report(fair, X, y, sensitive_features=groups, test=(X, y, groups))
-    assert "400 rows that neither fitted the repair nor chose it" in tested
+    assert "400 rows: test data" in tested

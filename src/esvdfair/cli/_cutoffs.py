@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from esvdfair.cli import _shared as cli
-from esvdfair.cutoffs import Decisions, Select, decisions
-from esvdfair.text import interval, label_text, number, per_cent, share
+from esvdfair.cutoffs import Decisions, Select, decision_table, decisions
 
 SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 
@@ -62,26 +61,3 @@ def show(found: Sequence[Decisions], attribute: str) -> None:
         header, lines = decision_table(one, attribute)
         click.echo("\n" + cli.text_table(header, lines) + "\n")
         click.echo(cli.wrapped(f"{one.cutoff_words()} {one.ratio_words()}"))
-
-
-def decision_table(found: Decisions, attribute: str) -> tuple[list[str], list[list[str]]]:
-    """Header and lines; of one model without what a repair changes."""
-    header = [attribute, "rows", "selected", "impact ratio", "95% interval"]
-    header += ["difference in sd"] if found.one_model else ["gain", "lose", "difference in sd"]
-    lines = []
-    for g in found.rows:
-        rates, ratios, differences = (
-            [form(of[g]) for of in ((after,) if found.one_model else (before, after))]
-            for form, before, after in (
-                (per_cent, found.selected_before, found.selected_after),
-                (share, found.ratio_before, found.ratio_after),
-                (lambda x: f"{x:+.2f}", found.difference_before, found.difference_after),
-            )
-        )
-        within = (
-            "reference" if g == found.reference_after else interval((found.ratio_low[g], found.ratio_high[g]), share)
-        )
-        moved = [] if found.one_model else [number(found.gained[g]), number(found.lost[g])]
-        cells = (" → ".join(rates), " → ".join(ratios), within, *moved, " → ".join(differences))
-        lines.append([label_text(g), f"{found.rows[g]:,}", *cells])
-    return header, lines

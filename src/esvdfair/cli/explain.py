@@ -154,7 +154,7 @@ def _direction_blocks(found: "Directions", attribute: str) -> list[str]:
 
 def _direction_table(what: str, form: str, found: "Directions", directions: "Sequence[Direction]") -> str:
     """The directions along which means, or spreads, differ: what they follow, their share, and a figure a group."""
-    from esvdfair.report.content import follows
+    from esvdfair.report.page import follows
 
     lines = []
     for d in directions:

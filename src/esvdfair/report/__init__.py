@@ -3,13 +3,14 @@
 The charts are SVG, drawn by plain JavaScript (`charts.js`) from numbers inlined as JSON. Vega-Lite inlined through
 `vl_convert.javascript_bundle` would add about 900 kB to every page and makes functions from strings, which the page's
 content security policy forbids. So a page is about 80 kB, needs no extra to be installed, and runs nothing but the one
-script whose hash it names. Densities are computed in Python for every point of the curve; the slider only draws.
+script whose hash it names. Densities are computed in Python for every point of the curve; the slider only draws. Words
+and structure are in the Jinja templates of this folder.
 """
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from sklearn.utils.validation import check_is_fitted
@@ -20,8 +21,8 @@ from esvdfair.estimator import ESVDFair
 from esvdfair.explain.directions import name_features
 from esvdfair.files import versions, whole_file
 from esvdfair.report.content import Content, collect
-from esvdfair.report.page import ABOUT_PARITY, render
-from esvdfair.text import EVALUATED_ON, error_name, label_text, some_names, summary_table, too_small, verdict
+from esvdfair.report.page import make_environment, render
+from esvdfair.text import EVALUATED_ON, error_name, label_text, summary_table, verdict
 
 __all__ = ["model_card", "render_report", "write_report"]
 
@@ -80,13 +81,13 @@ def render_report(
     predicted = f"{named}, in {unit}" if unit else str(named)
     judging, testing = (None if part is None else Data(*part) for part in (judged, test))
     rows = Data(X, y, sensitive_features, sample_weight)
-    content = collect(fair, rows, judged=judging, test=testing, summary=summary, predicted=predicted)
-    content = replace(content, cutoffs=tuple(cutoffs or content.cutoffs))
+    chosen: dict[str, Any] = {"judged": judging, "test": testing, "summary": summary, "cutoffs": tuple(cutoffs or ())}
+    content = collect(fair, rows, predicted=predicted, **chosen)
     about = {
         "Model": model or _kind(fair.model),
         "Data": data or f"{row_count(X):,} rows of {len(name_features(X))} inputs",
         "Predicts": predicted,
-        "Groups": _groups(content),
+        "Groups": _group_sizes(content),
     }
     return render(content, about=about, command=command, title=title)
 
@@ -114,15 +115,14 @@ def _kind(model: Any) -> str:
     return type(steps[-1][1] if steps else model).__name__
 
 
-def _groups(content: Content) -> str:
+def _group_sizes(content: Content) -> str:
     """The groups and their rows; of many only the smallest and the largest."""
     sizes = dict(zip(content.rows.labels, content.sizes, strict=True))
     names = {label: f"{label_text(label)} ({rows:,} rows)" for label, rows in sizes.items()}
-    aside = f". {too_small(content.set_aside)}" if content.set_aside else ""
     if len(names) <= 4:
-        return f"{content.attribute}: {', '.join(names.values())}{aside}"
+        return f"{content.attribute}: {', '.join(names.values())}"
     few, many = (names[end(sizes, key=lambda label: sizes[label])] for end in (min, max))
-    return f"{len(names)} of {content.attribute}, from {few} to {many}{aside}"
+    return f"{len(names)} of {content.attribute}, from {few} to {many}"
 
 
 # --- model card ----------------------------------------------------------------------------------------------------
@@ -174,43 +174,20 @@ def model_card(
     """
     check_is_fitted(fair, "estimator_")
     summary = fair.summary_ if summary is None else summary
-    what = f"{predicts or 'a number'}{f', in {unit}' if unit else ''}"
-    groups = [f"{label_text(label)} ({rows:,} rows)" for label, rows in summary["group_sizes"].items()]
-    evaluated_on = EVALUATED_ON[summary["evaluated_on"]]
     chosen = [f"{k}={v!r}" for k, v in fair.get_params(deep=False).items() if k != "model" and v is not None]
-    options = [" ".join(option.replace("`", "'").split()) for option in chosen]
-    facts = {"Base model": base, "Predicts": what, "Inputs": None if inputs is None else some_names(inputs, 30)}
-    parts = [
-        _front_matter(summary, name, base, data),
-        f"# Model Card for {_plain(name)}",
-        f"{_plain(base or 'A model')}, repaired so that its predictions are distributed alike in every group of "
-        f"{_plain(attribute)}. {_plain(str(verdict(summary)))}",
-        "## Model Details",
-        _bullets({key: value for key, value in facts.items() if value} | {"Repaired by": f"esvdfair, {fair.method}"}),
-        "## Uses",
-        f"Predicts {_plain(what)}, from the same inputs as the model before. It needs no sensitive attribute.",
-        "### Out-of-Scope Use",
-        "People unlike those below, and decisions that need errors, not predictions, to be alike in every group.",
-        "## Bias, Risks, and Limitations",
-        "\n".join(f"- {line}" for line in ABOUT_PARITY),
-        "## Training Details",
-        _bullets(data or {}),
-        "Parameters of the repair: " + ", ".join(f"`{option}`" for option in options) + ".",
-        "## Evaluation",
-        f"Evaluated on {summary['rows']:,} rows: {evaluated_on}. "
-        f"Groups of {_plain(attribute)}: {_plain('; '.join(groups))}.",
-        "KS distance: the largest difference between two groups' shares at or below any prediction. Errors are against "
-        f"{'labels' if summary['error_against'] == 'labels' else 'the predictions of the model before'}.",
-        "### Results",
-        _table(*summary_table(summary)),
-        "## Technical Specifications",
-        _bullets({key: value for key, value in versions().items() if value}),
-        _table(["file", "SHA-256"], list(map(list, hashes.items()))) if hashes else "",
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    header, lines = summary_table(summary)
+    card = make_environment().get_template("card.md").render(
+        name=name, base=base, data=data, inputs=inputs, attribute=attribute, predicts=predicts, unit=unit,
+        hashes=hashes, summary=summary, verdict=verdict(summary), results=[header, *lines], versions=versions(),
+        options=[" ".join(option.replace("`", "'").split()) for option in chosen],
+        evaluated_on=EVALUATED_ON[summary["evaluated_on"]], front_matter=_front_matter(summary, name, base, data),
+    )  # fmt: skip
+    return re.sub(r"\n{3,}", "\n\n", card).strip() + "\n"
 
 
-def _front_matter(summary: Mapping[str, Any], name: str, base: str | None, data: Mapping[str, str] | None) -> str:
+def _front_matter(
+    summary: Mapping[str, Any], name: str, base: str | None, data: Mapping[str, str] | None
+) -> dict[str, str]:
     """What machines read; JSON is YAML."""
     metrics = [
         {"type": kind, "name": title, "value": summary[f"{key}_after"]}
@@ -230,20 +207,4 @@ def _front_matter(summary: Mapping[str, Any], name: str, base: str | None, data:
         "model-index": [{"name": name, "results": [result]}],
         **({"base_model_name": base} if base else {}),
     }
-    return "---\n" + "\n".join(f"{key}: {json.dumps(value)}" for key, value in facts.items()) + "\n---"
-
-
-def _plain(text: str) -> str:
-    """A name from a user's file that neither ends a line nor becomes Markdown or HTML."""
-    line = " ".join(text.split())
-    return "".join(f"\\{character}" if character in "\\`*_[]<>|#" else character for character in line)
-
-
-def _bullets(facts: Mapping[str, str]) -> str:
-    return "\n".join(f"- **{_plain(name)}:** {_plain(value)}" for name, value in facts.items())
-
-
-def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    shown = [[_plain(cell) for cell in line] for line in (header, *lines)]
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (shown[0], rule, *shown[1:]))
+    return {key: json.dumps(value) for key, value in facts.items()}

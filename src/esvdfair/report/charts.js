@@ -180,12 +180,13 @@
     add(f.svg, "rect", { class: "zone", x: f.x(0), width: f.x(floor) - f.x(0), y: f.top, height: f.bottom - f.top });
     if (target !== null) f.segment("dash", f.x(target), f.top, f.x(target), f.bottom);
     if (refit !== null) f.segment("dash", f.x(0), f.y(refit), f.x(right), f.y(refit));
-    for (const [ks, mse] of others) f.dot("faint", f.x(ks), f.y(mse), 3);
-    const made = steps.slice(1);
-    // on rows that did not judge them the points do not lie in the order of their parity
-    if (data.joined) f.curve("path", made.map((s) => s.ks), made.map((s) => s.mse));
+    for (const [ks, mse] of others) f.dot("faint hollow", f.x(ks), f.y(mse), 3);
+    const best = steps.slice(1).filter((s) => !s.dominated);
+    f.curve("path", best.map((s) => s.ks), best.map((s) => s.mse));
     steps.forEach((s, i) => {
-      const dot = f.dot(i ? "dot pick" : "dot pick old", f.x(s.ks), f.y(s.mse), i === chosen || !i ? 6 : 4);
+      const kind = `dot pick${i ? "" : " old"}${s.dominated ? " hollow" : ""}`;
+      const dot = f.dot(kind, f.x(s.ks), f.y(s.mse), i === chosen || !i ? 6 : 4);
+      add(dot, "title", {}, s.sentence);
       dot.addEventListener("click", () => { slider.value = i; move(); });
     });
     const now = steps[position];
@@ -196,11 +197,26 @@
       names.push({ text: `target ${digits(target)}`, className: "tick halo", px: f.x(target), py: f.top - 5, anchor: "middle" });
     names.push(
       { text: "chosen", className: "halo strong", px: f.x(steps[chosen].ks) + 12, py: f.y(steps[chosen].mse) - 10 },
-      { text: "before", className: "halo strong old", px: f.x(steps[0].ks), py: f.y(steps[0].mse) - 14, anchor: "middle" },
+      { text: "original", className: "halo strong old", px: f.x(steps[0].ks), py: f.y(steps[0].mse) - 14, anchor: "middle" },
       ...(refit === null ? [] : [refitName]),
       { text: "noise level", className: "tick", px: f.x(0) + 4, py: f.bottom - 6 },
     );
     labels(f, names);
+  }
+
+  function ratios(host) {
+    const f = frame(host, {
+      x: [0, 1], y: [0, 1], yTicks: true, left: 34, top: 26, xName: "share of all people selected", yName: "lowest adverse-impact ratio",
+    });
+    f.segment("dash", f.x(0), f.y(0.8), f.x(1), f.y(0.8));
+    const names = data.ratios.map((points, i) => {
+      const kind = i ? "new" : "old";
+      f.curve(`mark line ${kind}`, points.map((p) => p[0]), points.map((p) => p[1]));
+      const [at, ratio] = points[Math.floor(points.length * 0.35)];
+      const text = i ? "chosen model" : "original model";
+      return { text, className: `halo strong ${kind}`, px: f.x(at) + 6, py: f.y(ratio) + (i ? -10 : 20) };
+    });
+    labels(f, [{ text: "0.8", className: "tick halo", px: f.x(1) - 2, py: f.y(0.8) - 5, anchor: "end" }, ...names.reverse()]);
   }
 
   function spectrum(host) {
@@ -249,6 +265,7 @@
   const charts = {
     "density-before": (host) => densities(host, predictions(data.steps[0]), shape),
     "density-step": (host) => densities(host, predictions(data.steps[step()]), shape),
+    ratios,
     "cdf-before": (host) => cumulative(host, data.cdf.before),
     "cdf-after": (host) => cumulative(host, data.cdf.after),
     tradeoff: (host) => tradeoff(host, step()),
@@ -262,7 +279,11 @@
     readout.textContent = s.sentence;
     slider.setAttribute("aria-valuetext", s.sentence);
     document.getElementById("density-step").setAttribute("aria-label", `Densities of the predictions. ${s.sentence}`);
-    document.querySelectorAll("#who-pays td.now").forEach((cell, i) => { cell.textContent = s.cells[i]; });
+    document.getElementById("make-python").textContent = s.python;
+    const command = document.getElementById("make-command");
+    command.textContent = s.command ?? "";
+    command.parentElement.hidden = s.command === null;
+    document.querySelectorAll("#of-groups td.now").forEach((cell, i) => { cell.textContent = s.cells[i]; });
     draw("density-step");
     draw("tradeoff");
   }
@@ -272,6 +293,10 @@
   document.querySelectorAll("details").forEach((fold) => fold.addEventListener("toggle", () => {
     if (fold.open) fold.querySelectorAll(".chart").forEach((host) => draw(host.id));
   }));
+  // paper shows the chosen model
+  let at = slider.value;
+  addEventListener("beforeprint", () => { at = slider.value; slider.value = data.chosen; move(); });
+  addEventListener("afterprint", () => { slider.value = at; move(); });
   let drawn = 0;
   new ResizeObserver(() => {
     if (drawn === document.body.clientWidth) return;

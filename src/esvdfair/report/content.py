@@ -1,7 +1,4 @@
-"""What a report tells: every model of the curve on one set of rows, the explanation of the repair, and the sentences.
-
-Sentences are plain text: whoever places them escapes them.
-"""
+"""What a report is about: every model of the curve on one set of rows, and the explanation of the repair."""
 
 import warnings
 from collections.abc import Mapping
@@ -17,7 +14,6 @@ from esvdfair.audit import Array, Codes
 from esvdfair.batches import COLUMNS, Batch, Data, make_batches
 from esvdfair.core.checks import Label, row_count, take
 from esvdfair.core.ks import Groups, Peak, ks_peak
-from esvdfair.core.pairs import Pairs
 from esvdfair.curve import Curve, CurvePoint
 from esvdfair.cutoffs import Decisions, decisions
 from esvdfair.estimator import ESVDFair
@@ -25,7 +21,7 @@ from esvdfair.exceptions import ESVDFairWarning, InputError
 from esvdfair.methods import UNTOUCHED
 from esvdfair.models import adapt
 from esvdfair.models.base import ModelAdapter
-from esvdfair.text import label_text, number, share, signed, some_names
+from esvdfair.text import label_text, number, share, some_names
 
 ROWS_OF_A_GROUP = 10_000
 """Of a larger group, so many rows are looked at."""
@@ -42,21 +38,13 @@ TOP = ({"select_share": 0.1}, {"select_share": 0.2}, {"select_share": 0.5})
 class Step:
     """A position of the slider: a model on the rows of the page."""
 
-    point: CurvePoint | None  # None for the untouched model, and for a repair that has no curve
+    point: CurvePoint | None  # None for the original model, and for a repair that has no curve
     prediction: Array  # (rows,)
     peak: Peak  # where two groups' distributions are farthest apart, which is the KS distance
     mse: float  # mean squared error, or change where there are no labels
     group_mse: Array  # (G,)
+    bias: Array  # (G,) mean error: over-prediction is positive
     means: Array  # (G,)
-
-
-@dataclass(frozen=True)
-class Distances:
-    """Of the repaired model, the largest over the pairs of groups: interval, noise level, estimated population KS."""
-
-    interval: tuple[float, float]
-    floor: float
-    population: float
 
 
 @dataclass(frozen=True)
@@ -64,7 +52,7 @@ class Content:
     """Everything that the page shows, as numbers, all of them about one set of rows."""
 
     fair: ESVDFair
-    summary: Mapping[str, Any]  # on rows that neither fitted nor chose, what `ESVDFair.assess` says of them
+    summary: Mapping[str, Any]  # of the rows of the page, all of them
     fitting: Batch  # the rows that layers are explained with
     rows: Batch  # those of the page, of the groups that are compared
     aside: Batch  # rows of groups that are too small to judge, which count in the error only
@@ -72,17 +60,12 @@ class Content:
     rows_given: int  # how many there were; those looked at may be fewer
     predicted: str  # what is predicted, and in which unit
     attribute: str  # name of the sensitive column or columns
-    cutoffs: tuple[Mapping[str, Any], ...] = TOP  # options of `decisions`
+    cutoffs: tuple[Mapping[str, Any], ...] = ()  # options of `decisions`; `TOP` where there are none
 
     @property
     def rows_judged(self) -> bool:
         """Whether the rows of the page are those that judged the repair."""
         return bool(self.rows_are == self.fair.summary_["evaluated_on"])
-
-    @property
-    def summarised(self) -> bool:
-        """Whether ``summary`` is about the rows of the page."""
-        return bool(self.rows_are == self.summary["evaluated_on"])
 
     @property
     def adjusted(self) -> bool:
@@ -91,8 +74,8 @@ class Content:
 
     @property
     def mse_refit(self) -> float | None:
-        """Error of the last layer refitted without parity, where these rows tell it."""
-        return self.summary.get("mse_refit") if self.summarised and self.has_labels else None
+        """Error of the last layer refitted without fairness constraint, where it is known."""
+        return self.summary.get("mse_refit") if self.has_labels else None
 
     @property
     def has_labels(self) -> bool:
@@ -104,12 +87,8 @@ class Content:
         return [int(rows) for rows in np.bincount(self.rows.codes, minlength=len(self.rows.labels))]
 
     @property
-    def set_aside(self) -> dict[Label, int]:
-        """Groups that are too small to judge, with their rows."""
-        if self.summarised:
-            return dict(self.summary.get("groups_set_aside") or {})
-        sizes = np.bincount(self.aside.codes, minlength=len(self.aside.labels)).tolist()
-        return {label: rows for label, rows in zip(self.aside.labels, sizes, strict=True) if rows}
+    def rows_shown(self) -> int:
+        return len(self.rows.codes) + len(self.aside.codes)
 
     # --- models of the curve -------------------------------------------------------------------------------------
 
@@ -121,38 +100,53 @@ class Content:
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
-        """Positions of the slider, the untouched model first."""
-        models: list[tuple[CurvePoint | None, Any]] = [(None, self.fair.model_)]
-        models += [(point, self.fair.curve_.model(point.index)) for point in self.points]
-        models += [] if self.points else [(None, self.fair.estimator_)]
-        rows, found, original = self.rows, list[Step](), list[Array]()
-        groups, weight = Groups(rows.codes, len(rows.labels), rows.weight), self._everybody("weight")
-        for point, model in models:
-            adapter = adapt(model, output=self.fair.output)
-            predicted = [
-                adapter.predict(part.x).astype(np.float64).reshape(-1) if len(part.codes) else np.zeros(0)
-                for part in (rows, self.aside)
-            ]
-            original = original or predicted
-            truths = [of if part.y is None else part.y for part, of in zip((rows, self.aside), original, strict=True)]
-            errors = [(a - b) ** 2 for a, b in zip(predicted, truths, strict=True)]  # without labels these are changes
-            mse = float(np.average(np.concatenate(errors), weights=weight))
-            means = groups.means(errors[0]), groups.means(predicted[0])
-            found.append(Step(point, predicted[0], ks_peak(predicted[0], groups), mse, *means))
-        return tuple(found)
+        """Positions of the slider: the original model, then the others by falling KS distance on these rows."""
+        repaired = [self._step(self.fair.curve_.model(point.index), point) for point in self.points]
+        repaired = repaired or [self._step(self.fair.estimator_)]
+        return self._step(self.fair.model_), *sorted(repaired, key=lambda step: (-step.peak.distance, step.mse))
+
+    def _step(self, model: Any, point: CurvePoint | None = None) -> Step:
+        predicted, inside = self._predict(model), len(self.rows.codes)
+        error = predicted - self._truth
+        groups = Groups(self.rows.codes, len(self.rows.labels), self.rows.weight)
+        mse = float(np.average(error**2, weights=self._everybody("weight")))
+        of_groups = [groups.means(values[:inside]) for values in (error**2, error, predicted)]
+        return Step(point, predicted[:inside], ks_peak(predicted[:inside], groups), mse, *of_groups)
+
+    def _predict(self, model: Any) -> Array:
+        """Predictions for the rows that are compared, then for those that are set aside."""
+        adapter, parts = adapt(model, output=self.fair.output), (self.rows, self.aside)
+        return np.concatenate([adapter.predict(part.x).astype(float).reshape(-1) for part in parts if len(part.codes)])
+
+    @cached_property
+    def _truth(self) -> Array:
+        """Labels; without any, predictions of the original model."""
+        labels = self._everybody("y")
+        return self._predict(self.fair.model_) if labels is None else labels
 
     def _everybody(self, name: str) -> Array | None:
         """A column of all rows, also of those in groups that are too small to judge."""
         parts = getattr(self.rows, name), getattr(self.aside, name)
         return None if parts[0] is None else np.concatenate([part for part in parts if part is not None])
 
-    @property
+    @cached_property
     def chosen(self) -> int:
         """Position of the repaired model in ``steps``."""
         point = self.fair.point_
         if not self.points:
             return 1
-        return 0 if point.target == UNTOUCHED else 1 + self.points.index(point)
+        return 0 if point.target == UNTOUCHED else [step.point for step in self.steps].index(point)
+
+    @cached_property
+    def dominated_by(self) -> list[int | None]:
+        """Of every step one that has neither a larger error nor a larger KS distance on these rows, if there is one."""
+        places = [(step.peak.distance, step.mse) for step in self.steps]
+
+        def better(ks: float, mse: float) -> int | None:
+            found = (i for i, (k, m) in enumerate(places) if k <= ks and m <= mse and (k, m) != (ks, mse))
+            return next(found, None)
+
+        return [better(*place) for place in places]
 
     @property
     def before(self) -> Step:
@@ -168,22 +162,15 @@ class Content:
         return float(self.before.prediction.std())
 
     @cached_property
-    def distances(self) -> Distances:
-        """KS of the repaired model with its interval and noise level, as the summary has it of the same rows."""
-        s = self.summary
-        seen = len(self.rows.codes) + len(self.aside.codes)
-        if self.summarised and not self.adjusted and seen == self.rows_given == s["rows"]:
-            return Distances(s["ks_interval"], s["ks_floor"], s["ks_population"])
-        groups = Groups.of(self.rows.codes, len(self.rows.labels), self.rows.weight)
-        pairs, scores = Pairs(groups, self.after.prediction), self.after.prediction
-        population = s["ks_population"] if self.summarised and not self.adjusted else pairs.compare(scores).largest
-        return Distances(pairs.largest_interval(scores), float(pairs.floors.max()), population)
-
-    @cached_property
     def decided(self) -> list[Decisions]:
         """Decisions at each cut-off, by the original and by the repaired model."""
         old, new, beside = self.before.prediction, self.after.prediction, named_groups(self.rows)
-        return [decisions(old, new, **{**beside, **options}) for options in self.cutoffs]
+        return [decisions(old, new, **{**beside, **options}) for options in self.cutoffs or TOP]
+
+    @property
+    def decision(self) -> Decisions:
+        """The decisions of the first screen: at the first cut-off that was asked about, else the top 20%."""
+        return self.decided[0 if self.cutoffs else 1]
 
     def r2(self, step: Step) -> float | None:
         """R² of a model; None without labels."""
@@ -254,24 +241,22 @@ class Content:
         return [f"{self.attribute} {label}" if bare else label_text(label) for label in labels]
 
     @property
-    def all_groups(self) -> str:
-        """“groups of sex”."""
-        return "groups" if self.attribute == UNNAMED else f"groups of {self.attribute}"
-
-    @property
     def error_name(self) -> str:
         return "mean squared error" if self.has_labels else "mean squared change of the predictions"
 
     def step_sentence(self, position: int) -> str:
-        """One position of the slider."""
+        """What the slider says at a position."""
         step = self.steps[position]
-        r2 = self.r2(step)
-        explained = "" if r2 is None else f", R² {share(r2)}"
+        explained = "" if (r2 := self.r2(step)) is None else f", R² {share(r2)}"
         error = f"{self.error_name} {number(step.mse, beside=self.spread**2)}"
         reached = f"KS {share(step.peak.distance)}, {error}{explained}."
         if position == 0:
             return f"Original model: {reached}"
-        name = f"Point {position} of {len(self.steps) - 1}{' (the chosen one)' if position == self.chosen else ''}"
+        name = f"Point {position} of {len(self.steps) - 1}{' (the chosen model)' if position == self.chosen else ''}"
+        better = self.dominated_by[position]
+        if better is not None:
+            which = f"point {better}" if better else "the original model"
+            reached += f" On these rows {which} is better or equal in both."
         return f"{name}: {reached}"
 
 
@@ -286,39 +271,45 @@ def collect(
     test: Data | None,
     summary: Mapping[str, Any] | None,
     predicted: str,
+    cutoffs: tuple[Mapping[str, Any], ...] = (),
 ) -> Content:
     """Choose the rows of the page and what is said of them; all else is computed as it is asked for."""
-    rows, told = checked_rows(fair, data), fair.summary_
-    fitting, shown, rows_are = rows, rows, told["evaluated_on"]
-    if test is not None:
-        shown, rows_are = checked_rows(fair, test), "test"
-        told = summary or fair.assess(test.X, test.y, **{name: getattr(test, name) for name in COLUMNS})
-    elif judged is not None:
-        shown = checked_rows(fair, judged)
-    elif (chose := fair.judged(rows)) is None:
-        rows_are = "given"
-        if np.count_nonzero(np.bincount(rows.codes) >= fair.min_group_rows) < 2:
-            raise InputError(
-                "`sensitive_features` contains fewer than two groups of "
-                f"`min_group_rows={fair.min_group_rows}` rows or more. Pass more rows."
-            )
-        told = fair.assess(data.X, data.y, **{name: getattr(data, name) for name in COLUMNS})
-        told["evaluated_on"] = rows_are
-    else:
-        shown = rows.take(np.flatnonzero(chose))
-        fitting = shown if chose.all() else rows.take(np.flatnonzero(~chose))
+    fitting, shown, known = _choose_rows(fair, data, judged, test, summary)
     fitting, shown = (
         part if part.weight is None else part.take(np.flatnonzero(part.weight > 0)) for part in (fitting, shown)
     )
-    given, judged_groups = len(shown.codes), tuple(told["group_sizes"])
-    aside = _only(shown, tuple(label for label in shown.labels if label not in judged_groups))
-    fitting, shown = (_only(part, judged_groups) for part in (fitting, shown))
+    given, compared = len(shown.codes), tuple(known["group_sizes"])
+    aside = _only(shown, tuple(label for label in shown.labels if label not in compared))
+    fitting, shown = (_only(part, compared) for part in (fitting, shown))
     if len(shown.labels) < 2:
-        known = some_names([label_text(label) for label in told["group_sizes"]], 5)
-        raise InputError(f"`sensitive_features` contains fewer than two of the groups that were compared: {known}.")
+        names = some_names([label_text(label) for label in compared], 5)
+        raise InputError(f"`sensitive_features` contains fewer than two of the groups that were compared: {names}.")
     fitting, shown, aside = (part.take(spread_rows(part.codes, ROWS_OF_A_GROUP)) for part in (fitting, shown, aside))
-    attribute = _attribute(data.sensitive_features)
-    return Content(fair, told, fitting, shown, aside, rows_are, given, predicted, attribute)
+    attribute = _attribute_name(data.sensitive_features)
+    return Content(fair, known, fitting, shown, aside, known["evaluated_on"], given, predicted, attribute, cutoffs)
+
+
+def _choose_rows(
+    fair: ESVDFair, data: Data, judged: Data | None, test: Data | None, summary: Mapping[str, Any] | None
+) -> tuple[Batch, Batch, Mapping[str, Any]]:
+    """The rows that fitted the repair, those of the page, and the summary of the latter."""
+    rows = checked_rows(fair, data)
+    if test is not None:
+        return rows, checked_rows(fair, test), summary or _assess(fair, test)
+    if judged is not None:
+        return rows, checked_rows(fair, judged), fair.summary_
+    chose = fair.judged(rows)
+    if chose is not None:
+        fitting = rows if chose.all() else rows.take(np.flatnonzero(~chose))
+        return fitting, rows.take(np.flatnonzero(chose)), fair.summary_
+    if np.count_nonzero(np.bincount(rows.codes) >= fair.min_group_rows) < 2:
+        few = f"two groups of `min_group_rows={fair.min_group_rows}` rows or more"
+        raise InputError(f"`sensitive_features` contains fewer than {few}. Pass more rows.")
+    return rows, rows, {**_assess(fair, data), "evaluated_on": "given"}
+
+
+def _assess(fair: ESVDFair, data: Data) -> dict[str, Any]:
+    return fair.assess(data.X, data.y, **{name: getattr(data, name) for name in COLUMNS})
 
 
 def checked_rows(fair: ESVDFair, data: Data) -> Batch:
@@ -376,26 +367,9 @@ def named_groups(rows: Batch) -> dict[str, Any]:
     return {"sensitive_features": column[rows.codes], "sample_weight": rows.weight}
 
 
-def _attribute(sensitive_features: Any) -> str:
+def _attribute_name(sensitive_features: Any) -> str:
     """Name of the sensitive column or columns."""
     if hasattr(sensitive_features, "columns"):
         return ", ".join(map(str, sensitive_features.columns))
     name = getattr(sensitive_features, "name", None)
     return UNNAMED if name is None else str(name)
-
-
-# --- words ----------------------------------------------------------------------------------------------------
-
-
-def layer_name(found: explain.LayerGap | explain.Directions) -> str:
-    """What the model calls a layer; a model that is a layer has no name for it."""
-    name = found.layer if isinstance(found, explain.Directions) else found.name
-    return name or f"number {found.index}"
-
-
-def follows(direction: explain.Direction) -> str:
-    """The inputs that a direction goes with, if it is one."""
-    if not direction.stable:
-        known = "" if direction.stability is None else f" (|cos| {direction.stability:.2f})"
-        return f"not the same in two halves of the rows{known}"
-    return ", ".join(f"{name} {signed(correlation)}" for name, correlation in direction.features) or "–"
