@@ -263,7 +263,6 @@ TOO_LARGE: set[str] = {
     "_link",
     "_load",
     "_parts",
-    "_people",
     "_plain",
     "_shares",
     "_solve",
