@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits
 
 from esvdfair import ESVDFair, ESVDFairWarning
 from esvdfair.batches import Batch
-from esvdfair.methods import Effort
+from esvdfair.problem import Effort
 from esvdfair.tables import Roles, TableBatches, files
 from reproduction.config import Training
 from reproduction.datasets import load

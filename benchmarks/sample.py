@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from esvdfair import ESVDFair, ESVDFairWarning, ks_distance
-from esvdfair.methods import Effort
+from esvdfair.problem import Effort
 from reproduction.config import Training
 from reproduction.network import train_network
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from esvdfair.core.edits import PAPER_REDUCTIONS
-from esvdfair.methods import Effort
+from esvdfair.problem import Effort
 from reproduction.datasets import Preparation
 
 Part = Literal["references", "paper", "repaired", "retrained", "peers"]

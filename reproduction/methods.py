@@ -24,12 +24,15 @@ from esvdfair.core.metrics import ks_population
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.optimum import fit_optimum
 from esvdfair.core.quadratic import Fit, finetune
-from esvdfair.curve import Curve, judge
+from esvdfair.curve import Curve
 from esvdfair.estimator import ESVDFair
+from esvdfair.evaluation import evaluate
 from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.methods import Candidates, Effort, Problem, Refits, make_problem
+from esvdfair.methods import Candidates
 from esvdfair.models import adapt
+from esvdfair.problem import Effort, Problem, make_problem
 from esvdfair.summary import summarise
+from esvdfair.targets import Refits
 from reproduction import network as nets
 from reproduction.config import Experiment, Part, Variant
 from reproduction.network import Trained, linear, predict, run_through
@@ -333,13 +336,13 @@ def search_penalty(
 def curve_of(networks: Mapping[float, nn.Sequential], trained: Trained) -> Curve:
     """The trade-off curve of whole networks, judged as the candidates of a repair are; ``strength`` is λ."""
     samples = {penalty: sample_of(network, trained) for penalty, network in networks.items()}
-    untouched, *_ = samples.values()
-    judging = np.column_stack([sample.judging.prediction for sample in samples.values()])
+    original, *_ = samples.values()
+    validation = np.column_stack([sample.validation.prediction for sample in samples.values()])
     training = np.column_stack([sample.training.prediction for sample in samples.values()])
     # What they predict is given, so their last layers, each on features of its own, do not matter.
-    fits = tuple(Fit(untouched.layer.weight[0], 0.0, strength=penalty) for penalty in samples)
-    candidates = Candidates(untouched, fits, judging, training)
-    return judge(candidates, adapt(trained.network), effort=Effort.quick(), seed=trained.seed)
+    fits = tuple(Fit(original.layer.weight[0], 0.0, strength=penalty) for penalty in samples)
+    candidates = Candidates(original, fits, validation, training)
+    return evaluate(candidates, adapt(trained.network), effort=Effort.quick(), seed=trained.seed)
 
 
 METHODS: dict[Part, Callable[[Trained, Experiment], Iterator[Outcome]]] = {

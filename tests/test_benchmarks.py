@@ -10,7 +10,7 @@ import pytest
 from esvdfair.core.edits import edit_paper
 from esvdfair.core.moments import GroupMoments
 from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.methods import Effort
+from esvdfair.problem import Effort
 
 pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
 pytest.importorskip("onnxruntime", reason="needs the extra esvdfair[onnx]")
@@ -239,8 +239,9 @@ def test_a_row_that_looks_bad_is_measured_anew_with_other_draws(monkeypatch):
         assert {row["draws"] for row in promise.interval(5, 0)} == {draws}
 
 
-# Above its bar still: (files, functions), which may only fall, and leave this table once they are below the bar.
-LONG_WALKS = {"ESVDFair(model).fit": (14, 479), "esvdfair repair": (25, 698)}
+# Above its bar still: (files, functions), which may only fall, and leave this table once they are below the bar. The
+# files rose once, by 5: none of those that a fit passes through may have more than 450 lines without a reason.
+LONG_WALKS = {"ESVDFair(model).fit": (19, 477), "esvdfair repair": (30, 695)}
 
 
 def test_a_default_call_and_a_command_pass_through_few_files_and_functions(monkeypatch):

@@ -14,9 +14,12 @@ from esvdfair.batches import Rows
 from esvdfair.core import pairs
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.quadratic import Fit, Head
-from esvdfair.curve import Judging, choose, judge, make_report, measurable
-from esvdfair.methods import UNTOUCHED, Candidates, Problem
+from esvdfair.curve import choose
+from esvdfair.evaluation import Evaluator, evaluate, measurable
+from esvdfair.fit_report import make_report
+from esvdfair.methods import Candidates
 from esvdfair.models.base import LinearLayer
+from esvdfair.problem import ORIGINAL, Problem
 
 
 def make_rows(n=400, seed=0, weight=None):
@@ -31,9 +34,9 @@ def predictions(rows, shifts, seed=1):
     return rows.y[:, None] * 0.5 + noise + rows.codes[:, None] * np.asarray(shifts)
 
 
-def sample_of(judging, training, judged_on="heldout"):
+def sample_of(validation, training, evaluated_on="heldout"):
     layer = LinearLayer("last", 0, np.zeros((1, 1)), None)
-    return Problem(("a", "b"), GroupMoments(), layer, Head("identity"), training, judging, judged_on, "labels")
+    return Problem(("a", "b"), GroupMoments(), layer, Head("identity"), training, validation, evaluated_on, "labels")
 
 
 class Weight:
@@ -47,7 +50,7 @@ class Weight:
         return replaced
 
 
-def judged(columns, *, targets=None, seed=0, rows=400, points=20, judged_on="heldout", **options):
+def judged(columns, *, targets=None, seed=0, rows=400, points=20, evaluated_on="heldout", **options):
     """A curve of given predictions: ``columns(rows)`` is (rows, k)."""
     here, fitted = make_rows(rows, seed=seed), make_rows(5 * rows, seed=seed + 100)
     here, fitted = (replace(part, y=part.y + part.codes) for part in (here, fitted))
@@ -57,8 +60,8 @@ def judged(columns, *, targets=None, seed=0, rows=400, points=20, judged_on="hel
         Fit(np.array([float(i)]), 0.0, ridge=1e-4, strength=float(i), target=target) for i, target in enumerate(targets)
     ]
     effort = Effort(points=points, resamples=50)
-    sample = sample_of(here, fitted, judged_on)
-    return judge(Candidates(sample, tuple(fits), *predicted), Weight(), effort=effort, **options)
+    sample = sample_of(here, fitted, evaluated_on)
+    return evaluate(Candidates(sample, tuple(fits), *predicted), Weight(), effort=effort, **options)
 
 
 def make(shifts, **options):
@@ -68,7 +71,7 @@ def make(shifts, **options):
 def test_every_column_is_measured():
     rows = make_rows()
     p = predictions(rows, [0.0, 1.0])
-    here = Judging(rows, 2)
+    here = Evaluator(rows, 2)
     assert here.errors(p) == pytest.approx(((p - rows.y[:, None]) ** 2).mean(0))
     assert here.distances(p)[1] == pytest.approx(ks_distance(p[:, 1], sensitive_features=rows.codes))
 
@@ -81,7 +84,7 @@ def test_weights_enter_every_measure():
     again = replace(again, weight=np.ones(len(again)))
     p = predictions(rows, [0.7])
     repeated = np.repeat(p, weight, axis=0)
-    here, there = Judging(rows, 2), Judging(again, 2)
+    here, there = Evaluator(rows, 2), Evaluator(again, 2)
     assert here.errors(p) == pytest.approx(there.errors(repeated))
     assert here.distances(p) == pytest.approx(there.distances(repeated))
 
@@ -149,9 +152,9 @@ def test_the_most_accurate_that_meets_the_target_is_taken():
 def test_an_original_model_that_meets_the_target_is_taken_although_others_are_better_in_both():
     """The original at 0.2 with noise; the candidate at 0.2 without is more accurate and as fair."""
     shifts, costs = np.append(FALLING, 0.2), np.append(np.zeros(21), 0.05)
-    targets = ["labels"] * 21 + [UNTOUCHED]
+    targets = ["labels"] * 21 + [ORIGINAL]
     curve = judged(trade_off(shifts, costs), targets=targets, rows=3000)
-    untouched = curve.untouched
+    untouched = curve.original
     assert curve.meets(untouched, 0.2)
     assert any(p.mse < untouched.mse and p.ks_population <= untouched.ks_population for p in curve.points)
     assert curve.select(target_ks=0.2) is untouched
@@ -208,16 +211,16 @@ def test_a_target_that_none_meets_warns():
 
 
 def test_the_fairest_within_an_error_is_the_model_as_given_at_worst():
-    curve = judged(trade_off(FALLING), targets=[*["labels"] * 8, UNTOUCHED, *["labels"] * 12], rows=3000)
+    curve = judged(trade_off(FALLING), targets=[*["labels"] * 8, ORIGINAL, *["labels"] * 12], rows=3000)
     point = choose(curve, max_mse_increase=0.5)
-    within = [p for p in curve.points if p.mse <= 1.5 * curve.untouched.mse]
+    within = [p for p in curve.points if p.mse <= 1.5 * curve.original.mse]
     assert point.ks_population == min(p.ks_population for p in within)
     with pytest.warns(ESVDFairWarning, match="No candidate within `max_mse_increase=0` improves parity"):
-        choose(judged(trade_off([0.5, 0.1]), targets=[UNTOUCHED, "labels"]), max_mse_increase=0.0)
+        choose(judged(trade_off([0.5, 0.1]), targets=[ORIGINAL, "labels"]), max_mse_increase=0.0)
 
 
 def test_worse_in_both_is_said_where_no_target_was_given():
-    curve = judged(trade_off([0.2, 0.6], [0.0, 1.0]), targets=[UNTOUCHED, "labels"], rows=2000)
+    curve = judged(trade_off([0.2, 0.6], [0.0, 1.0]), targets=[ORIGINAL, "labels"], rows=2000)
     with pytest.warns(ESVDFairWarning, match="worse than the original in both"):
         assert choose(curve).target == "labels"
 
@@ -228,7 +231,7 @@ def test_a_constant_is_called_one_and_has_no_distance():
     def columns(rows):
         return np.column_stack([rows.y + rows.codes, 0.3 + 1e-13 * rows.codes])
 
-    curve = judged(columns, targets=[UNTOUCHED, "labels"])
+    curve = judged(columns, targets=[ORIGINAL, "labels"])
     flat = next(p for p in curve.points if p.strength == 1.0)
     assert (flat.ks, flat.ks_low, flat.constant) == (0.0, 0.0, True)
     with pytest.warns(ESVDFairWarning, match="predicts nearly the same number for everybody"):
@@ -258,14 +261,16 @@ def test_the_estimate_keeps_its_promise_in_the_population():
 
 
 def test_rows_that_fitted_are_not_corrected_for_sampling():
-    curve = make(np.linspace(1.0, 0.0, 10), judged_on="train")
+    curve = make(np.linspace(1.0, 0.0, 10), evaluated_on="train")
     assert [p.ks_population for p in curve.points] == [p.ks for p in curve.points]
 
 
 def test_noise_levels_are_found_once_for_all_points(monkeypatch):
     asked, real = [], pairs.ks_null
     monkeypatch.setattr(pairs, "ks_null", lambda *given, **more: asked.append(given) or real(*given, **more))
-    found = judged(lambda rows: np.round(predictions(rows, [0.1, 0.2, 0.3])), judged_on="train")  # ties: a simulation
+    found = judged(
+        lambda rows: np.round(predictions(rows, [0.1, 0.2, 0.3])), evaluated_on="train"
+    )  # ties: a simulation
     assert len(found.points) == 3
     assert [point.ks_low <= point.ks_high for point in found.points] == [True] * 3
     assert len(asked) == 1
@@ -276,7 +281,7 @@ def test_noise_levels_are_found_once_for_all_points(monkeypatch):
 
 def test_points_that_share_their_draws_have_the_intervals_of_the_public_metric():
     rows = make_rows()
-    here = Judging(rows, 2, seed=3)
+    here = Evaluator(rows, 2, seed=3)
     for column in predictions(rows, [0.2, 0.9]).T:
         alone = ks_distance_ci(column, sensitive_features=rows.codes, n_resamples=50, random_state=3)
         assert here.pairs.largest_interval(column, draws=50) == alone
@@ -287,7 +292,7 @@ def test_a_certified_point_is_within_its_bound_and_so_is_all_before_it():
     rows, fitted = (replace(part, y=part.y + part.codes) for part in (make_rows(3000), make_rows(15_000, seed=100)))
     here, there = (trade_off(FALLING)(part) for part in (rows, fitted))
     bounds = [ks_bound(column, sensitive_features=rows.codes, confidence=0.9) for column in here.T]
-    sequence = np.argsort(Judging(fitted, 2).distances(there)[:, 0], kind="stable").tolist()
+    sequence = np.argsort(Evaluator(fitted, 2).distances(there)[:, 0], kind="stable").tolist()
     for point, i in zip(curve.points, curve.candidates, strict=True):
         before = sequence[: sequence.index(i) + 1]
         assert point.ks_certified == pytest.approx(max(bounds[j] for j in before), abs=1e-6)
@@ -318,7 +323,7 @@ def test_hoeffding_is_the_wider_of_the_two():
 
 def test_rows_that_fitted_certify_nothing():
     with pytest.raises(ValueError, match=r"confidence=0.9` requires validation rows"):
-        make([0.1, 0.0], judged_on="train", confidence=0.9)
+        make([0.1, 0.0], evaluated_on="train", confidence=0.9)
 
 
 def test_a_summary_is_json():

@@ -22,12 +22,13 @@ from esvdfair import (
     ESVDFair,
     ESVDFairWarning,
     GroupMoments,
-    estimator,
     fit_curve,
     ks_bound,
     ks_distance,
     ks_population,
+    options,
 )
+from esvdfair.batches import held_out
 from esvdfair.core.edits import LayerEdit
 from esvdfair.text import to_json
 
@@ -410,7 +411,7 @@ def test_contradicting_options_are_refused(model, data, options, message):
 
 def test_a_method_that_is_only_named_is_not_taken_for_another(model, data, monkeypatch):
     X, y, a = data
-    monkeypatch.setitem(estimator.CHOICES, "method", (*estimator.METHODS, "magic"))
+    monkeypatch.setitem(options.CHOICES, "method", (*options.METHODS, "magic"))
     with pytest.raises(NotImplementedError, match="'magic' is in METHODS, but"):
         ESVDFair(model, method="magic").fit(X, y, sensitive_features=a)
 
@@ -531,7 +532,7 @@ def test_labels_in_other_units_than_the_predictions_are_noticed_once(model, data
     X, y, a = data
     options = {"method": method, "targets": "labels"}
     (said,) = [m for m in messages(model, X, 1000 * y + 30_000, sensitive_features=a, options=options) if "worse" in m]
-    train = ~estimator.held_out(0.25, 0)(np.arange(len(y)))
+    train = ~held_out(0.25, 0)(np.arange(len(y)))
     for values in (1000 * y[train] + 30_000, model.predict(X[train])):
         assert f"{values.mean():.3g}" in said
         assert f"{values.std():.3g}" in said

@@ -10,8 +10,10 @@ from esvdfair.batches import Rows
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.quadratic import Fit, Head
 from esvdfair.hidden import refit_edited
-from esvdfair.methods import TARGETS, Effort, Problem, Refits, account_for, outputs, parity, transport, untouched
+from esvdfair.methods import account_for, parity, transport
 from esvdfair.models.base import LinearLayer
+from esvdfair.problem import Effort, Problem, original_fit, outputs
+from esvdfair.targets import TARGETS, Refits
 
 
 def make_sample(head=None, *, rows=600, groups=2, seed=0):
@@ -87,7 +89,7 @@ def test_the_group_is_predicted_from_a_bounded_number_of_rows_as_from_all():
     few, all_rows = (refits.group_probability(sample.training.features) for refits in both)
     np.testing.assert_allclose(few.sum(axis=1), 1.0)
     assert 0 < np.abs(few - all_rows).max() < 0.15
-    sure = all_rows[np.arange(len(all_rows)), sample.judging.codes]
+    sure = all_rows[np.arange(len(all_rows)), sample.validation.codes]
     assert sure.mean() > 0.55  # the features tell groups apart
 
 
@@ -119,7 +121,7 @@ def test_least_squares_after_an_edit_stays_near_the_original_where_rows_say_litt
 
 def test_transport_couples_a_bounded_number_of_rows():
     refits = Refits(make_sample(rows=1000), Effort(transport_rows=300))
-    assert len(refits.problem.outputs(np.zeros(len(refits.space.variances)))) == 600
+    assert len(refits.coupling.outputs(np.zeros(len(refits.space.variances)))) == 600
 
 
 @pytest.mark.parametrize(("mean", "covariance"), [(1.0, 1.0), (15.0, 150.0), (100.0, 1.0), (np.inf, np.inf)])
@@ -155,15 +157,15 @@ def test_the_account_of_a_refit_is_that_of_its_rows(bias):
     assert (edit.layer, edit.multiplier, edit.converged) == ("last", 2.0, False)
 
 
-def test_what_the_untouched_model_predicts_is_known_and_dead_features_are_passed_over():
+def test_what_the_original_model_predicts_is_known_and_dead_features_are_passed_over():
     sample = make_sample()
     rows = replace(
-        sample.judging,
-        features=np.column_stack([sample.judging.features, np.zeros(len(sample.judging))]).astype(np.float32),
-        prediction=np.arange(len(sample.judging), dtype=np.float64),  # not what the layer would give
+        sample.validation,
+        features=np.column_stack([sample.validation.features, np.zeros(len(sample.validation))]).astype(np.float32),
+        prediction=np.arange(len(sample.validation), dtype=np.float64),  # not what the layer would give
     )
     fit = Fit(np.append(2 * sample.layer.weight[0], 5.0), 1.0)
-    as_given = untouched(replace(sample.layer, weight=np.append(sample.layer.weight, 5.0)[None, :]))
+    as_given = original_fit(replace(sample.layer, weight=np.append(sample.layer.weight, 5.0)[None, :]))
     both = outputs(sample.head, rows, [fit, as_given])
     np.testing.assert_allclose(both[:, 0], rows.features.astype(np.float64) @ fit.weight + fit.bias)
     np.testing.assert_array_equal(both[:, 1], rows.prediction)

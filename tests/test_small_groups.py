@@ -180,11 +180,11 @@ def over_fitted():
 @pytest.mark.filterwarnings("ignore:.*(No candidate meets|keeps .* of the variance|no better than a constant)")
 def test_training_rows_are_estimated_by_cross_fitting(over_fitted, monkeypatch):
     """In sample the strongest refits show hardly any distance; rows that were left out show what they have."""
-    from esvdfair.curve import judge
+    from esvdfair.evaluation import evaluate
 
     seen = []
     monkeypatch.setattr(
-        "esvdfair.estimator.judge", lambda found, *more, **opts: seen.append(found) or judge(found, *more, **opts)
+        "esvdfair.estimator.evaluate", lambda found, *more, **opts: seen.append(found) or evaluate(found, *more, **opts)
     )
     model, X, y, group = over_fitted
     ESVDFair(model, target_ks=0.15, targets="labels", effort=Effort.quick()).fit(X, y, sensitive_features=group)

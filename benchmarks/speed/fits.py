@@ -18,7 +18,7 @@ from esvdfair.core.edits import edit_paper
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.parity import ParityProblem
 from esvdfair.core.quadratic import FeatureSpace, Quadratic
-from esvdfair.methods import Effort
+from esvdfair.problem import Effort
 from reproduction.config import Training
 from reproduction.datasets import load
 from reproduction.network import train
@@ -248,13 +248,13 @@ def _shares(profile: cProfile.Profile) -> list[float]:
         for (file, function), time in entries.items()
         if function in FACTORISATIONS and file in ("_decomp.py", "_decomp_svd.py", "_decomp_cholesky.py", "_linalg.py")
     )
-    judging = entries["curve.py", "judge"]
+    evaluating = entries["evaluation.py", "evaluate"]
     known = [
         model,
         moments,
-        entries["summary.py", "gather"] + entries["methods.py", "make_problem"] - model - moments,
+        entries["summary.py", "gather"] + entries["problem.py", "make_problem"] - model - moments,
         factorisations,
-        judging,
+        evaluating,
     ]
     return [part / total for part in [*known, total - sum(known)]]
 

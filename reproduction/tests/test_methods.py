@@ -7,7 +7,7 @@ import pytest
 
 from esvdfair.core.metrics import ks_distance, ks_population, mean_gap
 from esvdfair.datasets import load_wages
-from esvdfair.methods import Effort
+from esvdfair.problem import Effort
 from reproduction import methods
 from reproduction.config import WAGES, Training, Variant
 from reproduction.network import linear, predict, run_through, train

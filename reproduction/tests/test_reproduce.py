@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from esvdfair.methods import Effort
+from esvdfair.problem import Effort
 from reproduction import __main__ as reproduce
 from reproduction import datasets
 from reproduction.config import EXPERIMENTS, Retraining, Training

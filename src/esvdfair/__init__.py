@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from esvdfair.cutoffs import Decisions, decisions
     from esvdfair.estimator import ESVDFair, fit_curve
     from esvdfair.exceptions import ESVDFairWarning
-    from esvdfair.methods import Effort
+    from esvdfair.problem import Effort
     from esvdfair.summary import Summary, summarise
 
 __version__ = "0.1.0"
@@ -34,7 +34,7 @@ _HOMES = {
     "Decisions": "cutoffs",
     "ESVDFair": "estimator",
     "ESVDFairWarning": "exceptions",
-    "Effort": "methods",
+    "Effort": "problem",
     "GroupMoments": "core.moments",
     "LayerEdit": "core.edits",
     "Summary": "summary",

@@ -13,7 +13,7 @@ from esvdfair.core.ks import Groups, Peak, adjusted_weights, ks_peak, ks_to_rest
 from esvdfair.core.metrics import wasserstein_distance
 from esvdfair.core.pairs import Pairs, meets
 from esvdfair.exceptions import InputError
-from esvdfair.methods import MIN_GROUP_ROWS
+from esvdfair.problem import MIN_GROUP_ROWS
 from esvdfair.text import interval, label_text, number, share, too_small
 
 Array = NDArray[np.float64]

@@ -1,55 +1,34 @@
-"""The trade-off curve: what every candidate reaches on validation rows, the rule that picks one, and its summary.
+"""The trade-off curve: what every candidate reaches on validation rows, the rule that picks a point, its warnings.
 
 ``target_ks`` speaks of the population, not of a sample (docs/method.md 2.7), and of every pair of groups: a point meets
 it when the estimate of each pair does and, where a confidence was asked for, when it is certified too.
 :meth:`Curve.meets` is the one place that decides it; the choice, the warning, the summary and the exit code of a
 command all ask it.
-
-A long file, since every fit passes through all of it: another would be one more stop.
 """
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
-from scipy.special import ndtr
 
-from esvdfair.batches import Rows
 from esvdfair.core.checks import Label, label_text
-from esvdfair.core.ks import (
-    Groups,
-    Ranked,
-    adjusted_weights,
-    ks_between,
-    outside_support,
-    upper_bound,
-)
-from esvdfair.core.pairs import Comparison, Pairs, meets, rising
+from esvdfair.core.pairs import meets
 from esvdfair.core.quadratic import Fit
-from esvdfair.exceptions import ESVDFairWarning, InputError
-from esvdfair.methods import UNTOUCHED, Candidates, Effort, Problem, outputs, weights_of
+from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.models.base import ModelAdapter, Weights
+from esvdfair.problem import ORIGINAL
 
 Array = NDArray[np.float64]
 
-PARITY = 0.05
-"""KS distance that is near enough to parity where no target was given."""
 KEPT = 0.5
 """Part of the explained variance below which a repair gives up most of it."""
-DIGITS = 1e-9
-"""Part of its scale to which a prediction, an error or a distance is rounded before it is compared."""
-FLAT = 0.01
-"""Part of the original model's standard deviation below which a model is called a constant."""
-LARGER = 0.25
-"""Weight of the larger of two estimates beside their mean; chosen on seeds 1 to 20 (docs/method.md 2.7)."""
-SHOWN_PAIRS = 100
-"""Most pairs of groups that a summary lists."""
+PARITY = 0.05
+"""KS distance that is near enough to parity where no target was given."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +91,9 @@ class CurvePoint:
 
     def to_dict(self) -> dict[str, Any]:
         """All figures of the point by name."""
-        names = [each.name for each in fields(self) if each.name not in ("measure", "index", "ks_pairs")]
-        at = names.index("ks") + 1
-        names = [*names[:at], "ks_low", "ks_high", *names[at:]]
-        names.insert(names.index("ks_population") + 1, "ks_upper")
-        return {name: getattr(self, name) for name in names}
+        after = {"ks": ("ks_low", "ks_high"), "ks_population": ("ks_upper",)}
+        shown = (each.name for each in fields(self) if each.name not in ("measure", "index", "ks_pairs"))
+        return {name: getattr(self, name) for own in shown for name in (own, *after.get(own, ()))}
 
 
 @dataclass(frozen=True, repr=False)
@@ -168,9 +145,9 @@ class Curve:
         )
 
     @property
-    def untouched(self) -> CurvePoint | None:
+    def original(self) -> CurvePoint | None:
         """The original model; None where it was no candidate."""
-        return next((point for point in self.points if point.target == UNTOUCHED), None)
+        return next((point for point in self.points if point.target == ORIGINAL), None)
 
     @property
     def ks_floor(self) -> float:
@@ -184,12 +161,12 @@ class Curve:
 
     def estimates(self, point: CurvePoint) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Estimated population KS of every pair, and its noise level: what is compared with a target."""
-        if point.target == UNTOUCHED and self.original_pairs:
+        if point.target == ORIGINAL and self.original_pairs:
             return self.original_pairs, self.original_floors
         return point.ks_pairs, self.pair_floors
 
-    def told(self, target_ks: float) -> NDArray[np.bool_]:
-        """(P,) whether the noise level of each pair is below the target; else the target cannot be told."""
+    def resolvable(self, target_ks: float) -> NDArray[np.bool_]:
+        """(P,) whether these rows can resolve a target: the noise level of each pair is at most that."""
         return np.asarray(self.pair_floors) <= target_ks
 
     def meets(self, point: CurvePoint, target_ks: float) -> bool:
@@ -201,16 +178,24 @@ class Curve:
         certified = point.ks_certified is None or point.ks_certified <= target_ks
         return certified and meets(*self.estimates(point), target_ks)
 
+    def unresolved(self, target_ks: float) -> str:
+        """How many pairs have a noise level above the target, in words."""
+        resolvable = self.resolvable(target_ks)
+        few = f"{np.count_nonzero(~resolvable)} of {len(resolvable)} pairs of groups"
+        return few if resolvable.any() else "every pair of groups"
+
     def _limits(self, target_ks: float) -> Array:
         """(P,) what the estimate of each pair may be for a point to be chosen.
 
         A pair whose noise level exceeds the target does not drive the choice; where that is so of all, the target
         counts as what these rows can tell from parity: to go further would be to pay for noise.
         """
-        told = self.told(target_ks)
-        if self.confidence is not None or told.all():
+        resolvable = self.resolvable(target_ks)
+        if self.confidence is not None or resolvable.all():
             return np.full(len(self.pairs), target_ks)
-        return np.where(told, target_ks, np.inf) if told.any() else np.maximum(target_ks, self.pair_resolved)
+        if resolvable.any():
+            return np.where(resolvable, target_ks, np.inf)
+        return np.maximum(target_ks, self.pair_resolved)
 
     def select(self, *, target_ks: float) -> CurvePoint:
         """The point to take for this target.
@@ -222,9 +207,11 @@ class Curve:
         A pair of groups whose noise level exceeds the target does not drive the choice. If that is so of all pairs, a
         target below what these rows can tell from parity counts as that.
         """
-        if self.untouched is not None and self.meets(self.untouched, target_ks):
-            return self.untouched
-        compared = {p.index: self.estimates(p)[0] if self.told(target_ks).any() else p.ks_pairs for p in self.points}
+        if self.original is not None and self.meets(self.original, target_ks):
+            return self.original
+        compared = {
+            p.index: self.estimates(p)[0] if self.resolvable(target_ks).any() else p.ks_pairs for p in self.points
+        }
         return self._within(self._limits(target_ks), compared, target_ks)
 
     def closest_to_parity(self) -> CurvePoint:
@@ -236,9 +223,8 @@ class Curve:
         """The original model, or the most accurate point, whose pairs, in ``compared`` by index, keep limits (P,)."""
         certified = [p for p in self.points if p.ks_certified is None or p.ks_certified <= certified_for]
         meeting = [point for point in certified if (np.asarray(compared[point.index]) <= limits).all()]
-        if self.untouched in meeting:
-            assert self.untouched is not None
-            return self.untouched
+        if self.original is not None and self.original in meeting:
+            return self.original
         if not meeting:
             driving = np.isfinite(limits)
             largest = np.array([np.asarray(p.ks_pairs)[driving].max() for p in self.points])
@@ -260,502 +246,7 @@ def _most_accurate(points: Iterable[CurvePoint]) -> CurvePoint:
     return min(points, key=lambda point: (point.mse, point.ks_population))
 
 
-# --- judging ----------------------------------------------------------------------------------------------------------
-
-
-def judge(
-    candidates: Candidates,
-    adapter: ModelAdapter,
-    *,
-    effort: Effort,
-    seed: int = 0,
-    confidence: float | None = None,
-    certificate: str = "normal",
-) -> Curve:
-    """The candidates that no other beats in both error and parity, as a curve.
-
-    When fewer than ``effort.points`` are unbeaten, those that are beaten only by them follow, and so on. The original
-    model, where it is a candidate, is on every curve.
-
-    Parameters
-    ----------
-    adapter : of the original model, which the models of the curve are copies of
-    confidence, certificate : of the bounds by which points are certified; none without a confidence
-    """
-    sample, fits = candidates.sample, candidates.fits
-    if confidence is not None and sample.judged_on == "train":
-        raise InputError(
-            f"`confidence={confidence}` requires validation rows, and here all rows are training rows. Pass "
-            "`validation`, or more rows of every group."
-        )
-    refitted = outputs(sample.head, sample.judging, candidates.plain) if candidates.plain else None
-
-    rows = sample.judging
-    # Neither the order of two rows nor that of two candidates may hang on the last bits of a sum.
-    judging = measurable(candidates.judging, rows.prediction)
-    # Of test rows a model is judged as an audit does, with its own ties; candidates share those of the original.
-    here = Judging(rows, len(sample.labels), seed, judging[:, 0] if sample.judged_on == "test" else None)
-    errors = here.errors(judging)
-    found = _estimate(candidates, here, judging)
-    certified = None
-    if confidence is not None:
-        certified = _certified(here, judging, found.order, confidence, certificate)
-    kept = _kept(fits, errors, found.population, certified, effort.points)
-    measure = partial(_bounds, here, effort.resamples, confidence or 0.95, certificate)
-    points = tuple(
-        CurvePoint(
-            mse=float(errors[i]),
-            r2=here.r2(float(errors[i])),
-            ks=float(found.distances[i].max()),
-            mean_gap=here.mean_gap(judging[:, i]),
-            variance_gap=here.variance_gap(judging[:, i]),
-            target=fits[i].target,
-            ridge=fits[i].ridge,
-            strength=fits[i].strength,
-            ks_population=float(found.population[i]),
-            ks_pairs=tuple(found.pairs[i].tolist()),
-            ks_certified=None if certified is None else float(certified[i]),
-            constant=here.constant(judging[:, i]),
-            index=place,
-            measure=partial(measure, judging[:, i]),
-        )
-        for place, i in enumerate(kept)
-    )
-    plain = None if refitted is None else here.errors(refitted)
-    first, second = here.pairs.index
-    return Curve(
-        points=points,
-        pairs=tuple((sample.labels[g], sample.labels[h]) for g, h in zip(first, second, strict=True)),
-        pair_floors=tuple(here.pairs.floors.tolist()),
-        original_pairs=() if found.original is None else tuple(found.original.estimates.tolist()),
-        original_floors=() if found.original is None else tuple(found.original.floors.tolist()),
-        pair_resolved=tuple(here.pairs.resolved.tolist()),
-        pair_rows=tuple(here.pairs.effective_rows.tolist()),
-        evaluated_on=sample.judged_on,
-        weights=tuple(weights_of(sample.layer, fits[i]) for i in kept),
-        adapter=adapter,
-        candidates=tuple(kept),
-        confidence=confidence,
-        certificate=certificate,
-        mse_refit=None if plain is None else float(plain.min()),
-        refit=None if plain is None else candidates.plain[int(plain.argmin())],
-    )
-
-
-def _bounds(
-    here: "Judging", draws: int, confidence: float, certificate: str, column: Array
-) -> tuple[float, float, float]:
-    """Interval of the population KS, and its one-sided bound."""
-    ranked = Ranked(here.compared(column), here.groups)
-    low, high = here.pairs.largest_interval(here.compared(column), draws=draws)
-    return low, high, upper_bound(ranked, confidence, certificate)
-
-
-def measurable(prediction: Array, untouched: Array) -> Array:
-    """Predictions (n,) or (n, k), rounded to a billionth of the untouched model's range.
-
-    A column that varies by no more than that is one number: the KS distance of rounding noise says nothing.
-    """
-    unit = float(np.ptp(untouched)) if len(untouched) else 0.0
-    measured = np.empty_like(prediction, order="F")
-    # one by one: a column stays in the cache
-    for column, into in zip(np.atleast_2d(prediction.T), np.atleast_2d(measured.T), strict=True):
-        varies = len(column) and np.ptp(column) > DIGITS * unit
-        into[:] = _rounded(column if varies else column[:1], unit)
-    return measured
-
-
-def _rounded(values: Array, unit: float) -> Array:
-    """To a billionth of the unit."""
-    step = DIGITS * float(unit)
-    if not np.abs(values).max(initial=0.0) < 2.0**53 * step:  # nothing to round there, and the ratio may overflow
-        return np.asarray(values, dtype=np.float64)
-    rounded: Array = np.asarray(values, dtype=np.float64) / step
-    np.rint(rounded, out=rounded)  # in place: the table may be large
-    rounded *= step
-    return rounded
-
-
-@dataclass(frozen=True)
-class _Estimates:
-    """Of k candidates and P pairs of groups.
-
-    Attributes
-    ----------
-    distances : (k, P) KS distance on the validation rows
-    pairs : (k, P) estimated population KS
-    population : (k,) the largest
-    order : (k,) rises with the KS that rows other than the validation rows show
-    original : what all rows say of the original model, where some of them were held out
-    """
-
-    distances: Array
-    pairs: Array
-    population: Array
-    order: Array
-    original: Comparison | None = None
-
-
-def _estimate(candidates: Candidates, here: "Judging", judging: Array) -> _Estimates:
-    """Estimate the population KS of every candidate and pair (docs/method.md 2.7).
-
-    From the validation rows alone the square is T² − floor², and the smallest of many is a lucky one; so it is made to
-    rise with what the training rows say, and the larger of this and its own is taken. All candidates share the luck of
-    the validation rows, though; so candidates that are fitted without them are measured on folds of the training rows
-    too (cross-fitting), and the estimate lies between the mean of both, weighted by 1/noise², and the larger.
-
-    The original model was neither fitted to parity nor picked among many: where rows were held out, whether it meets a
-    target is decided on all rows, as an audit of them does.
-    """
-    fits, floors = candidates.fits, here.pairs.floors
-    if len(fits) == 1 and candidates.sample.judged_on != "train":
-        alone = here.pairs.compare(here.compared(judging[:, 0]))
-        return _Estimates(alone.distances[None], alone.estimates[None], np.array([alone.largest]), np.zeros(1))
-    distances = here.distances(judging)
-    squares, noise = distances**2 - floors**2, floors
-    original = np.array([fit.target == UNTOUCHED for fit in fits])
-    training = _training_squares(candidates, here.seed)
-    if candidates.sample.judged_on == "train":
-        # Rows that were fitted to show no excess by sampling; but the original model was not fitted to parity.
-        own = np.where(original[:, None], squares, distances**2)
-        squares = own if training is None else np.maximum(own, training.squares)
-    elif len(fits) > 1 and training is not None:
-        squares = np.column_stack([rising(*each) for each in zip(squares.T, training.squares.T, strict=True)])
-        if training.complete:
-            # The better known of the two counts more. Neither is taken for being small: what is chosen is.
-            trust = floors**2 / (floors**2 + training.floors**2)
-            mean = squares + trust * (training.squares - squares)
-            squares = LARGER * np.maximum(squares, training.squares) + (1 - LARGER) * np.maximum(mean, training.squares)
-            noise = floors * np.sqrt(1 - trust)
-    pairs, population = here.pairs.largest(squares, noise)
-    order = np.zeros(len(fits)) if training is None else training.squares.max(axis=1)
-    known = _on_all_rows(candidates, int(original.argmax()), here.seed) if original.any() else None
-    return _Estimates(distances, pairs, population, order, known)
-
-
-def _on_all_rows(candidates: Candidates, i: int, seed: int) -> Comparison | None:
-    """What training and held-out rows together say of a candidate that was not fitted.
-
-    None where no row was held out, or where not all training rows were kept.
-    """
-    sample, count = candidates.sample, len(candidates.sample.labels)
-    parts = sample.training, sample.judging
-    if sample.judged_on != "heldout" or np.count_nonzero(parts[0].codes < count) < sum(sample.sizes):
-        return None
-    prediction = np.concatenate([candidates.training[:, i], candidates.judging[:, i]])
-    codes, weight = (np.concatenate([getattr(part, name) for part in parts]) for name in ("codes", "weight"))
-    inside, strata = codes < count, None
-    codes, weight = codes[inside], weight[inside]
-    if parts[0].strata is not None and parts[1].strata is not None:
-        strata = np.concatenate([parts[0].strata, parts[1].strata])[inside]
-        weight = adjusted_weights(codes, count, strata, weight)
-    scores = measurable(prediction, prediction)[inside]
-    return Pairs(Groups.of(codes, count, weight, strata), scores, seed).compare(scores)
-
-
-@dataclass(frozen=True)
-class _Training:
-    """What the training rows say of k candidates and P pairs.
-
-    ``squares`` (k, P) are estimates of the squared population KS where ``complete``; else only their order counts.
-    ``floors`` (P,) is the noise level of the training rows.
-    """
-
-    squares: Array
-    floors: Array
-    complete: bool
-
-
-def _training_squares(candidates: Candidates, seed: int) -> _Training | None:
-    """None where the training rows say nothing that the validation rows do not."""
-    sample, fits = candidates.sample, candidates.fits
-    same = sample.judged_on == "train"
-    if len(fits) == 1 or (same and candidates.cross_fitted is None):
-        return None
-    rows = sample.training
-    if not len(rows):
-        order = _normal_distances(sample, fits)
-        count = len(sample.labels)
-        return _Training(np.repeat(order[:, None], count * (count - 1) // 2, axis=1), np.zeros(0), complete=False)
-    there = Judging(rows, len(sample.labels), seed)
-    # without the last bits, which would else decide the order of equal ones
-    seen = np.round(there.distances(measurable(candidates.training, rows.prediction)), 12) ** 2
-    floors = there.pairs.floors
-    original = np.array([fit.target == UNTOUCHED for fit in fits])
-    squares = np.where(original[:, None], seen - floors**2, seen)
-    crossed = candidates.cross_fitted
-    if crossed is not None:
-        apart = there.distances(measurable(crossed.predictions, rows.prediction)) ** 2 - floors**2
-        squares = _over_fitted(fits, seen, squares, crossed.fits, apart)
-    complete = len(rows) >= min(len(sample.judging), sum(sample.sizes))
-    return _Training(squares, floors, complete)
-
-
-def _over_fitted(fits: Sequence[Fit], seen: Array, squares: Array, some: Sequence[Fit], apart: Array) -> Array:
-    """Squares (k, P) of all fits from those of ``some`` that were cross-fitted.
-
-    Fits of one kind of target (and one ridge, where it is the labels) over-fit alike: what the rows that fitted say
-    (``seen``) is mapped to what rows left out say (``apart``) by a rising function through those of ``some``.
-    """
-
-    def kind(fit: Fit) -> tuple[str, float]:
-        name = fit.target.split()[0]
-        return name, fit.ridge if name == "labels" else 0.0
-
-    place = {(fit.target, fit.ridge, fit.strength): i for i, fit in enumerate(fits)}
-    found = squares.copy()
-    for each in {kind(fit) for fit in some}:
-        known = [j for j, fit in enumerate(some) if kind(fit) == each and _key(fit) in place]
-        at = [place[_key(some[j])] for j in known]
-        members = [i for i, fit in enumerate(fits) if kind(fit) == each]
-        for p in range(seen.shape[1]):
-            order = np.argsort(seen[at, p], kind="stable")
-            line = isotonic_regression(apart[known, p][order]).x
-            found[members, p] = np.interp(seen[members, p], seen[at, p][order], line)
-    return found
-
-
-def _key(fit: Fit) -> tuple[str, float, float]:
-    return fit.target, fit.ridge, fit.strength
-
-
-def _normal_distances(sample: Problem, fits: Sequence[Fit]) -> Array:
-    """(k,) KS distance of normal distributions with the groups' means and variances, where only moments are known.
-
-    A head is monotone and changes no KS distance.
-    """
-    moments = sample.moments.columns(slice(0, sample.layer.weight.shape[1]))
-    weight = np.array([fit.weight for fit in fits])  # (k, p)
-    mean = weight @ moments.means.T  # (k, G)
-    variance = np.einsum("kp,gpq,kq->kg", weight, moments.covariances(), weight, optimize=True)
-    spread = np.sqrt(np.maximum(variance, 1e-24 * variance.max()))
-    grid = np.linspace(-4.0, 4.0, 65) * spread.max(axis=1, keepdims=True) + mean.mean(axis=1, keepdims=True)  # (k, t)
-    below = ndtr((grid[:, None, :] - mean[:, :, None]) / spread[:, :, None])  # (k, G, t)
-    return np.asarray(np.ptp(below, axis=1).max(axis=1), dtype=np.float64)
-
-
-def _certified(here: "Judging", judging: Array, fitted: Array, confidence: float, method: str) -> Array:
-    """(k,) the smallest target for which each fit is certified: a fixed sequence, fairest on *other* rows first.
-
-    A candidate is accepted while the bounds of all candidates up to it are within the target, so what counts is their
-    running maximum; stopping at the first failure needs no correction for their number.
-    """
-    order = np.argsort(fitted, kind="stable")
-    bounds = [upper_bound(Ranked(here.compared(judging[:, i]), here.groups), confidence, method) for i in order]
-    found = np.empty(len(order))
-    found[order] = np.maximum.accumulate(bounds)
-    return found
-
-
-def _kept(fits: Sequence[Fit], mse: Array, population: Array, certified: Array | None, points: int) -> list[int]:
-    """Which fits the curve shows, by falling distance."""
-    errors, kept = _rounded(mse, mse.max()), [i for i, fit in enumerate(fits) if fit.target == UNTOUCHED]
-    if certified is not None:
-        kept += _fronts(errors, _rounded(certified, 1.0))[0]
-    for depth, front in enumerate(_fronts(errors, _rounded(population, 1.0))):
-        room = points - len(set(kept))
-        if depth and room <= 0:
-            break
-        # of the beaten as many as are missing, spread along their front
-        shown = np.linspace(0, len(front) - 1, min(room, len(front))).astype(int) if depth else range(len(front))
-        kept += [front[i] for i in shown]
-    return sorted(set(kept), key=lambda i: (-population[i], mse[i]))
-
-
-def _fronts(mse: Array, ks: Array) -> list[list[int]]:
-    """Candidates sorted into fronts: the unbeaten, those that only the unbeaten beat, and so on."""
-    left = np.lexsort((ks, mse)).tolist()  # by error; an unbeaten one has a lower KS than all before it
-    fronts = []
-    while left:
-        best, front, rest = np.inf, [], []
-        for i in left:
-            if ks[i] < best:
-                best = ks[i]
-                front.append(i)
-            else:
-                rest.append(i)
-        fronts.append(front)
-        left = rest
-    return fronts
-
-
-@dataclass(frozen=True)
-class Judging:
-    """Validation rows, and what they say of predictions (n,) for them, or of the columns of (n, k).
-
-    The first ``count`` groups are compared; rows of the others, which were set aside, count in the error alone. Ties
-    among ``scores`` (n,) lower the noise level; default those of the original model's predictions.
-    """
-
-    rows: Rows
-    count: int
-    seed: int = 0
-    scores: Array | None = None
-
-    @cached_property
-    def _index(self) -> NDArray[np.intp] | None:
-        """Positions of the rows that are compared; None for all."""
-        return None if self.rows.codes.max(initial=0) < self.count else np.flatnonzero(self.rows.codes < self.count)
-
-    def compared(self, values: Array) -> Array:
-        """Of values (n,) or (n, k) those of the rows that are compared."""
-        return values if self._index is None else values[self._index]
-
-    @cached_property
-    def groups(self) -> Groups:
-        """The groups that are compared."""
-        strata = None if self.rows.strata is None else self.rows.strata[... if self._index is None else self._index]
-        codes = self.rows.codes if self._index is None else self.rows.codes[self._index]
-        return Groups.of(codes, self.count, self.compared(self.rows.parity_weight), strata)
-
-    @cached_property
-    def pairs(self) -> Pairs:
-        """The pairs of groups."""
-        scores = self.rows.prediction if self.scores is None else self.scores
-        return Pairs(self.groups, self.compared(scores), self.seed)
-
-    def errors(self, columns: Array) -> Array:
-        """(k,) weighted mean squared error."""
-        share = self.rows.weight / self.rows.weight.sum()
-        return np.array([share @ (column - self.rows.y) ** 2 for column in columns.T])
-
-    def r2(self, mse: float) -> float:
-        """R² of a model with this error; 0 where the labels do not vary."""
-        share = self.rows.weight / self.rows.weight.sum()
-        variance = float(share @ (self.rows.y - share @ self.rows.y) ** 2)
-        return 1 - mse / variance if variance > 0 else 0.0
-
-    def auc(self, prediction: Array) -> float | None:
-        """Area under the ROC curve where the labels are 0 and 1, else None."""
-        if set(np.unique(self.rows.y)) != {0.0, 1.0}:
-            return None
-        from sklearn.metrics import roc_auc_score
-
-        return float(roc_auc_score(self.rows.y, prediction, sample_weight=self.rows.weight))
-
-    def distances(self, columns: Array) -> Array:
-        """(k, P) KS distance of every pair."""
-        return np.array([self.pairs.distances(self.compared(column)) for column in columns.T])
-
-    def mean_gap(self, prediction: Array) -> float:
-        return float(np.ptp(self.groups.means(self.compared(prediction))))
-
-    def variance_gap(self, prediction: Array) -> float:
-        return float(np.ptp(self.groups.variances(self.compared(prediction))))
-
-    def constant(self, prediction: Array) -> bool:
-        """Whether hardly anything is left of the spread that the original model's predictions have."""
-        return bool(prediction.std() <= FLAT * self.rows.prediction.std())
-
-    def figures(self, prediction: Array) -> dict[str, Any]:
-        """What a summary says both of the original model and of the repaired one."""
-        measured = self.compared(measurable(prediction, self.rows.prediction))
-        error = (prediction - self.rows.y) ** 2
-        mse = float(self.errors(prediction[:, None])[0])
-        everybody = Groups(self.rows.codes, int(self.rows.codes.max()) + 1, self.rows.weight)
-        auc = self.auc(prediction)
-        return {
-            "mse": mse,
-            "r2": self.r2(mse),
-            **({} if auc is None else {"auc": auc}),
-            "ks": ks_between(measured, self.groups),
-            "group_mse": everybody.means(error).tolist(),
-            "mean_gap": self.mean_gap(prediction),
-            "variance_gap": self.variance_gap(prediction),
-        }
-
-
-# --- the summary ----------------------------------------------------------------------------------------------------
-
-
-def make_report(
-    sample: Problem,
-    after: Array,
-    curve: Curve,
-    point: CurvePoint,
-    *,
-    method: str,
-    target_ks: float | None,
-    max_mse_increase: float | None = None,
-) -> dict[str, Any]:
-    """What was reached on the validation rows, ``after`` (n,) being what the chosen point predicts for them."""
-    rows, labels = sample.judging, (*sample.labels, *sample.set_aside)
-    here = Judging(rows, len(sample.labels))
-    present = [label for label, n in zip(labels, np.bincount(rows.codes, minlength=len(labels)), strict=True) if n]
-    old, new = here.figures(rows.prediction), here.figures(after)
-    return {
-        "method": method,
-        "target_ks": target_ks,
-        "met": None if target_ks is None else curve.meets(point, target_ks),
-        "certified": None if target_ks is None or point.ks_certified is None else point.ks_certified <= target_ks,
-        "confidence": curve.confidence,
-        "decided_by": decided_by(curve, point, target_ks=target_ks, max_mse_increase=max_mse_increase),
-        "constant": here.constant(after),
-        **before_and_after(present, old, new),
-        "mse_refit": curve.mse_refit,
-        "ks_population": max(curve.estimates(point)[0]),
-        "ks_upper": point.ks_upper,
-        "ks_interval": (point.ks_low, point.ks_high),
-        "ks_floor": max(curve.estimates(point)[1]),
-        "pairs": _pairs(here, curve, point, measurable(after, rows.prediction)),
-        "group_sizes": dict(zip(sample.labels, np.bincount(rows.codes)[: len(sample.labels)].tolist(), strict=True)),
-        "groups_set_aside": dict(sample.set_aside),
-        "evaluated_on": sample.judged_on,
-        "error_against": sample.error_against,
-        "rows": len(rows),
-        **_unadjusted(rows, after, len(sample.labels)),
-    }
-
-
-def _pairs(here: Judging, curve: Curve, point: CurvePoint, after: Array) -> list[dict[str, Any]]:
-    """Figures of every pair of groups that is compared; of very many, those of the largest estimates."""
-    before = here.pairs.distances(here.compared(measurable(here.rows.prediction, here.rows.prediction)))
-    found = here.pairs.compare(here.compared(after))
-    shown = np.sort(np.argsort(curve.estimates(point)[0], kind="stable")[-SHOWN_PAIRS:])
-    upper = here.pairs.upper_bounds(here.compared(after), curve.confidence or 0.95, curve.certificate, shown)
-    estimates, floors = curve.estimates(point)
-    return [
-        {
-            "groups": curve.pairs[i],
-            "ks_before": float(before[i]),
-            "ks_after": float(found.distances[i]),
-            "ks_population": estimates[i],
-            "ks_upper": float(bound),
-            "ks_floor": floors[i],
-            "established": bool(found.established[i]),
-        }
-        for i, bound in zip(shown.tolist(), upper, strict=True)
-    ]
-
-
-def before_and_after(labels: Sequence[Any], old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Figures of the untouched and of the repaired model, such as ``mse_before``; lists are of the groups."""
-    return {
-        f"{name}_{when}": dict(zip(labels, figures[name], strict=True))
-        if isinstance(figures[name], list)
-        else figures[name]
-        for name in old
-        for when, figures in (("before", old), ("after", new))
-    }
-
-
-def _unadjusted(rows: Rows, after: Array, count: int) -> dict[str, Any]:
-    """Beside adjusted gaps the raw ones, and the share of people who are like nobody of some other group."""
-    if rows.adjusted is None:
-        return {}
-    here = Judging(replace(rows, adjusted=None, strata=None), count)
-    inside = rows.codes < count
-    old, new = here.figures(rows.prediction), here.figures(after)
-    return {
-        "ks_raw_before": old["ks"],
-        "ks_raw_after": new["ks"],
-        "mean_gap_raw_before": old["mean_gap"],
-        "mean_gap_raw_after": new["mean_gap"],
-        "outside_support": outside_support(rows.weight[inside], rows.adjusted[inside]),
-    }
-
-
-# --- choosing ------------------------------------------------------------------------------------------------------
+# --- choosing ---------------------------------------------------------------------------------------------------------
 
 
 def choose(
@@ -786,21 +277,21 @@ def choose(
 
 
 def _fairest_within(curve: Curve, increase: float) -> CurvePoint:
-    untouched = curve.untouched
-    assert untouched is not None
-    within = [point for point in curve.points if point.mse <= untouched.mse * (1 + increase)]
+    original = curve.original
+    assert original is not None
+    within = [point for point in curve.points if point.mse <= original.mse * (1 + increase)]
     point = min(within, key=lambda point: (point.ks_population, point.mse))
-    if point is untouched:
+    if point is original:
         _warn(f"No candidate within `max_mse_increase={increase:g}` improves parity; returning the original model.")
     return point
 
 
 def _warn_missed(curve: Curve, point: CurvePoint, target_ks: float) -> None:
     """Why the target is not met, what was taken instead, and what would help."""
-    told, rows = curve.told(target_ks), _rows_text(curve)
+    resolvable, rows = curve.resolvable(target_ks), _rows_text(curve)
     taken = (
         "the original model is returned"
-        if point is curve.untouched
+        if point is curve.original
         else f"the repaired model has an estimated population KS of {point.ks_population:.3f} and error {point.mse:.4g}"
     )
     if point.ks_certified is not None and point.ks_certified > target_ks:
@@ -808,9 +299,9 @@ def _warn_missed(curve: Curve, point: CurvePoint, target_ks: float) -> None:
             f"No candidate can be certified to meet `target_ks={target_ks:g}` at `confidence={curve.confidence:g}` on "
             f"the {rows}; {taken}. {_rows_that_certify(curve, target_ks)}"
         )
-    elif not told.all():
+    elif not resolvable.all():
         said = f"{_below_noise(curve, target_ks)}; {taken}."
-        if told.any() and max(np.asarray(point.ks_pairs)[told]) > target_ks:
+        if resolvable.any() and max(np.asarray(point.ks_pairs)[resolvable]) > target_ks:
             said += " Among the other pairs no candidate meets it either."
     else:
         said = (
@@ -842,50 +333,49 @@ def _rows_that_certify(curve: Curve, target_ks: float) -> str:
 
 def _below_noise(curve: Curve, target_ks: float) -> str:
     """For which pairs a target is below the noise level, and how many rows would resolve it."""
-    told, floors = curve.told(target_ks), np.asarray(curve.pair_floors)
+    floors = np.asarray(curve.pair_floors)
     worst = int(floors.argmax())
     pair = " and ".join(label_text(label) for label in curve.pairs[worst])
-    which = "every pair of groups" if not told.any() else f"{np.count_nonzero(~told)} of {len(told)} pairs of groups"
     needed = "No number of rows resolves a target of 0"
     if target_ks > 0:
         needed = f"About {_times((floors[worst] / target_ks) ** 2)} times as many rows would resolve it"
     return (
-        f"`target_ks={target_ks:g}` is below the noise level of {which}: chance alone gives a KS of about "
-        f"{floors[worst]:.3f} between {pair} on the {_rows_text(curve)}. {needed}"
+        f"`target_ks={target_ks:g}` is below the noise level of {curve.unresolved(target_ks)}: chance alone gives a KS "
+        f"of about {floors[worst]:.3f} between {pair} on the {_rows_text(curve)}. {needed}"
     )
 
 
 def _warn_useless(curve: Curve, point: CurvePoint, *, least: float) -> None:
     """Warn of a point that is worse than the original in all, or keeps less than a part of what that explains."""
-    untouched = curve.untouched
-    if untouched is None or point is untouched:
+    original = curve.original
+    if original is None or point is original:
         return
-    if point.mse > untouched.mse and point.ks > untouched.ks:
+    if point.mse > original.mse and point.ks > original.ks:
         _warn(
-            f"The repaired model is worse than the original in both error ({untouched.mse:.4g} to {point.mse:.4g}) and "
-            f"KS ({untouched.ks:.3f} to {point.ks:.3f}) on the {_rows_text(curve)}. Pass `target_ks` to keep the "
+            f"The repaired model is worse than the original in both error ({original.mse:.4g} to {point.mse:.4g}) and "
+            f"KS ({original.ks:.3f} to {point.ks:.3f}) on the {_rows_text(curve)}. Pass `target_ks` to keep the "
             "original where nothing is better."
         )
-    elif point.constant or (untouched.r2 > 0 and point.r2 < least * untouched.r2):
+    elif point.constant or (original.r2 > 0 and point.r2 < least * original.r2):
         _warn(
-            f"The repaired model {_kept_words(point, untouched)} (R² {untouched.r2:.3f} to {point.r2:.3f})."
+            f"The repaired model {_kept_words(point, original)} (R² {original.r2:.3f} to {point.r2:.3f})."
             f"{_nearest(curve)} A milder `target_ks` or `max_mse_increase` keeps more; see `curve_`."
         )
 
 
-def _kept_words(point: CurvePoint, untouched: CurvePoint) -> str:
+def _kept_words(point: CurvePoint, original: CurvePoint) -> str:
     if point.constant:
         return "predicts nearly the same number for everybody"
     if point.r2 <= 0:
         return "predicts no better than a constant"
-    return f"keeps {point.r2 / untouched.r2:.0%} of the variance that the original model explains"
+    return f"keeps {point.r2 / original.r2:.0%} of the variance that the original model explains"
 
 
 def _nearest(curve: Curve) -> str:
     """The fairest point that keeps half of what the original model explains."""
-    assert curve.untouched is not None
-    least = KEPT * curve.untouched.r2
-    keeping = [p for p in curve.points if p.r2 >= least and p is not curve.untouched]
+    assert curve.original is not None
+    least = KEPT * curve.original.r2
+    keeping = [p for p in curve.points if p.r2 >= least and p is not curve.original]
     if not keeping:
         return ""
     best = min(keeping, key=lambda p: (p.ks_population, p.mse))
@@ -904,15 +394,13 @@ def decided_by(curve: Curve, point: CurvePoint, *, target_ks: float | None, max_
     if max_mse_increase is not None:
         return "the fairest within the error allowed"
     if target_ks is None:
-        return "the original model" if point.target == UNTOUCHED else "no target"
+        return "the original model" if point.target == ORIGINAL else "no target"
     if not curve.meets(point, target_ks):
         if point.ks_certified is not None and point.ks_certified > target_ks:
             return "none can be certified: among the fairest"
-        told = curve.told(target_ks)
-        if not told.all():
-            few = f"{np.count_nonzero(~told)} of {len(told)} pairs of groups"
-            return f"the target is below the noise level of {'every pair of groups' if not told.any() else few}"
+        if not curve.resolvable(target_ks).all():
+            return f"the target is below the noise level of {curve.unresolved(target_ks)}"
         return "none meets the target: among the fairest"
-    if point.target == UNTOUCHED:
+    if point.target == ORIGINAL:
         return "the original model meets the target"
     return "the most accurate that " + ("meets the target" if curve.confidence is None else "is certified")

@@ -1,20 +1,22 @@
-"""ESVDFair: the scikit-learn estimator around a trained model, and `fit_curve`."""
+"""ESVDFair: the scikit-learn estimator around a trained model, and `fit_curve`.
+
+Long because every option, attribute and argument of the public class is documented here.
+"""
 
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from numbers import Real
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, RegressorMixin, is_classifier
 from sklearn.exceptions import NotFittedError
-from sklearn.utils import check_random_state, get_tags
+from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from esvdfair import methods
+from esvdfair import hidden, methods
 from esvdfair.batches import (
     COLUMNS,
     Batch,
@@ -30,17 +32,28 @@ from esvdfair.batches import (
     make_batches,
 )
 from esvdfair.core.checks import label_text, row_count, take, to_numpy
-from esvdfair.core.edits import PAPER_REDUCTIONS, check_reduction
+from esvdfair.core.edits import PAPER_REDUCTIONS
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.quadratic import Fit
-from esvdfair.curve import Curve, choose, judge, make_report
+from esvdfair.curve import Curve, choose
+from esvdfair.evaluation import evaluate
 from esvdfair.exceptions import ESVDFairWarning, InputError
-from esvdfair.methods import MIN_GROUP_ROWS, Candidates, Effort, Problem, make_problem, notice_missing_bias
+from esvdfair.fit_report import make_report
+from esvdfair.methods import Candidates
 from esvdfair.models import adapt
-from esvdfair.models.base import ModelAdapter, find_layer
-from esvdfair.summary import Summary, Watch, few_threads, gather, summarise
-
-METHODS = ("paper", "exact", "parity", "transport")
+from esvdfair.models.base import ModelAdapter
+from esvdfair.options import check_options, has_target, seed_of, targets_of
+from esvdfair.problem import (
+    MIN_GROUP_ROWS,
+    ORIGINAL,
+    Effort,
+    Problem,
+    all_rows,
+    make_problem,
+    notice_missing_bias,
+    original_fit,
+)
+from esvdfair.summary import Summary, few_threads, gather, summarise
 
 
 class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn is untyped
@@ -224,11 +237,11 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         """
         data = Data(X, y, sensitive_features, sample_weight, control_features)
         check_options(self)
-        self._drawn = self._seed()
+        self._drawn = seed_of(self.random_state)
         batches, apart, adapter = self._prepare(data, validation)
-        if self.method in ("paper", "exact"):
-            return self._edit_hidden(adapter, batches, apart)
         bound = self._effort.rows
+        if self.method in ("paper", "exact"):
+            return self._edit_hidden(hidden.Reader(adapter, batches, apart, bound, self._split()))
         summary = gather(adapter, batches, rows=bound)
         return self._solve(adapter, summary, None if apart is None else gather(adapter, apart, rows=bound))
 
@@ -249,7 +262,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             The fitted estimator.
         """
         check_options(self)
-        self._drawn = self._seed()
+        self._drawn = seed_of(self.random_state)
         if self.method in ("paper", "exact"):
             raise InputError(
                 f"`method={self.method!r}` reads the rows more than once, and a summary has only part of them. Use "
@@ -277,21 +290,17 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
 
     def _solve(self, adapter: ModelAdapter, summary: Summary, validation: Summary | None) -> Self:
         """Choose a refit of the last layer."""
-        self._note_features(summary)
-        width = 0 if summary.output is None else summary.output.layer.weight.shape[1]
-        with few_threads(width):
-            problem = make_problem(summary, validation, **self._split())
-            return self._choose_among(adapter, problem, self._refits(problem))
-
-    def _note_features(self, summary: Summary) -> None:
-        """What scikit-learn keeps of the inputs, where `fit` saw no array."""
-        if summary.n_features is not None:
+        if summary.n_features is not None:  # as scikit-learn does where `fit` gets an array
             self.n_features_in_ = summary.n_features
+        with few_threads(0 if summary.output is None else summary.output.layer.weight.shape[1]):
+            problem = make_problem(summary, validation, **self._split())
+            return self._choose_among(adapter, self._refits(problem))
 
-    def _choose_among(self, adapter: ModelAdapter, problem: Problem, candidates: Candidates) -> Self:
+    def _choose_among(self, adapter: ModelAdapter, candidates: Candidates) -> Self:
         """Evaluate the candidates, choose one, and keep what is known of it."""
+        problem = candidates.problem
         _warn_set_aside(problem, self.min_group_rows)
-        curve = self._judge(adapter, candidates, problem.seed)
+        curve = self._evaluate(adapter, candidates, problem.seed)
         point = choose(
             curve,
             target_ks=self.target_ks,
@@ -299,15 +308,15 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             closest=self.method == "transport",
         )
         chosen = curve.candidates[point]
-        fit, after = candidates.fits[chosen], candidates.judging[:, chosen]
+        fit, after = candidates.fits[chosen], candidates.validation[:, chosen]
         self.curve_, self.point_ = curve, point
         self._predictor = adapter.replace(curve.weights[point.index])
         self.estimator_ = self._predictor.model
         notice_missing_bias(problem, after)
-        self.edits_ = [] if fit.target == methods.UNTOUCHED else methods.account_for(problem, fit)
+        self.edits_ = [] if fit.target == ORIGINAL else methods.account_for(problem, fit)
         asked = {name: getattr(self, name) for name in ("method", "target_ks", "max_mse_increase")}
         self.summary_: Mapping[str, Any] = make_report(problem, after, curve, point, **asked)
-        rows = problem.judging
+        rows = problem.validation
         names = [label_text(label) for label in (*problem.labels, *problem.set_aside)]
         known = _known_rows(rows.id, None if problem.error_against == "predictions" else rows.y, names, rows.codes)
         self._validated = known if problem.complete else "", problem.seed
@@ -373,8 +382,8 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         before, again = (gather(each, batches, rows=self._effort.rows) for each in (adapter, self._predictor))
         if before.output is None:
             raise ValueError("there are no rows to evaluate: the data is empty.")
-        rows, labels, aside = methods.all_rows(before, self.min_group_rows)
-        after = methods.all_rows(again, self.min_group_rows)[0].prediction
+        rows, labels, aside = all_rows(before, self.min_group_rows)
+        after = all_rows(again, self.min_group_rows)[0].prediction
         layer, against = before.output.layer, "labels" if before.labelled else "predictions"
         none = Rows.none(layer.weight.shape[1])
         head = before.output.head
@@ -382,7 +391,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         refit = self.curve_.refit if hasattr(self, "curve_") else None
         fits, plain = (Fit(layer.weight[0], 0.0),), () if refit is None else (refit,)
         candidates = Candidates(problem, fits, after[:, None], np.zeros((0, 1)), plain=plain)
-        curve = self._judge(adapter, candidates, 0)
+        curve = self._evaluate(adapter, candidates, 0)
         asked: dict[str, Any] = {"method": self.method, "target_ks": self.target_ks}
         found = make_report(problem, after, curve, curve.points[0], **asked)
         return found | {"decided_by": self.summary_["decided_by"]}
@@ -459,15 +468,15 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
 
     def _refits(self, problem: Problem) -> Candidates:
         """Refits of the last layer, and the original one."""
-        targets = self._targets(problem.error_against == "labels")
+        targets = targets_of(self.targets, labelled=problem.error_against == "labels")
         given = [self.mean_reduction, self.covariance_reduction]
-        if self.method == "parity" and not self._has_target() and given == [None, None]:
+        if self.method == "parity" and not has_target(self) and given == [None, None]:
             given = [np.inf, np.inf]
         if given != [None, None] and self.targets == "auto":
             # Where the reductions say how fair to be, a target that is fair already adds nothing (docs/method.md).
             targets = tuple(name for name in targets if name != "optimum")
         # Rows that certify may not even choose a regularisation.
-        fitting = problem if self.confidence is None else replace(problem, judging=problem.training)
+        fitting = problem if self.confidence is None else replace(problem, validation=problem.training)
         if self.method == "transport":
             solve = methods.transport(targets, self._effort)
         elif self.method != "parity":
@@ -475,57 +484,29 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         else:
             solve = methods.parity(targets, self._effort, mean_reduction=given[0], covariance_reduction=given[1])
         fits, crossed = methods.solve_all(fitting, solve, self._effort, scans=given == [None, None])
-        return Candidates.of(problem, [*fits, methods.untouched(problem.layer)], crossed)
+        return Candidates.of(problem, [*fits, original_fit(problem.layer)], crossed)
 
-    def _edit_hidden(self, adapter: ModelAdapter, batches: Batches, apart: Batches | None) -> Self:
+    def _edit_hidden(self, reader: hidden.Reader) -> Self:
         """Edit a hidden layer, then refit the last one."""
-        from esvdfair import hidden
+        given = (self.mean_reduction, self.covariance_reduction)
+        mean, covariance = (d if g is None else g for d, g in zip(PAPER_REDUCTIONS, given, strict=True))
+        scans = has_target(self)
+        factors = self._effort.factors if scans else (1.0,)
+        candidates = hidden.solve(
+            reader,
+            method=self.method,
+            layer=-2 if self.layer is None else self.layer,
+            refit="parity" if self.method == "exact" else self.refit or "sgd",
+            reductions=[(max(1.0, f * mean), max(1.0, f * covariance)) for f in factors],
+            most_bytes=self._effort.scanned_bytes if scans else None,
+        )
+        if reader.n_features is not None:
+            self.n_features_in_ = reader.n_features
+        return self._choose_among(reader.original, candidates)
 
-        split, effort, original = self._split(), self._effort, adapter
-
-        def reader(rows: Batches, others: Batches | None, **options: Any) -> hidden.Read:
-            def read(adapter: ModelAdapter, *, watch: Watch | None = None) -> Problem:
-                asked: dict[str, Any] = {"rows": effort.rows, "original": original}
-                summary = gather(adapter, rows, watch=watch, **asked)
-                self._note_features(summary)
-                validation = None if others is None else gather(adapter, others, **asked)
-                return make_problem(summary, validation, **split, **options)
-
-            return read
-
-        out = None if apart is not None else held_out(split["validation_fraction"], split["seed"])
-        wanted, refit = -2 if self.layer is None else self.layer, "parity" if self.method == "exact" else self.refit
-        layers = adapter.layers(next(batch.x for batch in batches if len(batch.codes)))
-        layer = find_layer(layers, wanted)
-        if layer.index == layers[-1].index:
-            raise InputError(
-                f"`layer={self.layer!r}` is the output layer, but `method={self.method!r}` edits a hidden layer. "
-                "Choose an earlier one, or the method 'parity' or 'transport', which edits the output layer alone."
-            )
-        with few_threads(max(each.weight.shape[1] for each in layers)):
-            watch = hidden.LayerMoments([layer.name], out)
-            problem = reader(batches, apart)(adapter, watch=watch)
-            moments = watch.of(layer.name, problem)
-            if self._has_target():
-                limits = {"most_rows": effort.rows, "most_bytes": effort.scanned_bytes}
-                batches = hidden.hold(batches, problem, validation=False, **limits)
-                if apart is not None:
-                    apart = hidden.hold(apart, problem, validation=True, **limits)
-            read = reader(batches, apart, warns=False)
-            problem = read(adapter) if self._has_target() else problem
-            given = self.mean_reduction, self.covariance_reduction
-            mean, covariance = (d if g is None else g for d, g in zip(PAPER_REDUCTIONS, given, strict=True))
-            factors = effort.factors if self._has_target() else (1.0,)
-            candidates = hidden.edit_hidden(
-                read, adapter, layer, moments, problem, method=self.method, refit=refit or "sgd",
-                reductions=[(max(1.0, f * mean), max(1.0, f * covariance)) for f in factors],
-                beside=[methods.untouched(problem.layer)],
-            )  # fmt: skip
-            return self._choose_among(adapter, problem, candidates)
-
-    def _judge(self, adapter: ModelAdapter, candidates: Candidates, seed: int) -> Curve:
+    def _evaluate(self, adapter: ModelAdapter, candidates: Candidates, seed: int) -> Curve:
         asked: dict[str, Any] = {"confidence": self.confidence, "certificate": self.certificate}
-        return judge(candidates, adapter, effort=self._effort, seed=seed, **asked)
+        return evaluate(candidates, adapter, effort=self._effort, seed=seed, **asked)
 
     # --- inputs ----------------------------------------------------------------------------------------------------
 
@@ -569,27 +550,6 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         classes = np.unique(to_numpy(y)) if classes is None and y is not None else classes
         return classes if classes is not None and len(classes) == 2 else None
 
-    def _targets(self, has_labels: bool) -> tuple[str, ...]:
-        if isinstance(self.targets, str) and self.targets == "auto":
-            return methods.TARGETS if has_labels else methods.TARGETS[1:]
-        names = (self.targets,) if isinstance(self.targets, str | int | float) else tuple(self.targets)
-        unknown = [name for name in names if name not in methods.TARGETS]
-        if unknown or not names:
-            raise ValueError(f"targets={self.targets!r}; expected 'auto' or some of {methods.TARGETS}.")
-        if "labels" in names and not has_labels:
-            raise ValueError("targets holds 'labels', but there is no y; pass y, or targets='predictions'.")
-        return names
-
-    def _has_target(self) -> bool:
-        return self.target_ks is not None or self.max_mse_increase is not None
-
-    def _seed(self) -> int:
-        """A whole number from ``random_state``."""
-        state = self.random_state
-        if isinstance(state, int | np.integer):
-            return int(state)
-        return int(check_random_state(state).randint(2**31 - 1))
-
 
 def _warn_set_aside(problem: Problem, least: int) -> None:
     """Name the groups that are too small to be compared."""
@@ -598,7 +558,7 @@ def _warn_set_aside(problem: Problem, least: int) -> None:
     names = [f"{label_text(label)} ({rows} rows)" for label, rows in problem.set_aside.items()]
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     count = "1 group is" if len(names) == 1 else f"{len(names)} groups are"
-    needed = "" if problem.judged_on == "train" else " in the training data, and as many in the validation data"
+    needed = "" if problem.evaluated_on == "train" else " in the training data, and as many in the validation data"
     warnings.warn(
         ESVDFairWarning(
             f"{count} too small to compare and set aside: {', '.join(names[:10])}{more}. Their rows count in the error "
@@ -625,73 +585,6 @@ def _known_rows(row_id: Any, y: Any, names: Sequence[str], codes: NDArray[np.int
     found.update(b"" if y is None else np.asarray(y)[order].tobytes())
     found.update("\n".join(names[code] for code in codes[order].tolist()).encode())
     return found.hexdigest()
-
-
-CHOICES = {
-    "method": METHODS,
-    "missing": ("error", "group"),
-    "refit": (None, "sgd", "ols"),
-    "certificate": ("normal", "hoeffding"),
-}
-"""Values of the options that have a few."""
-RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "target_ks": (lambda value: 0 <= value <= 1, "a KS distance lies between 0 and 1"),
-    "max_mse_increase": (lambda value: value >= 0, "expected a number that is not negative"),
-    "confidence": (lambda value: 0 < value < 1, "expected a number between 0 and 1, such as 0.9"),
-    "validation_fraction": (lambda value: 0 <= value < 1, "expected a number from 0 to below 1"),
-    "min_group_rows": (
-        lambda value: value >= 2 and not isinstance(value, float),
-        "expected a whole number of at least 2",
-    ),
-    "batch_size": (lambda value: value >= 1 and not isinstance(value, float), "expected a whole number of at least 1"),
-}
-"""What the options that are numbers must be."""
-
-
-def check_options(fair: ESVDFair) -> None:
-    """Raise ValueError for options that are wrong, or that contradict each other."""
-    if isinstance(fair.model, type):
-        raise TypeError(f"model is the class {fair.model.__name__}; pass an object of it.")
-    if fair.effort is not None and not isinstance(fair.effort, Effort):
-        raise TypeError(f"effort={fair.effort!r}; expected an esvdfair.Effort, such as Effort.quick().")
-    for name, choices in CHOICES.items():
-        if (value := getattr(fair, name)) not in choices:
-            allowed = " or ".join(repr(choice) for choice in choices if choice is not None)
-            raise InputError(f"`{name}={value!r}`; expected {allowed}.")
-    for name, (right, expected) in RANGES.items():
-        value = getattr(fair, name)
-        number = isinstance(value, Real) and not isinstance(value, bool)
-        absent = value is None and name not in ("validation_fraction", "batch_size", "min_group_rows")
-        if not absent and not (number and right(value)):
-            words = expected if number else "expected a number"
-            raise InputError(f"`{name}={value!r}`; {words}.")
-    state: Any = fair.random_state
-    if isinstance(state, bool) or (isinstance(state, int | np.integer) and state < 0):
-        raise InputError(f"`random_state={state}`; expected a whole number of at least 0, a RandomState or None.")
-    if fair.refit is not None and fair.method != "paper":
-        raise InputError(f"`refit={fair.refit!r}` requires `method='paper'`; got `method={fair.method!r}`.")
-    if fair.layer is not None and fair.method in ("parity", "transport"):
-        raise InputError(
-            f"`layer={fair.layer!r}` was given, but `method={fair.method!r}` edits the last layer alone. Leave the "
-            "layer out, or use the method 'exact' or 'paper'."
-        )
-    if fair.target_ks is not None and fair.max_mse_increase is not None:
-        raise InputError(
-            f"`target_ks={fair.target_ks}` and `max_mse_increase={fair.max_mse_increase}` each choose a point on the "
-            "curve. Give one of them."
-        )
-    has_target = fair.target_ks is not None or fair.max_mse_increase is not None
-    if fair.confidence is not None and not has_target:
-        raise InputError(f"`confidence={fair.confidence}` requires `target_ks`.")
-    reductions = [name for name in ("mean_reduction", "covariance_reduction") if getattr(fair, name) is not None]
-    if reductions and has_target:
-        raise ValueError(f"{' and '.join(reductions)} fix the point, and a target chooses it; give one or the other.")
-    if reductions and fair.method == "transport":
-        raise ValueError(f"{' and '.join(reductions)} belong to the other methods; transport takes target_ks.")
-    for name in reductions:
-        if isinstance(getattr(fair, name), bool) or not isinstance(getattr(fair, name), Real):
-            raise InputError(f"`{name}={getattr(fair, name)!r}`; expected a number of at least 1, or inf.")
-        check_reduction(getattr(fair, name))
 
 
 def fit_curve(model: Any, X: Any, y: Any = None, **options: Any) -> Curve:

@@ -4,30 +4,80 @@ They read the rows once for the moments of the layer, and once more for the feat
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from esvdfair.batches import ArrayBatches, Batch, Batches, Splitter, row_key
+from esvdfair.batches import ArrayBatches, Batch, Batches, Splitter, held_out, row_key
 from esvdfair.core.checks import Label, row_count, several_inputs
 from esvdfair.core.edits import edit_exact, edit_paper
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.quadratic import Fit, finetune
 from esvdfair.exceptions import InputError
-from esvdfair.methods import Candidates, Effort, Problem, Refits, account_for, after_edits, parity_at, plain_fit
-from esvdfair.models.base import LinearLayer, ModelAdapter
-from esvdfair.summary import Watch
+from esvdfair.methods import Candidates, account_for, after_edits, parity_at
+from esvdfair.models.base import LinearLayer, ModelAdapter, find_layer
+from esvdfair.problem import Effort, Problem, make_problem, original_fit
+from esvdfair.summary import Watch, few_threads, gather
+from esvdfair.targets import Refits, plain_fit
 
 REFIT_RIDGE = 1e-4
 """Of the closed-form refits, about the original weights; without one, features of condition 1e11 let the error
 explode."""
 
 
-class Read(Protocol):
-    """Reads the rows with a model, the original one or one with an edited layer, and divides them for the solve."""
+@dataclass
+class Reader:
+    """Reads the rows with a model, the original one or one with an edited layer, and divides them for the solve.
 
-    def __call__(self, adapter: ModelAdapter, *, watch: Watch | None = None) -> Problem: ...
+    Attributes
+    ----------
+    original : adapter of the original model, whose predictions are the labels where there are none
+    batches, apart : training rows, and validation rows where they are apart
+    rows : that are kept, at most
+    split : options of :func:`esvdfair.problem.make_problem`
+    n_features : columns of the inputs, known once they are read
+    """
+
+    original: ModelAdapter
+    batches: Batches
+    apart: Batches | None
+    rows: int
+    split: dict[str, Any]
+    n_features: int | None = None
+
+    def read(self, adapter: ModelAdapter | None = None, *, watch: Watch | None = None) -> Problem:
+        """Read all rows with this model, by default the original one."""
+        adapter = adapter or self.original
+        asked: dict[str, Any] = {"rows": self.rows, "original": self.original}
+        summary = gather(adapter, self.batches, watch=watch, **asked)
+        self.n_features = summary.n_features
+        return make_problem(summary, None if self.apart is None else gather(adapter, self.apart, **asked), **self.split)
+
+    def layers(self) -> tuple[LinearLayer, ...]:
+        """The linear layers of the original model."""
+        first = next((batch.x for batch in self.batches if len(batch.codes)), None)
+        if first is None:
+            raise ValueError("there are no rows to fit on: the data is empty.")
+        return self.original.layers(first)
+
+    def moments_of(self, layers: Sequence[LinearLayer]) -> tuple[list[GroupMoments], Problem]:
+        """Moments of the inputs of some layers over the training rows, and the problem of the original model."""
+        out = None
+        if self.apart is None:
+            out = held_out(self.split["validation_fraction"], self.split["seed"])
+        watch = LayerMoments([layer.name for layer in layers], out)
+        problem = self.read(watch=watch)
+        self.split = self.split | {"warns": False}  # once is enough
+        return [watch.of(layer.name, problem) for layer in layers], problem
+
+    def bounded(self, problem: Problem, most_bytes: int) -> None:
+        """Keep a bounded number of rows in memory, for models that are read again and again."""
+        limits = {"most_rows": self.rows, "most_bytes": most_bytes}
+        self.batches = hold(self.batches, problem, dict(zip(problem.labels, problem.sizes, strict=True)), **limits)
+        if self.apart is not None:
+            sizes = dict(zip(problem.labels, np.bincount(problem.validation.codes).tolist(), strict=False))
+            self.apart = hold(self.apart, problem, sizes, **limits)
 
 
 class LayerMoments:
@@ -50,53 +100,73 @@ class LayerMoments:
     def of(self, name: str, problem: Problem) -> GroupMoments:
         """Moments of one layer over the training rows of the groups that are compared."""
         fits, out = self._found[name]
-        moments = fits if problem.judged_on != "train" else GroupMoments().merge(fits).merge(out)
+        moments = fits if problem.evaluated_on != "train" else GroupMoments().merge(fits).merge(out)
         return moments.adjusted(self._parts, problem.labels) if self._parts else moments.only(problem.labels)
 
 
-def edit_hidden(
-    read: Read,
-    adapter: ModelAdapter,
-    layer: LinearLayer,
-    moments: GroupMoments,
-    problem: Problem,
+def solve(
+    reader: Reader,
     *,
     method: str,
+    layer: int | str,
     refit: str,
     reductions: Sequence[tuple[float, float]],
-    beside: Sequence[Fit] = (),
+    most_bytes: int | None = None,
 ) -> Candidates:
-    """A refit for every pair (mean, covariance) of reductions, and fits ``beside`` them of the original model.
+    """A refit for every pair (mean, covariance) of reductions, and the original model.
 
     Parameters
     ----------
-    layer, moments : the hidden layer, and the moments of its inputs
-    problem : what ``read`` gives for the original model
+    method : "paper" or "exact", how the hidden layer is edited
+    layer : index or name of that layer
     refit : "sgd", "ols" or "parity", how the last layer is refitted
+    most_bytes : size of the inputs that are kept where there are several pairs; None reads all rows for each
     """
-    edit = edit_paper if method == "paper" else edit_exact
-    found = []
-    for mean, covariance in reductions:
-        steps = edit(
-            layer.weight, moments, mean_reduction=mean, covariance_reduction=covariance, bias=layer.bias,
-            layer=layer.name,
-        )  # fmt: skip
-        weights = after_edits(steps)
-        edited = read(adapter.replace(weights) if weights else adapter)
-        _check_same_rows(problem, edited)
-        fit = refit_edited(edited, refit, mean, covariance)
-        fit = replace(fit, edits=(*steps, *account_for(edited, fit)), strength=float(mean))
-        found.append(Candidates.of(edited, [fit]))
-    found += [Candidates.of(problem, beside)] if beside else []
+    layers = reader.layers()
+    edited_layer = find_layer(layers, layer)
+    if edited_layer.index == layers[-1].index:
+        raise InputError(
+            f"`layer={layer!r}` is the output layer, but `method={method!r}` edits a hidden layer. Choose an earlier "
+            "one, or the method 'parity' or 'transport', which edits the output layer alone."
+        )
+    with few_threads(max(each.weight.shape[1] for each in layers)):
+        (moments,), problem = reader.moments_of([edited_layer])
+        if most_bytes is not None:
+            reader.bounded(problem, most_bytes)
+            problem = reader.read()
+        found = [_edited(reader, edited_layer, moments, problem, method, refit, each) for each in reductions]
+    found.append(Candidates.of(problem, [original_fit(problem.layer)]))
     fits = tuple(fit for each in found for fit in each.fits)
-    judging, training = (np.concatenate([getattr(e, n) for e in found], axis=1) for n in ("judging", "training"))
-    return Candidates(problem, fits, judging, training, None, plain_refits(problem))
+    validation, training = (np.concatenate([getattr(e, n) for e in found], axis=1) for n in ("validation", "training"))
+    return Candidates(problem, fits, validation, training, None, plain_refits(problem))
+
+
+def _edited(
+    reader: Reader,
+    layer: LinearLayer,
+    moments: GroupMoments,
+    problem: Problem,
+    method: str,
+    refit: str,
+    reductions: tuple[float, float],
+) -> Candidates:
+    """The one candidate of a pair of reductions."""
+    mean, covariance = reductions
+    steps = (edit_paper if method == "paper" else edit_exact)(
+        layer.weight, moments, mean_reduction=mean, covariance_reduction=covariance, bias=layer.bias, layer=layer.name
+    )
+    weights = after_edits(steps)
+    edited = reader.read(reader.original.replace(weights) if weights else None)
+    _check_same_rows(problem, edited)
+    fit = refit_edited(edited, refit, mean, covariance)
+    fit = replace(fit, edits=(*steps, *account_for(edited, fit)), strength=float(mean))
+    return Candidates.of(edited, [fit])
 
 
 def _check_same_rows(first: Problem, second: Problem) -> None:
     """Raise unless two passes gave the same rows the same ids."""
     labels = first.error_against == "labels"
-    for one, other in ((first.training, second.training), (first.judging, second.judging)):
+    for one, other in ((first.training, second.training), (first.validation, second.validation)):
         same = np.array_equal(one.id, other.id) and np.array_equal(one.codes, other.codes)  # type: ignore[arg-type]
         if not same or (labels and not np.array_equal(one.y, other.y)):
             raise InputError(
@@ -132,26 +202,28 @@ def refit_edited(problem: Problem, refit: str, mean_reduction: float, covariance
     return replace(fit, target=name)
 
 
-def hold(batches: Batches, problem: Problem, *, validation: bool, most_rows: int, most_bytes: int) -> Batches:
+def hold(batches: Batches, problem: Problem, sizes: Mapping[Label, int], *, most_rows: int, most_bytes: int) -> Batches:
     """A bounded number of rows in memory, inputs and all, weighted to represent all; as they are when they are few.
 
-    They are chosen by a hash of their ids, as many of each group that is compared.
+    They are chosen by a hash of their ids, as many of each group that is compared; ``sizes`` are rows of these groups.
     """
     held: list[Batch] = []
     share: dict[Label, float] = {}
     if isinstance(batches, ArrayBatches) and batches.rows <= most_rows:
         return batches
-    counts = dict(zip(problem.labels, problem.sizes, strict=True))
-    if validation:
-        counts = dict(zip(problem.labels, np.bincount(problem.judging.codes).tolist(), strict=False))
     for batch in batches:
         if not share:
-            inputs = several_inputs(batch.x)
-            size = sum(getattr(x, "nbytes", 0) for x in ([batch.x] if inputs is None else inputs.values()))
-            most = min(most_rows, int(most_bytes * max(row_count(batch.x), 1) / size) if size else most_rows)
-            share = {label: most / len(counts) / max(n, 1) for label, n in counts.items()}
+            most = min(most_rows, int(most_bytes / _row_bytes(batch)))
+            share = {label: most / len(sizes) / max(n, 1) for label, n in sizes.items()}
         part = np.array([min(share.get(group, 1.0), 1.0) for group in batch.groups])[batch.codes]
         index = np.flatnonzero(row_key(batch.row_id, problem.seed + 2) < part)
         weight = np.ones(len(part)) if batch.weight is None else batch.weight
         held += [replace(batch, weight=weight / part).take(index)] if len(index) else []
     return held
+
+
+def _row_bytes(batch: Batch) -> float:
+    """Bytes of one row of inputs."""
+    inputs = several_inputs(batch.x)
+    size = sum(getattr(x, "nbytes", 0) for x in ([batch.x] if inputs is None else inputs.values()))
+    return max(size / max(row_count(batch.x), 1), 1e-9)

@@ -47,9 +47,9 @@ def plot_curve(curve: Curve, *, target_ks: float | None = None, ax: "Axes | None
     ax.errorbar(ks, mse, xerr=widths, fmt="none", ecolor=QUIET, elinewidth=0.6, alpha=0.35, zorder=1)
     ax.plot(ks, mse, "o", color=ACCENT, markersize=4, zorder=2)
     names = []
-    if (untouched := curve.untouched) is not None:
-        ax.plot([untouched.ks], [untouched.mse], "*", color=INK, markersize=9, zorder=4)
-        names.append(("as trained", untouched.ks, untouched.mse))
+    if (original := curve.original) is not None:
+        ax.plot([original.ks], [original.mse], "*", color=INK, markersize=9, zorder=4)
+        names.append(("as trained", original.ks, original.mse))
     if curve.mse_refit is not None:
         ax.axhline(curve.mse_refit, color=QUIET, linewidth=0.8, linestyle="--", zorder=1)
         names.append(("refit without constraint", float(ks.max()), curve.mse_refit))
@@ -225,19 +225,19 @@ def make_grid(samples: Iterable[Array], cells: int = 81) -> Array:
 def density(values: Array, grid: Array, weight: Array | None = None) -> Array:
     """(cells,) Gaussian kernel density with Silverman's bandwidth, never narrower than a cell of the grid."""
     w = np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
-    low, high = _quantiles(values, weight, np.array([0.25, 0.75]))
+    low, high = _weighted_quantiles(values, weight, np.array([0.25, 0.75]))
     sd = float(np.sqrt(w @ (values - w @ values) ** 2))
     spreads = [s for s in (sd, (high - low) / 1.349) if s > 0]
     bandwidth = max(0.9 * min(spreads, default=0.0) * float(w @ w) ** 0.2, grid[1] - grid[0])
     if len(values) > REPRESENTATIVES:
-        values = _quantiles(values, weight, (np.arange(REPRESENTATIVES) + 0.5) / REPRESENTATIVES)
+        values = _weighted_quantiles(values, weight, (np.arange(REPRESENTATIVES) + 0.5) / REPRESENTATIVES)
         w = np.full(REPRESENTATIVES, 1 / REPRESENTATIVES)
     z = (grid[:, None] - values) / bandwidth
     found: Array = np.exp(-0.5 * z**2) @ w / (bandwidth * np.sqrt(2 * np.pi))
     return found
 
 
-def _quantiles(values: Array, weight: Array | None, levels: Array) -> Array:
+def _weighted_quantiles(values: Array, weight: Array | None, levels: Array) -> Array:
     if weight is None:
         return np.quantile(values, levels)
     return np.quantile(values, levels, weights=weight, method="inverted_cdf")

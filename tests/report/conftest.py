@@ -4,7 +4,7 @@ import pytest
 from sklearn.neural_network import MLPRegressor
 
 from esvdfair import ESVDFair
-from esvdfair.methods import Effort
+from esvdfair.problem import Effort
 from esvdfair.report import render_report
 
 COLUMNS = ["<script>document.title='run'</script>", "</script><!--", "line\u2028end", "\"q\" onload='z'"]

@@ -8,7 +8,7 @@ from sklearn.neural_network import MLPRegressor
 
 from esvdfair import ESVDFair
 from esvdfair.explain import explain_directions
-from esvdfair.methods import Effort
+from esvdfair.problem import Effort
 from esvdfair.report import render_report
 from esvdfair.text import number
 

@@ -370,7 +370,7 @@ def repair_options(*, one_method: bool = True, target_ks: float | None = None) -
     def decorate(command: Command) -> Command:
         @wraps(command)
         def collected(*args: Any, quick: bool, rows: int | None, seed: int, **rest: Any) -> Any:
-            from esvdfair.methods import Effort
+            from esvdfair.problem import Effort
 
             effort = Effort.quick() if quick else None
             effort = effort if rows is None else replace(effort or Effort(), rows=rows)

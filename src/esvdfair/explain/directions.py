@@ -167,7 +167,7 @@ def explain_directions(
     if repaired is None:
         old = before.layer
         edit = edit_exact(old.weight, before.moments, bias=old.bias, layer=old.name)[-1]
-        after = _Seen(replace(old, weight=edit.weight_after, bias=edit.bias_after), before.moments)
+        after = _LayerState(replace(old, weight=edit.weight_after, bias=edit.bias_after), before.moments)
     else:
         after, _ = _see(repaired, batches, before.layer.index)
     axes = {kind: before.axes(kind) for kind in ("mean", "covariance")}
@@ -175,7 +175,7 @@ def explain_directions(
     followed, correlations = correlate(*_project(adapter, batches, before.layer, np.hstack(shown)), X, names)
     parts = np.split(correlations, [shown[0].shape[1]])
     directions = {
-        kind: tuple(_describe(kind, *axes[kind], part, followed, before=before, after=after, halves=halves))
+        kind: tuple(_describe_directions(kind, *axes[kind], part, followed, before=before, after=after, halves=halves))
         for kind, part in zip(axes, parts, strict=True)
     }
     return Directions(
@@ -194,7 +194,7 @@ def explain_directions(
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _LayerState:
     """A layer and the moments of its inputs, before or after a repair."""
 
     layer: LinearLayer
@@ -227,16 +227,16 @@ class _Seen:
         return tuple((self.moments.means @ p + shift).tolist()), tuple(sds)
 
 
-def _describe(
+def _describe_directions(
     kind: str,
     gap: Array,
     u: Array,
     correlations: Array,
     names: Sequence[str],
     *,
-    before: _Seen,
-    after: _Seen,
-    halves: Sequence[_Seen],
+    before: _LayerState,
+    after: _LayerState,
+    halves: Sequence[_LayerState],
 ) -> Iterator[Direction]:
     """The first directions u of a kind, those of which the correlations (k, p) with the p named inputs are known."""
     power, rest = gap ** (1 if kind == "mean" else 2), after.form(kind)
@@ -264,7 +264,7 @@ def _describe(
         )
 
 
-def _see(adapter: ModelAdapter, batches: Batches, which: int | str) -> tuple[_Seen, tuple[_Seen, ...]]:
+def _see(adapter: ModelAdapter, batches: Batches, which: int | str) -> tuple[_LayerState, tuple[_LayerState, ...]]:
     """A layer with the moments of its inputs over all rows, and over two halves of them if each has all groups."""
     first = next(iter(batches), None)
     if first is None:
@@ -275,18 +275,19 @@ def _see(adapter: ModelAdapter, batches: Batches, which: int | str) -> tuple[_Se
         inputs = adapter.capture(batch.x, [layer.name])[0][layer.name]
         weight = np.ones(len(batch.codes)) if batch.weight is None else batch.weight
         left = row_key(batch.row_id, 0) < 0.5
-        for moments, mine in ((whole, weight), (halves[0], weight * left), (halves[1], weight * ~left)):
-            moments.update_codes(inputs, batch.labels, batch.codes, mine)
+        for moments, chosen in ((whole, 1.0), (halves[0], left), (halves[1], ~left)):
+            moments.update_codes(inputs, batch.labels, batch.codes, weight * chosen)
     full = all(half.labels == whole.labels and half.rows.min() >= 2 for half in halves)
+    seen = [whole, *halves] if full else [whole]
     if first.group_parts:
-        whole = whole.adjusted(first.group_parts)
-        halves = [half.adjusted(first.group_parts) for half in halves] if full else []
-    whole.require_groups(rows=2)
-    return _Seen(layer, whole), tuple(_Seen(layer, half) for half in halves) if full else ()
+        seen = [moments.adjusted(first.group_parts) for moments in seen]
+    seen[0].require_groups(rows=2)
+    state, *others = (_LayerState(layer, moments) for moments in seen)
+    return state, tuple(others)
 
 
 def _adapters(model: Any, output: Any) -> tuple[ModelAdapter, ModelAdapter | None]:
-    """The untouched model, and the repaired one of a fitted ESVDFair."""
+    """The original model, and the repaired one of a fitted ESVDFair."""
     if not isinstance(model, ESVDFair):
         return adapt(model, output=output), None
     check_is_fitted(model, "estimator_")
@@ -315,7 +316,7 @@ def name_features(X: Any, given: Sequence[str] | None = None) -> list[str]:
 
     Of several inputs the columns are called name[0], name[1], …
     """
-    columns = _table(X).columns
+    columns = _as_frame(X).columns
     if given is not None and len(given) != len(columns):
         raise ValueError(f"feature_names holds {len(given)} names, X has {len(columns)} columns; give one for each.")
     return [str(name) for name in (columns if given is None else given)]
@@ -338,7 +339,7 @@ def correlate(values: Array, weight: Array, X: Any, names: Sequence[str] | None 
     correlations : (k, p); 0 for values that do not vary
     """
     found = {}
-    for place, (name, column) in enumerate(_numeric_columns(_table(X), names or name_features(X))):
+    for place, (name, column) in enumerate(_numeric_columns(_as_frame(X), names or name_features(X))):
         known = np.isfinite(column)
         share, x, z = (weight, column, values) if known.all() else (weight[known], column[known], values[known])
         if not share.sum() > 0:
@@ -365,12 +366,12 @@ def _numeric_columns(table: pd.DataFrame, names: Sequence[str]) -> Iterator[tupl
             yield f"{name}={value}", np.where(column.isna(), np.nan, indicator)
 
 
-def _table(X: Any) -> pd.DataFrame:
+def _as_frame(X: Any) -> pd.DataFrame:
     """X as a DataFrame; several inputs side by side."""
     if (several := several_inputs(X)) is not None:
         named = []
         for name, part in several.items():
-            table = _table(part)
+            table = _as_frame(part)
             columns = getattr(part, "columns", range(table.shape[1]))
             named.append(table.set_axis([f"{name}[{column}]" for column in columns], axis=1).reset_index(drop=True))
         return pd.concat(named, axis=1)

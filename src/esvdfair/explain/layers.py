@@ -10,17 +10,19 @@ import pandas as pd
 import scipy.linalg
 from numpy.typing import NDArray
 
-from esvdfair.batches import COLUMNS, Batches, Data, held_out, is_read_once, make_batches
+from esvdfair.batches import COLUMNS, Data, is_read_once, make_batches
 from esvdfair.core import gaps
 from esvdfair.core.edits import PAPER_REDUCTIONS, edit_exact
 from esvdfair.core.moments import GroupMoments
-from esvdfair.curve import CurvePoint, Judging, judge
+from esvdfair.curve import CurvePoint
+from esvdfair.evaluation import Evaluator, evaluate
 from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.hidden import LayerMoments, Read, refit_edited
-from esvdfair.methods import MIN_GROUP_ROWS, Candidates, Effort, Problem, make_problem, parity, solve_all
+from esvdfair.hidden import Reader, refit_edited
+from esvdfair.methods import Candidates, parity, solve_all
 from esvdfair.models import adapt
-from esvdfair.models.base import LinearLayer, ModelAdapter
-from esvdfair.summary import Watch, few_threads, gather
+from esvdfair.models.base import LinearLayer
+from esvdfair.problem import MIN_GROUP_ROWS, Effort
+from esvdfair.summary import few_threads
 
 Array = NDArray[np.float64]
 
@@ -38,7 +40,7 @@ class LayerGap:
     bound : ``Σσ⁴ ≥ d_v²``, what a covariance edit shrinks
     relative_mean_gap : ``d_e² / tr V`` with V the covariance of Z over all rows: comparable between layers
     relative_covariance_gap : ``d_v² / ‖V‖_F²``
-    ks, ks_low, ks_high, mse : KS distance, its interval, and mean squared error on rows that did not fit, when this
+    ks, ks_low, ks_high, mse : KS distance, its interval, and mean squared error on validation rows, when this
         layer is edited and the last one refitted under parity; for the last layer, the refit alone. None when
         there is no refit, because the edit leaves a network that predicts one value for everybody.
     """
@@ -60,16 +62,16 @@ class LayerGap:
 
 @dataclass(frozen=True)
 class LayerScan:
-    """All linear layers in the order of execution, and the untouched model on the same rows.
+    """All linear layers in the order of execution, and the original model on the same rows.
 
     Attributes
     ----------
     layers : tuple of LayerGap
-    ks_before, mse_before : of the untouched model
-    ks_floor : what two samples of one distribution would show at these group sizes
+    ks_before, mse_before : of the original model
+    ks_floor : noise level: the KS distance that chance alone produces at these group sizes
     evaluated_on : "validation", "heldout" or "train"
-    error_against : "labels", or "predictions" of the untouched model when there are no labels
-    rows : number of rows that judged
+    error_against : "labels", or "predictions" of the original model when there are no labels
+    rows : number of validation rows
     """
 
     layers: tuple[LayerGap, ...]
@@ -82,7 +84,7 @@ class LayerScan:
 
     @property
     def best(self) -> LayerGap:
-        """The layer to edit: the most accurate of those whose KS is within the sampling floor of the lowest.
+        """The layer to edit: the most accurate of those whose KS is within the noise level of the lowest.
 
         It compares the one point that the reductions reach in each layer, not their whole trade-off curves.
         """
@@ -125,7 +127,9 @@ def scan_layers(
         As :meth:`esvdfair.ESVDFair.fit`; also for a model that predicts one value for everybody.
     """
     if not isinstance(random_state, int | np.integer):
-        raise TypeError(f"random_state={random_state!r}; every layer must be judged on the same rows, so give an int.")
+        raise TypeError(
+            f"random_state={random_state!r}; expected an int, so that all layers have the same validation rows."
+        )
     columns = {name: options.pop(name) for name in COLUMNS if name in options}
     if is_read_once(X):
         raise ValueError("X is an iterator, which can be read only once. Pass arrays, a DataLoader, or a function.")
@@ -136,87 +140,52 @@ def scan_layers(
     validation, effort = options.pop("validation", None), options.pop("effort", None) or Effort()
     batches = make_batches(Data(X, y, **columns), classes=adapter.classes, **reading)
     apart = None if validation is None else make_batches(Data.of(validation), classes=adapter.classes, **reading)
-    split: dict[str, Any] = {
-        "seed": int(random_state),
-        "validation_fraction": 0.25,
-        "min_group_rows": MIN_GROUP_ROWS,
-    } | options
-    first = next((batch.x for batch in batches if len(batch.codes)), None)
-    if first is None:
-        raise ValueError("there are no rows to fit on: the data is empty.")
-    layers = adapter.layers(first)
-    watch = LayerMoments(
-        [layer.name for layer in layers],
-        None if apart is not None else held_out(split["validation_fraction"], split["seed"]),
-    )
-    reductions = {"mean_reduction": mean_reduction, "covariance_reduction": covariance_reduction}
+    split: dict[str, Any] = {"seed": int(random_state), "validation_fraction": 0.25, "min_group_rows": MIN_GROUP_ROWS}
+    reader = Reader(adapter, batches, apart, effort.rows, split | options)
+    layers = reader.layers()
     with few_threads(max(layer.weight.shape[1] for layer in layers)):
-        problem = _reader(adapter, batches, apart, effort, split)(adapter, watch=watch)
-        if problem.judged_on == "train":
-            split["validation_fraction"] = 0.0  # it has warned already that no rows could be held out
-        read = _reader(adapter, batches, apart, effort, split | {"warns": False})
-        moments = [watch.of(layer.name, problem) for layer in layers]
-        return _scan(read, adapter, layers, moments, problem, effort, reductions)
-
-
-def _reader(
-    original: ModelAdapter, batches: Batches, apart: Batches | None, effort: Effort, split: dict[str, Any]
-) -> Read:
-    def read(adapter: ModelAdapter, *, watch: Watch | None = None) -> Problem:
-        asked: dict[str, Any] = {"rows": effort.rows, "original": original}
-        summary = gather(adapter, batches, watch=watch, **asked)
-        return make_problem(summary, None if apart is None else gather(adapter, apart, **asked), **split)
-
-    return read
+        return _scan(reader, layers, effort, mean_reduction, covariance_reduction)
 
 
 def _scan(
-    read: Read,
-    adapter: ModelAdapter,
-    layers: Sequence[LinearLayer],
-    moments: Sequence[GroupMoments],
-    problem: Problem,
-    effort: Effort,
-    reductions: dict[str, float],
+    reader: Reader, layers: Sequence[LinearLayer], effort: Effort, mean_reduction: float, covariance_reduction: float
 ) -> LayerScan:
-    solve = parity((problem.error_against,), effort, **reductions)
-    refits, _ = solve_all(problem, solve, effort, scans=False)
-    refits = [fit for fit in refits if fit.strength]
-    curve = judge(Candidates.of(problem, refits), adapter, effort=effort, seed=problem.seed)
-    reached = [
-        _reached(read, adapter, layer, found, effort, reductions)
-        for layer, found in zip(layers[:-1], moments[:-1], strict=True)
-    ]
+    moments, problem = reader.moments_of(layers)
+    if problem.evaluated_on == "train":
+        reader.split["validation_fraction"] = 0.0  # it has warned already that no rows could be held out
+    asked = {"mean_reduction": mean_reduction, "covariance_reduction": covariance_reduction}
+    refits, _ = solve_all(problem, parity((problem.error_against,), effort, **asked), effort, scans=False)
+    candidates = Candidates.of(problem, [fit for fit in refits if fit.strength])
+    curve = evaluate(candidates, reader.original, effort=effort, seed=problem.seed)
+    hidden = zip(layers[:-1], moments[:-1], strict=True)
+    reached = [_reached(reader, layer, found, effort, mean_reduction, covariance_reduction) for layer, found in hidden]
     points = (*reached, min(curve.points, key=lambda point: point.mse))
-    rows = problem.judging
-    before, here = rows.prediction[:, None], Judging(rows, len(problem.labels))
+    rows = problem.validation
+    before, here = rows.prediction[:, None], Evaluator(rows, len(problem.labels))
     return LayerScan(
         layers=tuple(_gap(*each) for each in zip(layers, moments, points, strict=True)),
         ks_before=float(here.distances(before).max()),
         mse_before=float(here.errors(before)[0]),
         ks_floor=curve.ks_floor,
-        evaluated_on=problem.judged_on,
+        evaluated_on=problem.evaluated_on,
         error_against=problem.error_against,
         rows=len(rows),
     )
 
 
 def _reached(
-    read: Read,
-    adapter: ModelAdapter,
-    layer: LinearLayer,
-    moments: GroupMoments,
-    effort: Effort,
-    reductions: dict[str, float],
+    reader: Reader, layer: LinearLayer, moments: GroupMoments, effort: Effort, mean: float, covariance: float
 ) -> CurvePoint | None:
     """What an edited layer and the refit that ``method="exact"`` makes after it reach; None when there is no refit."""
-    edit = edit_exact(layer.weight, moments, bias=layer.bias, layer=layer.name, **reductions)[-1]
+    edit = edit_exact(
+        layer.weight, moments, mean_reduction=mean, covariance_reduction=covariance, bias=layer.bias, layer=layer.name
+    )[-1]
     try:
-        edited = read(adapter.replace({layer.name: (edit.weight_after, edit.bias_after)}))
-        fit = refit_edited(edited, "parity", **reductions)
-        curve = judge(Candidates.of(edited, [fit]), adapter, effort=effort, seed=edited.seed)
+        edited = reader.read(reader.original.replace({layer.name: (edit.weight_after, edit.bias_after)}))
+        fit = refit_edited(edited, "parity", mean, covariance)
+        curve = evaluate(Candidates.of(edited, [fit]), reader.original, effort=effort, seed=edited.seed)
     except ValueError as error:
-        # The original model ran on these very rows, so this is about the edited one; the other layers still tell.
+        # The original model ran on these very rows, so this is about the edited one; the other layers still count.
         message = f"after an edit of layer {layer.name!r} there is no refit: {error}"
         warnings.warn(message, ESVDFairWarning, stacklevel=4)
         return None

@@ -120,13 +120,7 @@ def explain_people(
     >>> people.movers[0].row, people.movers[0].change, people.movers[0].group
     (2, -2.0, 'b')
     """
-    if row_count(before) != row_count(after):
-        raise ValueError(
-            f"before has {row_count(before)} predictions, after has {row_count(after)}; pass those of the same people."
-        )
-    old, new = (check_column(v, row_count(v), name) for v, name in ((before, "before"), (after, "after")))
-    if not len(old):
-        raise ValueError("before and after hold no predictions; pass those of at least one person.")
+    old, new = _same_people(before, after)
     if not top >= 0:
         raise ValueError(f"top={top!r}; it says how many people to list, so give 0 or more.")
     if threshold is not None and not threshold >= 0:
@@ -135,42 +129,55 @@ def explain_people(
     weight = np.ones(len(old)) if sample_weight is None else check_weight(sample_weight, len(old))
     live = np.flatnonzero(weight > 0)
     old, new, codes, share = old[live], new[live], codes[live], weight[live] / weight.sum()
-    change, ranks = new - old, (mid_ranks(old, share), mid_ranks(new, share))
-    still = STILL * float(np.ptp(np.concatenate([old, new])))
     if threshold is None:
         threshold = 0.25 * float(np.sqrt(share @ (old - share @ old) ** 2))
-
-    def of_group(code: int, label: Label) -> GroupChange:
-        mine = codes == code
-        part, moved = share[mine] / share[mine].sum(), change[mine]
-        return GroupChange(
-            group=label,
-            rows=int(mine.sum()),
-            mean_before=float(part @ old[mine]),
-            mean_after=float(part @ new[mine]),
-            mean_change=float(part @ moved),
-            mean_absolute_change=float(part @ np.abs(moved)),
-            share_up=float(part @ (moved > still)),
-            share_down=float(part @ (moved < -still)),
-            share_moved=float(part @ (np.abs(moved) > threshold)),
-            rank_correlation=rank_correlation(old[mine], new[mine], part),
-            mean_rank_change=float(part @ (ranks[1] - ranks[0])[mine]),
-        )
-
-    def of_person(i: int) -> Mover:
-        values = (old[i], new[i], change[i], ranks[0][i], ranks[1][i])
-        return Mover(int(live[i]), labels[codes[i]], *map(float, values))
-
+    still = STILL * float(np.ptp(np.concatenate([old, new])))
+    change, rank_before, rank_after = new - old, mid_ranks(old, share), mid_ranks(new, share)
+    table = pd.DataFrame(
+        {"row": live, "group": [labels[code] for code in codes], "before": old, "after": new, "change": change}
+    ).assign(rank_before=rank_before, rank_after=rank_after, share=share)
     farthest = np.argsort(-np.abs(change), kind="stable")[:top]
+    movers = table.drop(columns="share").iloc[[i for i in farthest if abs(change[i]) > still]]
+    members = ((label, table[codes == code]) for code, label in enumerate(labels))
     return People(
         rows=len(live),
         threshold=float(threshold),
         mean_absolute_change=float(share @ np.abs(change)),
         share_moved=float(share @ (np.abs(change) > threshold)),
         rank_correlation=rank_correlation(old, new, share),
-        mean_absolute_rank_change=float(share @ np.abs(ranks[1] - ranks[0])),
-        groups=tuple(of_group(code, label) for code, label in enumerate(labels) if (codes == code).any()),
-        movers=tuple(of_person(i) for i in farthest if abs(change[i]) > still),
+        mean_absolute_rank_change=float(share @ np.abs(rank_after - rank_before)),
+        groups=tuple(_group_change(label, part, still, threshold) for label, part in members if len(part)),
+        movers=tuple(Mover(*row) for row in movers.itertuples(index=False)),
+    )
+
+
+def _same_people(before: Any, after: Any) -> tuple[Array, Array]:
+    """Two columns of predictions, which must have the same length and not be empty."""
+    if row_count(before) != row_count(after):
+        raise ValueError(
+            f"before has {row_count(before)} predictions, after has {row_count(after)}; pass those of the same people."
+        )
+    old, new = (check_column(v, row_count(v), name) for v, name in ((before, "before"), (after, "after")))
+    if not len(old):
+        raise ValueError("before and after hold no predictions; pass those of at least one person.")
+    return old, new
+
+
+def _group_change(label: Label, part: pd.DataFrame, still: float, threshold: float) -> GroupChange:
+    old, new, moved, share = (part[name].to_numpy() for name in ("before", "after", "change", "share"))
+    share = share / share.sum()
+    return GroupChange(
+        group=label,
+        rows=len(part),
+        mean_before=float(share @ old),
+        mean_after=float(share @ new),
+        mean_change=float(share @ moved),
+        mean_absolute_change=float(share @ np.abs(moved)),
+        share_up=float(share @ (moved > still)),
+        share_down=float(share @ (moved < -still)),
+        share_moved=float(share @ (np.abs(moved) > threshold)),
+        rank_correlation=rank_correlation(old, new, share),
+        mean_rank_change=float(share @ (part["rank_after"] - part["rank_before"]).to_numpy()),
     )
 
 

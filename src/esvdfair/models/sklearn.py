@@ -82,7 +82,7 @@ class SklearnAdapter(ModelAdapter):
         self._place = _check_place(len(self._arrays()[-1][0]), output)
         self._names = tuple(f"coefs_[{i}]" for i in range(len(self._arrays()))) if self._network else ("coef_",)
         self._activation = (
-            str(self._last.out_activation_) if self._network else _link(self._last)
+            str(self._last.out_activation_) if self._network else _link_of(self._last)
         )  # after the last layer
 
     @property
@@ -120,25 +120,14 @@ class SklearnAdapter(ModelAdapter):
 
     def _edited(self, weights: Weights) -> "SklearnAdapter":
         twin = SklearnAdapter(copy.deepcopy(self._model), output=self._place)
-        last = twin._last
         for name, (weight, bias) in weights.items():
             index = self._names.index(name)
             held, _ = twin._whole()[index]  # a view, of the same memory layout, so that products round as before
             held[:, slice(None) if self._used is None else self._used] = rounded(name, weight, held.dtype)
             if not self._network:
-                last.coef_ = held.reshape(np.shape(last.coef_))
-                if isinstance(last, PLSRegression):  # it subtracts the mean first
-                    bias = (self._arrays()[0][1] if bias is None else bias) + held @ last._x_mean
-                if getattr(last, "positive", False) and (weight < 0).any():
-                    words = f"The {type(last).__name__} has positive=True, but {np.sum(weight < 0)} of {weight.size} "
-                    warnings.warn(ESVDFairWarning(words + "repaired coefficients are negative."), stacklevel=2)
+                bias = _set_coefficients(twin._last, held, self._arrays()[0][1] if bias is None else bias)
             if bias is not None:
-                old = last.intercepts_[index] if self._network else last.intercept_
-                new = rounded(name, bias, np.asarray(old).dtype)
-                if np.ndim(old):
-                    old[...] = new
-                else:
-                    last.intercept_ = type(old)(new[0])
+                _set_intercept(twin._last, index, name, bias)
         return twin
 
     def _predict(self, x: Any) -> NDArray[Any]:
@@ -200,6 +189,26 @@ class SklearnAdapter(ModelAdapter):
         return ", ".join([*parts, *target_steps(self._levels)]) or "nothing"
 
 
+def _set_coefficients(model: Any, held: NDArray[Any], bias: NDArray[Any] | None) -> NDArray[Any] | None:
+    """Give a linear model coefficients (m, n) in the shape that it has; its intercept for a layer with this bias."""
+    model.coef_ = held.reshape(np.shape(model.coef_))
+    if getattr(model, "positive", False) and (held < 0).any():
+        words = f"The {type(model).__name__} has positive=True, but {np.sum(held < 0)} of {held.size} "
+        warnings.warn(ESVDFairWarning(words + "repaired coefficients are negative."), stacklevel=4)
+    if isinstance(model, PLSRegression) and bias is not None:  # it subtracts the mean first
+        return np.asarray(bias + held @ model._x_mean)
+    return bias
+
+
+def _set_intercept(model: Any, index: int, name: str, bias: NDArray[Any]) -> None:
+    old = model.intercepts_[index] if isinstance(model, _NETWORKS) else model.intercept_
+    new = rounded(name, bias, np.asarray(old).dtype)
+    if np.ndim(old):
+        old[...] = new
+    else:
+        model.intercept_ = type(old)(new[0])
+
+
 def fit_model(model: Any, x: Any, y: Any, weight: Any = None) -> Any:
     """A fitted clone of a model that is not fitted; a Pipeline hands the weight on to its last step."""
     steps = "".join(f"{level.steps[-1][0]}__" for level in levels(model) if isinstance(level, Pipeline))
@@ -237,7 +246,7 @@ def _is_ridge(model: Any) -> bool:
     return isinstance(model, linear_model.RidgeClassifier | linear_model.RidgeClassifierCV)
 
 
-def _link(model: Any) -> str:
+def _link_of(model: Any) -> str:
     """What follows the layer of a linear model."""
     if _is_ridge(model):
         return "half"

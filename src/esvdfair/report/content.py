@@ -18,9 +18,9 @@ from esvdfair.curve import Curve, CurvePoint
 from esvdfair.cutoffs import Decisions, decisions
 from esvdfair.estimator import ESVDFair
 from esvdfair.exceptions import ESVDFairWarning, InputError
-from esvdfair.methods import UNTOUCHED
 from esvdfair.models import adapt
 from esvdfair.models.base import ModelAdapter
+from esvdfair.problem import ORIGINAL
 from esvdfair.text import label_text, number, share, some_names
 
 ROWS_OF_A_GROUP = 10_000
@@ -135,7 +135,7 @@ class Content:
         point = self.fair.point_
         if not self.points:
             return 1
-        return 0 if point.target == UNTOUCHED else [step.point for step in self.steps].index(point)
+        return 0 if point.target == ORIGINAL else [step.point for step in self.steps].index(point)
 
     @cached_property
     def dominated_by(self) -> list[int | None]:
@@ -343,11 +343,11 @@ def slider_points(curve: Curve, chosen: CurvePoint) -> list[CurvePoint]:
     """
     best, front = np.inf, []
     for point in sorted(curve.points, key=lambda p: (p.mse, p.ks)):
-        if point.ks < best and point.target != UNTOUCHED:
+        if point.ks < best and point.target != ORIGINAL:
             best = point.ks
             front.append(point)
     kept = [front[i] for i in np.unique(np.linspace(0, len(front) - 1, STEPS - 1).round().astype(int))]
-    together = kept if chosen in kept or chosen.target == UNTOUCHED else [*kept, chosen]
+    together = kept if chosen in kept or chosen.target == ORIGINAL else [*kept, chosen]
     return sorted(together, key=lambda point: (-point.ks, point.mse))
 
 

@@ -1,0 +1,334 @@
+"""Summary -> Problem: the training and validation rows of the groups that are compared, and how much is searched."""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from esvdfair.batches import Rows, row_key
+from esvdfair.core.checks import Label, sort_key
+from esvdfair.core.ks import adjusted_weights
+from esvdfair.core.moments import GroupMoments
+from esvdfair.core.quadratic import Fit, Head, blocks
+from esvdfair.exceptions import ESVDFairWarning, InputError
+from esvdfair.models.base import LinearLayer
+from esvdfair.summary import KEPT_ROWS, Summary
+
+Array = NDArray[np.float64]
+
+ORIGINAL = "untouched"
+"""``target`` of the original model, which is a candidate like the others."""
+MIN_GROUP_ROWS = 30
+"""Groups with fewer training rows, or fewer validation rows, are set aside: not compared, not constrained."""
+FEWEST_ROWS = 5
+"""Below this `min_group_rows`, no row is held out if that would set a group aside."""
+SHIFT_COST = 0.02
+"""Part of the error that a missing bias may cost without a warning."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Search budget: which candidates are compared, and on how many rows.
+
+    Attributes
+    ----------
+    ridges : ρ of every refit, relative to the features' mean variance
+    strengths : λ_w of transport, ascending
+    levels : α of the optimum that transport may aim at, as parts of the original model's KS distance
+    mean_penalties, variance_reductions : the grid that parity scans for a target
+    factors : common factors on both reductions, which paper and exact scan for a target
+    regularisations : inverse strengths among which the estimate of P(group | features) is chosen
+    rows : rows that are kept, at most, weighted to represent all of their group; of all others the moments
+    transport_rows : rows of each group that transport couples (the quadratic sees all rows)
+    scanned_bytes : largest size of the inputs that paper and exact keep to scan their factors on
+    points : fewest points of a curve, if there are as many candidates
+    resamples : of every interval of a KS distance
+    """
+
+    ridges: tuple[float, ...] = (1e-6, 1e-3)
+    strengths: tuple[float, ...] = (0.0, *np.geomspace(0.03, 1e3, 20).tolist())
+    levels: tuple[float, ...] = (0.03, 0.07, 0.12, 0.2, 0.32, 0.5)
+    mean_penalties: tuple[float, ...] = (0.0, 0.1, 0.5, 2.0, 8.0, 32.0, 128.0, np.inf)
+    variance_reductions: tuple[float, ...] = (1.0, 4.0, np.inf)
+    factors: tuple[float, ...] = tuple(np.geomspace(0.03, 100.0, 12).tolist())
+    regularisations: tuple[float, ...] = (1e-2, 1e-1)
+    rows: int = KEPT_ROWS
+    transport_rows: int = 5_000
+    scanned_bytes: int = 2**30
+    points: int = 20
+    resamples: int = 1000
+
+    @classmethod
+    def quick(cls) -> "Effort":
+        """A few candidates instead of some hundred: for tests and first looks."""
+        return cls(
+            ridges=(1e-4,),
+            strengths=(0.0, 0.3, 3.0, 30.0, 300.0),
+            levels=(0.1, 0.3),
+            mean_penalties=(0.0, 2.0, np.inf),
+            variance_reductions=(1.0, np.inf),
+            factors=(0.1, 1.0, 10.0),
+            regularisations=(0.01,),
+            resamples=200,
+        )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is solved: training and validation rows of the groups that are compared.
+
+    Attributes
+    ----------
+    labels : the groups that are compared, sorted
+    moments : of ``[h, y]`` over the training rows, h the inputs of the last layer; the pooled ones are of all rows
+    layer, head : the last layer, and what maps its output to the prediction
+    training, validation : their rows, the same when no row could be held out
+    evaluated_on : "validation", "heldout", "train" or "test"
+    error_against : "labels", or "predictions" of the original model
+    sizes : (G,) training rows of each group
+    seed : of the split that holds rows out
+    set_aside : groups too small to be compared, with their rows; their codes follow those of ``labels``
+    complete : whether all validation rows were kept
+    """
+
+    labels: tuple[Label, ...]
+    moments: GroupMoments
+    layer: LinearLayer
+    head: Head
+    training: Rows
+    validation: Rows
+    evaluated_on: str
+    error_against: str
+    sizes: tuple[int, ...] = ()
+    seed: int = 0
+    set_aside: Mapping[Label, int] = field(default_factory=dict)
+    complete: bool = True
+
+
+def make_problem(
+    summary: Summary,
+    validation: Summary | None = None,
+    *,
+    seed: int = 0,
+    validation_fraction: float = 0.25,
+    min_group_rows: int = MIN_GROUP_ROWS,
+    warns: bool = True,
+) -> Problem:
+    """Divide the rows of a summary into training and validation rows; with ``validation``, its rows validate.
+
+    Rows that were not kept always train. ``warns`` of predictions that do not fit the labels.
+    """
+    if summary.output is None or (validation is not None and validation.output is None):
+        raise ValueError("there are no rows to fit on: the data is empty, or an iterator that was read before.")
+    kept, sizes = summary.kept, Counter(summary.group_rows)
+    assert kept.id is not None
+    apart, out, evaluated_on = validation, np.zeros(len(kept), dtype=bool), "train"
+    groups, rows = _large(sizes, least=min_group_rows), sizes
+    if validation is not None:
+        others, evaluated_on = Counter(validation.group_rows), "validation"
+        groups, rows = _large(sizes, others, least=min_group_rows), sizes + others
+    elif validation_fraction:
+        chosen = row_key(kept.id, seed) < validation_fraction
+        held = np.bincount(kept.codes[chosen], minlength=len(summary.groups)).tolist()
+        held_sizes = Counter(dict(zip(summary.groups, held, strict=True)))
+        common = _large(sizes - held_sizes, held_sizes, least=min_group_rows)
+        if len(common) >= 2 and (min_group_rows >= FEWEST_ROWS or common == groups):
+            apart, out, evaluated_on = summary, chosen, "heldout"
+            groups, sizes = common, sizes - held_sizes
+    check_enough(rows, groups, min_group_rows)
+    if validation is None and validation_fraction and evaluated_on == "train":
+        warnings.warn(
+            f"Too few rows to hold some out (`min_group_rows={min_group_rows}`), so all rows are used both to fit and "
+            "to choose. Expect worse results on new data; pass `validation`, or more rows.",
+            ESVDFairWarning,
+            stacklevel=3,
+        )
+    aside = tuple(sorted(set(rows) - set(groups), key=sort_key))
+    chosen_by: dict[str, Any] = {"labels": (*groups, *aside), "count": len(groups), "seed": seed}
+    # Weights of the rows that do not train, by group.
+    own = np.bincount(kept.codes[out], kept.weight[out], minlength=len(summary.groups))
+    training = select_rows(summary, ~out, totals=summary.mass.sum(axis=1) - own, **chosen_by)
+    if warns and summary.labelled:
+        _notice_labels(training, summary.output.head)
+    return Problem(
+        labels=groups,
+        moments=_training_moments(summary, ~out, training, groups, seed),
+        layer=summary.output.layer,
+        head=summary.output.head,
+        training=training,
+        validation=training if apart is None else select_rows(apart, out if apart is summary else None, **chosen_by),
+        evaluated_on=evaluated_on,
+        error_against="labels" if summary.labelled else "predictions",
+        sizes=tuple(sizes[label] for label in groups),
+        seed=seed,
+        set_aside={label: rows[label] for label in aside},
+        complete=(validation or summary).complete,
+    )
+
+
+def _large(*counts: Counter[Label], least: int) -> tuple[Label, ...]:
+    """The groups that have at least so many rows in all of the counts, sorted."""
+    return tuple(sorted((g for g in counts[0] if min(each[g] for each in counts) >= least), key=sort_key))
+
+
+def _training_moments(
+    summary: Summary, chosen: NDArray[np.bool_], training: Rows, groups: Sequence[Label], seed: int
+) -> GroupMoments:
+    """Moments of ``[h, y]`` over the training rows: those of ``summary.kept`` that are chosen, and all not kept."""
+    moments, kept = GroupMoments().merge(summary.rest), summary.kept
+    index = np.flatnonzero(chosen)
+    index = index[np.lexsort((row_key(kept.id[index], seed + 1), kept.codes[index]))]  # type: ignore[index]
+    for block in blocks(len(index), 8192):
+        i = index[block]
+        moments.update_codes(kept.features[i], summary.groups, kept.codes[i], kept.weight[i], beside=kept.y[i])
+    if training.adjusted is None:
+        return moments.only(groups)
+    return moments_of(training, groups).with_pooled(moments)
+
+
+def moments_of(rows: Rows, groups: Sequence[Any]) -> GroupMoments:
+    """Moments of ``[h, y]`` of the groups that are compared, with the weights by which they are."""
+    moments = GroupMoments()
+    compared = np.flatnonzero((rows.codes < len(groups)) & (rows.parity_weight > 0))
+    for block in blocks(len(compared), 8192):
+        i = compared[block]
+        moments.update_codes(rows.features[i], groups, rows.codes[i], rows.parity_weight[i], beside=rows.y[i])
+    return moments
+
+
+def select_rows(
+    summary: Summary,
+    chosen: NDArray[np.bool_] | None = None,
+    *,
+    labels: Sequence[Label],
+    count: int,
+    seed: int = 0,
+    totals: Array | None = None,
+) -> Rows:
+    """All kept rows or some, group by group in random order, with codes that are positions in ``labels``.
+
+    Where not all rows are kept, weights are scaled so that each group has its total: that of ``totals``, in the order
+    of ``summary.groups``, or else of the whole summary. The first ``count`` labels are compared: where there are
+    strata, their rows get adjusted weights.
+    """
+    kept = summary.kept
+    index = np.arange(len(kept)) if chosen is None else np.flatnonzero(chosen)
+    totals = summary.mass.sum(axis=1) if totals is None else totals
+    place = np.array([labels.index(label) for label in summary.groups], dtype=np.intp)
+    codes = place[kept.codes[index]]
+    assert kept.id is not None
+    order = np.lexsort((row_key(kept.id[index], seed + 1), codes))
+    index, codes = index[order], codes[order]
+    rows = replace(kept, strata=None).take(index)
+    rows = replace(rows, codes=codes)
+    if not summary.complete:
+        own = np.bincount(kept.codes[index], rows.weight, minlength=len(totals))
+        rows = replace(rows, weight=rows.weight * (totals / np.where(own > 0, own, 1.0))[kept.codes[index]])
+    if not summary.adjusted:
+        return rows
+    assert kept.strata is not None
+    strata, weight, compared = kept.strata[index], np.zeros(len(codes)), codes < count
+    weight[compared] = adjusted_weights(codes[compared], count, strata[compared], rows.weight[compared])
+    return replace(rows, adjusted=weight, strata=strata)
+
+
+def all_rows(summary: Summary, min_group_rows: int) -> tuple[Rows, tuple[Label, ...], dict[Label, int]]:
+    """All kept rows, the groups that are compared, and those set aside with their rows."""
+    counts = Counter(summary.group_rows)
+    groups = _large(counts, least=min_group_rows)
+    check_enough(counts, groups, min_group_rows)
+    aside = tuple(sorted(set(counts) - set(groups), key=sort_key))
+    rows = select_rows(summary, labels=(*groups, *aside), count=len(groups))
+    return rows, groups, {label: counts[label] for label in aside}
+
+
+def check_enough(rows: Counter[Label], groups: Sequence[Label], least: int) -> None:
+    """Raise unless two groups or more are compared."""
+    if len(groups) >= 2:
+        return
+    found = ", ".join(f"{label!r}: {count}" for label, count in sorted(rows.items(), key=lambda item: -item[1])[:6])
+    if len(rows) < 2:
+        raise InputError(f"`sensitive_features` contains one group, {found}; parity needs at least two.")
+    raise InputError(
+        f"`min_group_rows={least}` rows in the training data and in the validation data leave fewer than two groups to "
+        f"compare ({found}). Pass more rows, merge groups, or lower it."
+    )
+
+
+def _notice_labels(rows: Rows, head: Head) -> None:
+    """Warn when labels are 0 and 1 and predictions look like logits, or are worse than the mean of the labels."""
+    y, p, total = rows.y, rows.prediction, rows.weight.sum()
+    if not total > 0:
+        return
+    mean, other = (float(rows.weight @ values / total) for values in (y, p))
+    spread, wide, error = (float(rows.weight @ d**2 / total) ** 0.5 for d in (y - mean, p - other, y - p))
+    if head.is_affine and set(np.unique(y)) == {0.0, 1.0} and np.mean((expit(p) - y) ** 2) < np.mean((p - y) ** 2):
+        words = (
+            f"The labels are 0 and 1, and the predictions look like logits (from {p.min():.3g} to {p.max():.3g}), so "
+            "errors against the labels have no meaning. Repair the score with `output='sigmoid'`."
+        )
+    elif error > spread:
+        words = (
+            f"The model predicts the labels worse than a constant: they have mean {mean:.3g} and standard deviation "
+            f"{spread:.3g}, the predictions {other:.3g} and {wide:.3g}. Check that `y` is in the units of the "
+            "predictions."
+        )
+    else:
+        return
+    warnings.warn(words, ESVDFairWarning, stacklevel=4)
+
+
+def notice_missing_bias(problem: Problem, prediction: Array) -> None:
+    """Warn when a shift of all repaired predictions would lower the error, and the last layer has no bias for it.
+
+    ``prediction`` are those of ``problem.validation``. Of n rows a shift takes 1/n of the error by chance.
+    """
+    rows = problem.validation
+    if problem.layer.bias is not None or problem.error_against != "labels" or not len(rows):
+        return
+    share = rows.weight / rows.weight.sum()
+    shift, before = (float(share @ (rows.y - values)) for values in (prediction, rows.prediction))
+    rest = float(share @ (rows.y - prediction - shift) ** 2)
+    if shift**2 > max(SHIFT_COST, 9 * float(share @ share)) * rest and abs(shift) > abs(before):
+        warnings.warn(
+            ESVDFairWarning(
+                f"The last layer {problem.layer.name!r} has no bias, so the repaired predictions are off by "
+                f"{-shift:+.3g} on average, which increases the mean squared error by {shift**2 / rest:.0%}. Add "
+                f"{shift:+.3g} to the predictions, or give the layer a bias."
+            ),
+            stacklevel=2,
+        )
+
+
+# --- predictions of fits ----------------------------------------------------------------------------------------------
+
+
+def outputs(head: Head, rows: Rows, fits: Sequence[Fit]) -> Array:
+    """(n, k) what the fits predict, column by column in memory; those of the original model are known."""
+    known = [fit.target == ORIGINAL for fit in fits]
+    if all(known):
+        return np.repeat(rows.prediction[:, None], len(fits), axis=1)
+    weight, bias = np.array([fit.weight for fit in fits]), np.array([fit.bias for fit in fits])
+    output = apply_layers(rows.features, weight, bias, head.apply)
+    output[:, known] = rows.prediction[:, None]
+    return output
+
+
+def apply_layers(features: NDArray[Any], weight: Array, bias: Array, after: Callable[[Array], Array]) -> Array:
+    """(n, k) of layers ``weight`` (k, p) and ``bias`` (k,), with ``after``, which takes (k, rows), applied to them."""
+    output = np.empty((len(bias), len(features)))
+    live = np.flatnonzero(features.any(axis=0))  # of a ReLU network half of the units may be dead
+    weight = weight[:, live]
+    for block in blocks(len(features)):
+        output[:, block] = after(weight @ features[block, live].astype(np.float64).T + bias[:, None])
+    return output.T
+
+
+def original_fit(layer: LinearLayer) -> Fit:
+    """The last layer of the original model, which is a candidate like the others."""
+    return Fit(layer.weight[0], 0.0 if layer.bias is None else float(layer.bias[0]), target=ORIGINAL)
