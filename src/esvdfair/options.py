@@ -21,7 +21,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "certificate": ("normal", "hoeffding"),
 }
 """Values of the options that have a few."""
-RANGES = {
+RANGES: dict[str, tuple[Any, str]] = {
     "target_ks": (pd.Interval(0, 1, closed="both"), "a KS distance lies between 0 and 1"),
     "max_mse_increase": (pd.Interval(0, np.inf, closed="both"), "expected a number that is not negative"),
     "confidence": (pd.Interval(0, 1, closed="neither"), "expected a number between 0 and 1, such as 0.9"),
@@ -102,16 +102,15 @@ def _check_numbers(fair: Any) -> None:
         value = getattr(fair, name)
         if value is None and name not in ("validation_fraction", "batch_size", "min_group_rows"):
             continue
-        if not _is_number(value):
-            raise InputError(f"`{name}={value!r}`; expected a number.")
+        _check_number(name, value, "expected a number")
         if value not in allowed or ("whole" in expected and isinstance(value, float)):
             raise InputError(f"`{name}={value!r}`; {expected}.")
     for name in REDUCTIONS:
         if (value := getattr(fair, name)) is not None:
-            if not _is_number(value):
-                raise InputError(f"`{name}={value!r}`; expected a number of at least 1, or inf.")
+            _check_number(name, value, "expected a number of at least 1, or inf")
             check_reduction(value)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+def _check_number(name: str, value: Any, expected: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InputError(f"`{name}={value!r}`; {expected}.")
