@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from threading import Lock, local
 from typing import Any, Protocol
@@ -24,7 +24,9 @@ from esvdfair.core.ks import split_cell
 from esvdfair.core.moments import FIELDS, GroupMoments
 from esvdfair.core.quadratic import Head
 from esvdfair.exceptions import InputError
-from esvdfair.models.base import Column, LinearLayer, ModelAdapter, OutputLayer, adapt
+from esvdfair.models import adapt
+from esvdfair.models.base import LinearLayer, ModelAdapter, OutputLayer
+from esvdfair.models.readouts import Readout
 
 Array = NDArray[np.float64]
 
@@ -191,7 +193,8 @@ def _check_alike(one: Summary, other: Summary) -> None:
         if mine != theirs:
             raise InputError(f"summaries differ in `{name}` ({mine} and {theirs}); summarise all parts alike.")
     first, second = one.output, other.output
-    same = first.layer.name == second.layer.name and first.column == second.column and first.added == second.added
+    same = first.layer.name == second.layer.name and first.added == second.added
+    same = same and (first.readout is second.readout or (first.readout or Readout(())).same_as(second.readout))
     # A head is found by trying values, and differs between batches: in the last digits, or as knots of a table do.
     prediction = np.concatenate([one.kept.prediction[:100], other.kept.prediction[:100]])
     unit = (1e-4 if first.head.kind == "monotone" else 1e-6) * max(
@@ -245,10 +248,9 @@ def _save(summary: Summary, path: str | os.PathLike[str]) -> None:
     header: dict[str, Any] = {"notice": NOTICE, **{name: getattr(summary, name) for name in _PLAIN}}
     arrays: dict[str, NDArray[Any]] = {}
     if (known := summary.output) is not None:
-        column = None if known.column is None else astuple(known.column)
         header["output"] = {
-            "layer": [known.layer.name, known.layer.index], "head": _plain(known.head), "column": column,
-            "added": known.added,
+            "layer": [known.layer.name, known.layer.index], "head": _plain(known.head), "added": known.added,
+            "readout": None if known.readout is None else asdict(known.readout),
         }  # fmt: skip
         header["rest"] = summary.rest.labels
         arrays = {name: getattr(summary, name) for name in _TABLES}
@@ -278,8 +280,8 @@ def _loaded(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Summary:
     name, index = known["layer"]
     layer = LinearLayer(name, index, arrays["layer_weight"], arrays.get("layer_bias"))
     head = Head(**{name: _arrays(value) for name, value in known["head"].items()})
-    column = None if known["column"] is None else Column(*known["column"])
-    output = OutputLayer(layer, head, column, None if known["added"] is None else tuple(known["added"]))
+    readout = None if known["readout"] is None else Readout.from_json(known["readout"])
+    output = OutputLayer(layer, head, readout, None if known["added"] is None else tuple(known["added"]))
     kept = Rows(**{name: arrays[f"kept_{name}"] for name in _KEPT})
     shape, tables = (len(plain["groups"]), len(plain["strata"])), {name: arrays[name] for name in _TABLES}
     lengths = {len(getattr(kept, name)) for name in _KEPT}

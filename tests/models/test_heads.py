@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy.special import erf, expit
 
 from esvdfair.core.quadratic import KINDS, Head
-from esvdfair.models.base import find_head, probe_points
+from esvdfair.models.heads import find_head, probe_points
 
 
 def softplus(u):
@@ -195,7 +195,7 @@ def test_constant_predictions(constant):
 @pytest.mark.parametrize("name", ["identity", "sigmoid", "exp"])
 def test_a_batch_too_narrow_to_tell_is_an_error_not_a_guess(name):
     z = np.linspace(0.5, 0.501, 40, dtype=np.float32)
-    with pytest.raises(ValueError, match="too little on this batch to tell"):
+    with pytest.raises(ValueError, match="too little on this batch to distinguish"):
         find_head(z, rounded(FUNCTIONS[name][0], z, np.float32))
 
 

@@ -178,7 +178,7 @@ def test_more_than_two_classes():
     exported = to_onnx(model, X[:1].astype(np.float32), options={id(model): {"zipmap": False}})
     with pytest.raises(ValueError, match="more than one output column"):
         adapt(exported.SerializeToString()).predict(X)
-    with pytest.raises(ValueError, match="Only one of its outputs, or the difference of two"):
+    with pytest.raises(ValueError, match="'Normalizer' makes one prediction a row of them, which is no weighted sum"):
         adapt(exported.SerializeToString(), output=("probabilities", 1)).head(X)
 
 

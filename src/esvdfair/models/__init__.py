@@ -10,7 +10,8 @@ import numpy as np
 from sklearn.exceptions import NotFittedError
 
 from esvdfair.core.checks import to_numpy
-from esvdfair.models.base import LinearLayer, ModelAdapter, adapt, find_layer
+from esvdfair.models.base import LinearLayer, ModelAdapter, find_layer
+from esvdfair.models.frameworks import adapt
 
 __all__ = ["LinearLayer", "ModelAdapter", "adapt", "find_layer", "fingerprint"]
 
@@ -40,7 +41,7 @@ def fingerprint(model: Any) -> str:
             model = proto.SerializeToString() if external else Path(model).read_bytes()
         return hashlib.sha256(model).hexdigest()
     if hasattr(model, "state_dict"):
-        from esvdfair.models.torch import unwrap
+        from esvdfair.models.torch_modules import unwrap
 
         core = unwrap(model)
         model = {name: type(module).__qualname__ for name, module in core.named_modules()}, core.state_dict()
@@ -54,7 +55,7 @@ def fingerprint(model: Any) -> str:
 
 def _tree_library(model: Any) -> Any:
     """The trees of a model that is fitted; None where there are none."""
-    from esvdfair.models.base import has_trees
+    from esvdfair.models.frameworks import has_trees
 
     if not has_trees(model):
         return None

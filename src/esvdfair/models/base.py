@@ -22,21 +22,22 @@ Rules that every adapter keeps (for whoever writes the next one):
 - `head` does not trust the batch alone, on which a clamp may be idle: chosen values stand in for what the layer gives.
 """
 
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from esvdfair.core.checks import check_numbers, row_count, row_slice, to_numpy
-from esvdfair.core.quadratic import KINDS, Head
+from esvdfair.core.quadratic import Head
 from esvdfair.exceptions import InputError
+from esvdfair.models.heads import close, find_head, probe_points, rounding, same_values, spacing
+from esvdfair.models.readouts import LinearLayer, Part, Readout
+from esvdfair.models.tails import Line, Tail, find_readout
 
-Array = NDArray[np.float64]
+__all__ = ["LinearLayer", "ModelAdapter", "OutputLayer", "Part", "Readout", "Tail", "Weights"]
 
 PROBE_ROWS = 256
 """Rows of a batch that `layers` and `head` look at: enough to see the structure, cheap on any model."""
@@ -55,63 +56,6 @@ Weights = Mapping[str, tuple[NDArray[Any], NDArray[Any] | None]]
 
 
 @dataclass(frozen=True)
-class LinearLayer:
-    """A layer `Z = X Wᵀ + b` of a model: a copy of its weights in float64.
-
-    Parameters
-    ----------
-    name : str
-        How the framework calls it: "net.3" in torch, "coefs_[2]" in scikit-learn.
-    index : int
-        Position among the linear layers that feed the prediction, in order of execution.
-    weight : (m, n) float64
-    bias : (m,) float64, or None when the layer has none
-    """
-
-    name: str
-    index: int
-    weight: NDArray[np.float64]
-    bias: NDArray[np.float64] | None
-
-
-@dataclass(frozen=True)
-class Column:
-    """What of the last layer the prediction depends on: one of its outputs, or one less another (two classes).
-
-    A wide layer is listed with that one output; `replace` puts new weights where they belong and leaves all others
-    alone.
-    """
-
-    layer: str
-    index: int
-    minus: int | None = None
-
-    def read(self, values: NDArray[Any]) -> NDArray[Any]:
-        """(1, ...) of the layer's weight or bias (m, ...)."""
-        own = values[[self.index]]
-        return own if self.minus is None else own - values[[self.minus]]
-
-    def write(self, values: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
-        """A weight or bias (m, ...) of which `read` gives `new`."""
-        values = values.copy()
-        values[self.index] = new[0] if self.minus is None else new[0] + values[self.minus]
-        return values
-
-    def outputs(self, like: NDArray[Any], points: Array) -> Array:
-        """Outputs (n, m) of the layer that are seen as `points`, in the other columns as in `like`."""
-        z = like[np.arange(len(points)) % len(like)].astype(np.float64)
-        z[:, self.index] = points
-        if self.minus is not None:
-            z[:, self.minus] = 0
-        return z
-
-    def of(self, layer: LinearLayer) -> LinearLayer:
-        """The layer with this one output."""
-        bias = None if layer.bias is None else self.read(layer.bias)
-        return replace(layer, weight=self.read(layer.weight), bias=bias)
-
-
-@dataclass(frozen=True)
 class OutputLayer:
     """The output layer as some rows show it: all that a refit needs to know of a model.
 
@@ -119,38 +63,22 @@ class OutputLayer:
     ----------
     layer : its weights, (1, n) and (1,) or None
     head : what maps its output to the prediction
-    column : which of several outputs it is, or None
+    readout : what it takes of the last layers, or None
     added : the layer, and a parameter that is its bias although the model adds it itself (torch), or None
     """
 
     layer: LinearLayer
     head: Head
-    column: Column | None = None
+    readout: Readout | None = None
     added: tuple[str, str] | None = None
-
-
-@dataclass(frozen=True)
-class Tail:
-    """What follows the last linear layer of a model, laid open."""
-
-    layer: str  # name of the last linear layer
-    rows: Any  # the rows that were looked at
-    output: NDArray[Any]  # (rows, ...) what the layer gives for them
-    # Takes outputs z (n, ...) to `(z, prediction)`: z as the model's arithmetic holds it, and what the model makes of
-    # it, with rows of the batch repeated as needed.
-    run: Callable[[Array], tuple[NDArray[Any], NDArray[Any]]]
-    operation: str  # what stands between the two, by name
-    kinds: Sequence[str] = KINDS  # of head that this can be
-    joined: str | None = None  # first operation that brings in something else which depends on the input
-    eps: float | None = None  # relative spacing of the model's arithmetic, where the dtype of the arrays does not tell
 
 
 class ModelAdapter(ABC):
     """One trained regressor, seen through its linear layers."""
 
-    column: Column | None = None
+    readout: Readout | None = None  # what the prediction takes of the last layers; found on rows where it is not set
     added: tuple[str, str] | None = None  # the last layer, and a parameter that the model adds to its output
-    classes: Sequence[Any] | None = None  # the two that a classifier tells apart, whose score is the prediction
+    classes: Sequence[Any] | None = None  # the two that a classifier predicts, whose score is the prediction
     ridges: tuple[float, ...] | None = None  # regularisations that suit the model; None for the usual ones
     trees: bool = False  # whether it is a tree ensemble: it fits its training rows closely, and may take missing values
     _model: Any
@@ -166,20 +94,12 @@ class ModelAdapter(ABC):
         """Number of input columns, where the model tells."""
 
     @abstractmethod
-    def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, Any], Any]:
-        """Run one forward pass over all rows of `x`.
-
-        Returns
-        -------
-        inputs : dict
-            For each name the input of that layer, (rows, ..., n).
-        prediction : (rows,)
-            Both in the framework's own arrays, on the model's device, without gradients.
-        """
+    def _capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, Any], Any]:
+        """`capture` of layers that are listed by `_all_layers`."""
 
     @abstractmethod
     def _all_layers(self, x: Any) -> tuple[LinearLayer, ...]:
-        """What `layers` lists, each with all of its outputs; only torch needs rows to tell."""
+        """The linear layers, each with all of its outputs; only torch needs rows to find them."""
 
     @abstractmethod
     def _edited(self, weights: Weights) -> Self:
@@ -191,27 +111,58 @@ class ModelAdapter(ABC):
 
     @abstractmethod
     def _tail(self, rows: Any) -> Tail:
-        """What follows the last linear layer, seen on some rows."""
+        """What follows the last linear layers, seen on some rows."""
+
+    def _position_weights(self, x: Any) -> dict[str, Any]:
+        """(rows, positions) weights of the positions of every last layer, where they differ between rows."""
+        raise NotImplementedError("this framework has no derivatives, so no part has positions=None.")
 
     def layers(self, x: Any = None) -> tuple[LinearLayer, ...]:
         """Linear layers that feed the prediction, in order of execution, found by running some rows of `x`.
 
-        If the last one is wide, it is listed as what of it the prediction depends on; without rows, as it is.
+        The last one is listed as what of it the prediction depends on, and a sum of several as one layer; without
+        rows, as they are.
         """
         layers = self._all_layers(x)
-        if x is None or len(layers[-1].weight) == 1:
-            return layers
-        self.column = self.column or _find_column(self._tail(first_rows(x)))
-        return layers if self.column is None else (*layers[:-1], self.column.of(layers[-1]))
+        if x is not None and self.readout is None:
+            self.readout = find_readout(self._tail(first_rows(x)))
+        return layers if self.readout is None else self._joined(layers, self.readout)
+
+    def _joined(self, layers: Sequence[LinearLayer], readout: Readout) -> tuple[LinearLayer, ...]:
+        """The layers, with those that the prediction is read off as one at the end."""
+        last = {part.layer for part in readout.parts}
+        before = [replace(each, index=index) for index, each in enumerate(e for e in layers if e.name not in last)]
+        return (*before, replace(readout.layer(layers), index=len(before)))
+
+    def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, Any], Any]:
+        """Run one forward pass over all rows of `x`.
+
+        Returns
+        -------
+        inputs : dict
+            For each name the input of that layer, (rows, ..., n); of the last one, (rows, n).
+        prediction : (rows,)
+            Both in the framework's own arrays, on the model's device, without gradients.
+        """
+        readout = self.readout
+        if readout is None or readout.name not in names:
+            return self._capture(x, names)
+        wanted = dict.fromkeys([*(name for name in names if name != readout.name), *(p.layer for p in readout.parts)])
+        inputs, prediction = self._capture(x, list(wanted))
+        moving = any(part.positions is None for part in readout.parts)
+        weights = self._position_weights(x) if moving else {}
+        pooled = [part.pool(inputs[part.layer], weights.get(part.layer)) for part in readout.parts]
+        found = {name: inputs[name] for name in names if name != readout.name}
+        return found | {readout.name: pooled[0] if len(pooled) == 1 else side_by_side(pooled)}, prediction
 
     def output_layer(self, x: Any) -> OutputLayer:
         """Find the output layer and its head on some rows."""
         layer, head = self.layers(x)[-1], self.head(x)
-        return OutputLayer(layer, head, self.column, self.added)
+        return OutputLayer(layer, head, self.readout, self.added)
 
     def with_output(self, known: OutputLayer) -> Self:
         """Take the output layer as known, so that `replace` needs no rows; returns self."""
-        self.column, self.added = known.column, known.added
+        self.readout, self.added = known.readout, known.added
         return self
 
     def predict(self, x: Any) -> NDArray[Any]:
@@ -225,18 +176,17 @@ class ModelAdapter(ABC):
         Type, dtype, device and training flags are those of the original. A layer without bias cannot be given
         one: that would be another architecture, so it is a `ValueError`.
         """
-        new = {}
+        new: dict[str, tuple[NDArray[Any], NDArray[Any] | None]] = {}
         for name, (weight, bias) in weights.items():
-            layer, column = self._layer(name), self.column
-            if column is None or column.layer != name:
-                check_replacement(layer, weight, bias)
-            else:
-                check_replacement(column.of(layer), weight, bias)
-                weight = column.write(layer.weight, weight)
-                bias = None if bias is None or layer.bias is None else column.write(layer.bias, bias)
-            new[name] = weight, bias
+            if self.readout is None or self.readout.name != name:
+                check_replacement(self._layer(name), weight, bias)
+                new[name] = weight, bias
+                continue
+            layers = [self._layer(part.layer) for part in self.readout.parts]
+            check_replacement(self.readout.layer(layers), weight, bias)
+            new |= self.readout.split(layers, weight, bias)
         twin = self._edited(new)
-        twin.column = self.column
+        twin.readout = self.readout
         return twin
 
     def head(self, x: Any) -> Head:
@@ -246,39 +196,34 @@ class ModelAdapter(ABC):
         operations are named when they make none of the known kinds.
         """
         tail = self._tail(first_rows(x))
-        rows, shape = tail.rows, tail.output.shape
-        self.column = column = self.column or _find_column(tail)
-        if column is None:
+        self.readout = readout = self.readout or find_readout(tail)
+        if readout is None:
+            if tail.joined is not None or len(tail.parts) > 1:
+                raise ValueError(bypassed(tail, None))
             raise ValueError(
-                f"the last linear layer {tail.layer!r} gives shape {shape} for {row_count(rows)} rows, and "
-                f"{tail.operation} makes one prediction a row of them. Only one of its outputs, or the difference of "
-                "two, can stand before a head. A product with a bare parameter is not seen as a layer: make it an "
+                f"the last linear layer {tail.layer!r} gives shape {tail.output.shape} for {row_count(tail.rows)} "
+                f"rows, and {tail.operation} makes one prediction a row of them, which is no weighted sum. Use "
+                "`output` to choose one column. A product with a bare parameter is not seen as a layer: make it an "
                 "nn.Linear."
             )
+        line = Line.of(tail, readout)
         if tail.joined is not None:
-            raise ValueError(_bypassed(tail.layer, repr(tail.joined)))
-        outputs = tail.output.reshape(len(tail.output), -1)
-        points = probe_points(column.read(outputs.T))
-
-        def run(points: Array) -> tuple[NDArray[Any], NDArray[Any]]:
-            z, prediction = tail.run(column.outputs(outputs, points).reshape(-1, *shape[1:]))
-            return column.read(z.reshape(len(z), -1).T)[0], prediction
-
-        tried = column.outputs(outputs, points).reshape(-1, *shape[1:])
-        z, prediction = tail.run(tried)
-        eps = tail.eps or _spacing(z, prediction)
+            raise ValueError(bypassed(tail, line))
+        tried = line.outputs(probe_points(line.read(tail.flat)))
+        z, prediction = tail.at(tried)
+        eps = tail.eps or spacing(tail.output, prediction)
         # Half of the points with other rows and another batch: a head sees neither.
-        half = len(points) // 2
-        if not _close(prediction[::-1][:half], tail.run(tried[::-1][:half])[1], 8 * eps):
-            self._check_repeats(rows, eps)
-            raise ValueError(_bypassed(tail.layer, tail.operation))
-        z = column.read(z.reshape(len(z), -1).T)[0]
+        half = len(tried) // 2
+        if not close(prediction[::-1][:half], tail.at(tried[::-1][:half])[1], 8 * eps):
+            self._check_repeats(tail.rows, eps)
+            raise ValueError(bypassed(tail, line))
+        z = line.read(z)
         if "identity" in tail.kinds and np.array_equal(z, prediction):
             head = Head("identity")
         else:
-            head = find_head(z, prediction, kinds=tail.kinds, operation=tail.operation, eps=eps, run=run)
-        self._check_rows(rows, eps)
-        self._check_captured(rows, head, eps)
+            head = find_head(z, prediction, kinds=tail.kinds, operation=tail.operation, eps=eps, run=line.run)
+        self._check_rows(tail.rows, eps)
+        self._check_captured(tail.rows, head, eps)
         return head
 
     def _layer(self, name: str) -> LinearLayer:
@@ -302,8 +247,8 @@ class ModelAdapter(ABC):
         apart = np.concatenate([self.predict(part) for part in parts if row_count(part)])
         if not same_values(whole, apart, eps):
             raise ValueError(
-                "the model predicts other values for a row when other rows stand beside it (a mean over the batch, or "
-                "a batch norm without statistics of its own), so its prediction is no function of the row."
+                "predictions depend on the other rows in the batch, as with a mean over the batch or a batch norm "
+                "without running statistics. Use a model that predicts each row by itself."
             )
 
     def _check_captured(self, rows: Any, head: Head, eps: float) -> None:
@@ -317,7 +262,7 @@ class ModelAdapter(ABC):
         with np.errstate(all="ignore"):
             z, size = features @ layer.weight[0] + bias, np.abs(features) @ np.abs(layer.weight[0]) + abs(bias)
             low, computed, high = (head.apply(z + step * eps * size) for step in (-64.0, 0.0, 64.0))
-            allowed = np.abs(high - low) + _rounding(predicted, eps)
+            allowed = np.abs(high - low) + rounding(predicted, eps)
             misses = np.abs(np.stack([computed, to_numpy(captured).astype(np.float64)]) - predicted) > allowed
         if misses.any():  # values that are not finite are refused elsewhere
             which, row = np.argwhere(misses)[0]
@@ -328,70 +273,44 @@ class ModelAdapter(ABC):
             )
 
 
-def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
-    """Wrap a trained model in the adapter of its framework.
-
-    Parameters
-    ----------
-    model : torch.nn.Module, fitted scikit-learn network or linear model, tree ensemble of scikit-learn, LightGBM,
-        XGBoost or CatBoost, or path or bytes of an ONNX file or of a file of these three libraries
-        A scikit-learn model may be the last step of a Pipeline, inside a TransformedTargetRegressor, a FrozenEstimator
-        or a GridSearchCV. Of a classifier of two classes the score P(second class | x) is the prediction.
-    output : str, int, tuple or callable, optional
-        Which of several outputs, or columns of an output, is the prediction.
-
-    Raises
-    ------
-    TypeError
-        The model is of no supported type.
-    sklearn.exceptions.NotFittedError
-        A scikit-learn model that is not fitted.
-    """
-    # By name, so that torch is not imported for those who do not use it.
-    origins = {(base.__module__.partition(".")[0], base.__name__) for base in type(model).__mro__}
-    adapter: Callable[..., ModelAdapter]
-    if has_trees(model):
-        from esvdfair.models.trees import TreeAdapter as adapter
-    elif isinstance(model, str | bytes | bytearray | os.PathLike):
-        from esvdfair.models.tree_files import TreeFileAdapter, tree_format
-
-        if tree_format(model) is not None:
-            return TreeFileAdapter(model, output=output)
-        from esvdfair.models.onnx import adapt_onnx as adapter
-    elif ("torch", "Module") in origins:
-        from esvdfair.models.torch import TorchAdapter as adapter
-    elif ("sklearn", "BaseEstimator") in origins or (
-        hasattr(model, "predict") and getattr(model, "__dict__", {}).keys() >= {"coef_", "intercept_"}
-    ):
-        from esvdfair.models.sklearn import SklearnAdapter as adapter
-        from esvdfair.models.sklearn import is_skorch, levels
-
-        if is_skorch(levels(model)[-1]):
-            from esvdfair.models.skorch import SkorchAdapter as adapter
-    else:
-        kind = f"{type(model).__module__}.{type(model).__qualname__}"
-        for holder in ("lightning_module", "model"):  # Lightning's and Hugging Face's trainers
-            if hasattr(getattr(model, holder, None), "state_dict"):
-                raise TypeError(
-                    f"cannot repair a {kind} itself; pass the network that it holds: its attribute {holder}."
-                )
-        raise TypeError(
-            f"cannot repair a {kind}. Supported are a torch.nn.Module, a network, linear model or tree ensemble of "
-            "scikit-learn (also in a Pipeline or GridSearchCV), a model of LightGBM, XGBoost or CatBoost, and a "
-            "path or the bytes of an ONNX model. The predictions of any other model can be moved by esvdfair.baselines."
+def bypassed(tail: Tail, line: Line | None) -> str:
+    """What to do about a prediction that depends on more than a weighted sum of the last layers."""
+    operation = tail.operation if tail.joined is None else repr(tail.joined)
+    found = f"the prediction of a row depends on more than its output of the last linear layer {tail.layer!r}: "
+    kind = None if line is None else offset_of(line)
+    if kind == "offset":
+        return found + (
+            f"{operation} adds a term that depends on `X` and is not part of that layer (an offset). Subtract it "
+            "from y and repair the network without it."
         )
-    return adapter(model, output=output)
+    if kind == "factor":
+        return found + (
+            f"{operation} multiplies by a factor that depends on `X` and is not part of that layer (an exposure). "
+            "Divide y by it and repair the network without it."
+        )
+    return found + (
+        f"{operation} brings in another branch of the model that is no weighted sum of linear layers, or other rows. "
+        "This architecture is not supported; esvdfair.baselines change the predictions of any model."
+    )
 
 
-def has_trees(model: Any) -> bool:
-    """Whether the model is a tree ensemble, or wraps one."""
-    packages = {base.__module__.partition(".")[0] for base in type(model).__mro__}
-    if not packages & {"sklearn", "lightgbm", "xgboost", "catboost"}:
-        return False
-    from esvdfair.models.sklearn import levels
+def offset_of(line: Line) -> str | None:
+    """What else the prediction depends on: an "offset" that is added, a "factor", or something else (None)."""
+    rows = min(row_count(line.tail.rows), 32)
+    with np.errstate(all="ignore"):
+        low, high = (line.tail.at(line.outputs(np.full(rows, value)))[1].astype(np.float64) for value in (-0.5, 1.0))
+        if np.ptp(high) > 0 and np.ptp(high - low) <= 1e-3 * np.ptp(high):
+            return "offset"
+        return "factor" if np.ptp(high) > 0 and np.ptp(high / low) <= 1e-3 * np.abs(high / low).max() else None
 
-    homes = ("sklearn.tree.", "sklearn.ensemble.", "lightgbm.", "xgboost.", "catboost.")
-    return any(base.__module__.startswith(homes) for base in type(levels(model)[-1]).__mro__)
+
+def side_by_side(arrays: Sequence[Any]) -> Any:
+    """(rows, n₁ + n₂ + …) of arrays, or of tensors, which stay on their device."""
+    if isinstance(arrays[0], np.ndarray):
+        return np.concatenate(arrays, axis=1)
+    import torch  # which tensors come from
+
+    return torch.cat(list(arrays), dim=1)
 
 
 def first_rows(x: Any) -> Any:
@@ -486,291 +405,3 @@ def rounded(layer: str, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
     if not np.all(np.isfinite(new)):
         raise ValueError(f"new weights of layer {layer!r} are too large for {dtype}.")
     return new
-
-
-# --- what stands between the last linear layer and the prediction -----------------------------------------------------
-
-# What torch and ONNX call the operations that make the known kinds of head, in lower case. Whether together they make
-# one of them is found numerically; with anything else (clamp, relu, tanh, where) the head is some monotone function.
-_MOVES = frozenset({  # move numbers about and leave them as they are
-    "view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "squeeze", "unsqueeze", "select", "slice", "t",
-    "transpose", "permute", "expand", "clone", "alias", "identity", "detach", "_to_copy", "cast", "castlike", "copy",
-    "contiguous", "unbind", "split", "split_with_sizes", "index", "gather", "concat", "lift_fresh", "dropout",
-})  # fmt: skip
-_LINES = frozenset({  # can make an affine map
-    "add", "sub", "rsub", "mul", "div", "neg", "addmm", "mm", "bmm", "addmv", "mv", "dot", "linear", "addcmul", "sum",
-    "mean", "reducesum", "reducemean", "batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training",
-    "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_no_update", "batchnormalization", "scaler",
-})  # fmt: skip
-_CURVES = frozenset({"sigmoid", "softplus"})  # are a kind of head by themselves
-_PARTS = frozenset({  # a curve can be put together of them
-    "exp", "exp2", "expm1", "log", "log1p", "reciprocal", "pow", "logaddexp", "log_sigmoid_forward", "_softmax",
-    "softmax",
-})  # fmt: skip
-
-_QUANTILES = 64  # of a batch, the first of the points at which a head is looked at
-_MAX_KNOTS = 20_000  # of a head that is followed point by point
-_MIN_POINTS = 8  # different outputs of the last layer, to tell which head follows it
-
-
-def name_operations(operations: Iterable[str]) -> tuple[str, Sequence[str]]:
-    """Operations as an error names them, and the kinds of head that they can make.
-
-    Those that are in no known kind are named alone, and make none.
-    """
-    names = [name for name in dict.fromkeys(operations) if name.lower() not in _MOVES]
-    foreign = [name for name in names if name.lower() not in _LINES | _CURVES | _PARTS]
-    text = ", ".join(map(repr, foreign or names)) or "no operation that could be seen"
-    bends = {name.lower() for name in names} - _LINES
-    if foreign:
-        return text, ()
-    if not bends:
-        return text, ("identity", "affine")
-    return text, tuple(bends) if len(bends) == 1 and bends <= _CURVES else KINDS
-
-
-def probe_points(z: Any) -> Array:
-    """Outputs of the last layer at which to look at a head: where a batch `z` lies, and well beyond.
-
-    A third are quantiles of `z`; a third cover three times its range (at least four either side of its middle), so
-    that a clamp that the batch does not touch shows, and a narrow batch cannot pass a curve for a line; a third lie
-    around zero, where a softplus and a relu differ on any scale.
-    """
-    flat = np.asarray(z, dtype=np.float64).ravel()
-    flat = flat[np.isfinite(flat)]
-    if flat.size == 0:
-        flat = np.zeros(1)
-    low, high = float(flat.min()), float(flat.max())
-    middle, reach = (low + high) / 2, max(1.5 * (high - low), 4.0)
-    inside = np.quantile(flat, np.linspace(0.0, 1.0, _QUANTILES))
-    beyond = np.linspace(middle - reach, middle + reach, 64)
-    return np.concatenate([inside, beyond, np.linspace(-8.0, 8.0, 64)])
-
-
-def _find_column(tail: Tail) -> Column | None:
-    """Which outputs of the last layer move the prediction, if it is one, or two by their difference alone."""
-    z = tail.output.astype(np.float64)
-    if z.ndim != 2 or z.shape[1] == 1:
-        rows = row_count(tail.rows)
-        return Column(tail.layer, 0) if z.shape in ((rows,), (rows, 1)) else None
-    before = tail.run(z)[1]
-    shift = np.random.default_rng(0).uniform(0.5, 1.5, (z.shape[1],))  # unequal, or a softmax would not see all at once
-
-    def moving(columns: NDArray[np.intp]) -> list[int]:
-        moved = z.copy()
-        moved[:, columns] += shift[columns]
-        if np.array_equal(tail.run(moved)[1], before, equal_nan=True):
-            return []
-        if len(columns) == 1:
-            return [int(columns[0])]
-        found = moving(columns[: len(columns) // 2])
-        return found if len(found) > 2 else found + moving(columns[len(columns) // 2 :])
-
-    found = moving(np.arange(z.shape[1]))
-    if len(found) == 1:
-        return Column(tail.layer, found[0])
-    if len(found) != 2 or not _close(before, tail.run(z + 1.0)[1], 1e-3):
-        return None
-    z[:, found[1]] += 1
-    rises = float(np.nanmean(tail.run(z)[1] - before)) > 0
-    return Column(tail.layer, found[rises], minus=found[not rises])
-
-
-def find_head(
-    z: Any,
-    prediction: Any,
-    *,
-    kinds: Sequence[str] = KINDS,
-    operation: str = "an unknown operation",
-    eps: float | None = None,
-    run: Callable[[Array], tuple[NDArray[Any], NDArray[Any]]] | None = None,
-) -> Head:
-    """Find the head, of some kinds, that maps outputs of the last layer `z` (n,) to `prediction` (n,).
-
-    `operation`, what the adapter knows to stand between the two, is named in the error. `eps` is the relative spacing
-    of the arithmetic that made `prediction` (0.0078 for bfloat16; by default the coarser of the two dtypes). `run` is
-    the head itself, which is followed point by point where no kind fits. That it is not monotone, that `z` varies too
-    little to tell, or `prediction` not at all, is a `ValueError`.
-    """
-    eps = eps or _spacing(z, prediction)
-    # Some dozens of roundings, but few of bfloat16's, which are 0.8 % each; and torch's softplus is the identity above
-    # 20, which is 2e-9 from the formula in float64 too.
-    tolerance = max(1e-9, min(64 * eps, 2e-3), 5 * eps)
-    z, p = (np.asarray(values, dtype=np.float64).ravel() for values in (z, prediction))
-    usable = np.isfinite(z) & ~np.isinf(p)  # inf is an overflow of the model's dtype
-    z, p = z[usable], p[usable]
-    if np.isnan(p).any():  # a logarithm or a root, outside its domain
-        raise ValueError(
-            f"the prediction is made from the last linear layer's output by {operation}, which is NaN for "
-            f"{z[np.isnan(p)][0]:.3g}. Use one that is defined everywhere, such as exp or a QuantileTransformer."
-        )
-    if np.unique(z).size < _MIN_POINTS:
-        raise ValueError(
-            f"the last linear layer gives {np.unique(z).size} different outputs on this batch; telling which "
-            f"head follows it needs at least {_MIN_POINTS}. Pass more rows, or check that the model is not constant."
-        )
-    if np.ptp(p) <= tolerance * np.abs(p).max():
-        raise ValueError(
-            f"the predictions are constant ({p[0]:.6g}) although the last linear layer's output varies: the head "
-            "is saturated or ignores it, so there is nothing to refit. Check the model on this batch."
-        )
-    # Rounding is relative to p, but where p passes through zero the terms it is made of are not small.
-    weight = 1.0 / np.maximum(np.abs(p), np.median(np.abs(p[p != 0])))
-    for family in (_plain_fits, _general_fits):
-        fits = [(head, float(np.max(np.abs(head.apply(z) - p) * weight))) for head in family(z, p, weight, kinds)]
-        fits = [(head, miss) for head, miss in fits if miss <= tolerance and _resolved(head, z)]  # NaN is none
-        if fits:
-            best = min(miss for _, miss in fits)
-            close = [head for head, miss in fits if miss <= 2 * best + 2 * eps]
-            shapes = {"a line" if head.is_affine else head.kind for head in close}
-            if len(shapes) > 1 and family is _plain_fits:  # they would differ off the batch
-                raise ValueError(
-                    "the last linear layer's outputs vary too little on this batch to tell "
-                    f"{' from '.join(sorted(shapes))} as the head of the model. Pass rows that differ more."
-                )
-            return close[0]
-    followed = None if run is None else _follow(run, z, eps)
-    if followed is None:
-        raise ValueError(_unsupported(operation))
-    return followed
-
-
-def _unsupported(operation: str) -> str:
-    return (
-        f"the prediction is made from the last linear layer's output by {operation}, which is not continuous and "
-        "monotone. Take that operation out of the model and apply it to the predictions yourself."
-    )
-
-
-def _follow(run: Callable[[Array], tuple[NDArray[Any], NDArray[Any]]], z: Array, eps: float) -> Head | None:
-    """A monotone head as points, so many that lines between them are right to 3e-7; None if it is not monotone."""
-    spread, (z, p) = run(z[:_QUANTILES])[1].astype(np.float64), _in_order(run, z)
-    middle, scale = float(np.median(spread)), float(np.ptp(spread)) or 1e-3 * float(np.ptp(p))
-    tolerance, narrow = max(3e-7, min(64 * eps, 0.02)), 16 * eps * float(np.abs(z).max())
-    open_pieces = np.ones(len(z) - 1, dtype=bool)
-    for _ in range(50):
-        wide = np.flatnonzero(open_pieces & (np.diff(z) > narrow))
-        if not wide.size or len(z) > _MAX_KNOTS:
-            break
-        between = z[wide] + 0.382 * np.diff(z)[wide]  # not the middle, where an odd function is on its chord
-        new_z, new_p = (np.asarray(found, dtype=np.float64).ravel() for found in run(between))
-        allowed = tolerance * np.maximum(scale, np.abs(new_p - middle))
-        miss = (np.abs(new_p - np.interp(new_z, z, p)) > allowed) & (new_z > z[wide]) & (new_z < z[wide + 1])
-        at = wide[miss] + 1
-        z, p = np.insert(z, at, new_z[miss]), np.insert(p, at, new_p[miss])
-        inserted = at + np.arange(len(at))
-        open_pieces = np.zeros(len(z) - 1, dtype=bool)
-        open_pieces[inserted] = open_pieces[inserted - 1] = True
-    jumps = (np.diff(z) <= narrow) & (np.abs(np.diff(p)) > 0.01 * scale)  # which the coarse dtypes have everywhere
-    if jumps.any() and eps < 1e-4:
-        return None
-    falls = p[-1] < p[0]
-    rising = np.maximum.accumulate(-p if falls else p)
-    if np.max((rising - (-p if falls else p)) / np.maximum(scale, np.abs(p - middle))) > tolerance:
-        return None
-    return Head("monotone", knots=(z, -rising if falls else rising))
-
-
-def _in_order(run: Callable[[Array], tuple[NDArray[Any], NDArray[Any]]], points: Array) -> tuple[Array, Array]:
-    z, p = (np.asarray(found, dtype=np.float64).ravel() for found in run(np.unique(points)))
-    z, first = np.unique(z, return_index=True)
-    return z, p[first]
-
-
-def _bypassed(layer: str, operation: str) -> str:
-    return (
-        f"the prediction of a row depends on more than its output of the last linear layer {layer!r}: {operation} "
-        "brings in another branch of the model, or other rows, so it is no head that a refit could stand before."
-    )
-
-
-def _plain_fits(z: Array, p: Array, weight: Array, kinds: Sequence[str]) -> Iterator[Head]:
-    """Heads with inner map z, from few parameters to more."""
-    for kind in KINDS:
-        if kind in kinds and kind != "affine":
-            yield Head(kind)
-        if kind in kinds and kind != "identity":
-            yield _with_outer(kind, z, p, weight)
-
-
-def _resolved(head: Head, z: Array) -> bool:
-    """Whether enough points lie on the bend of a sigmoid or softplus: else it could as well be a step or a relu."""
-    on_bend = np.abs(head.inner_scale * z + head.inner_offset) <= 4
-    return head.kind not in _CURVES or np.unique(z[on_bend]).size >= _MIN_POINTS
-
-
-def _with_outer(
-    kind: str, z: Array, p: Array, weight: Array, inner_scale: float = 1.0, inner_offset: float = 0.0
-) -> Head:
-    """Least-squares scale and offset for given inner ones: min Σ wᵢ² (pᵢ − offset − scale·gᵢ)²."""
-    g = Head(kind, inner_scale=inner_scale, inner_offset=inner_offset).apply(z)
-    # Centring and scaling g keeps the two columns of the system independent when g is huge or nearly constant.
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):  # scale and offset are NaN where none fits
-        mass = weight**2 / np.sum(weight**2)
-        centre_g, centre_p = mass @ g, mass @ p
-        scale = float(mass @ ((g - centre_g) * (p - centre_p)) / (mass @ (g - centre_g) ** 2))
-    return Head(kind, scale, float(centre_p - scale * centre_g), inner_scale, inner_offset)
-
-
-def _general_fits(z: Array, p: Array, weight: Array, kinds: Sequence[str]) -> Iterator[Head]:
-    """Heads with an inner map slope · (z − centre): a coarse search over it, then Gauss-Newton."""
-    slopes = np.geomspace(0.5, 500.0, 14) / np.ptp(z)
-    both = np.concatenate([slopes, -slopes])
-    centres = np.linspace(z.min(), z.max(), 9)
-    if "exp" in kinds:
-        yield _refine("exp", z, p, weight, both, np.array([np.median(z)]))  # its centre is a scale
-    if "sigmoid" in kinds:
-        yield _refine("sigmoid", z, p, weight, slopes, centres)  # sigmoid(−u) = 1 − sigmoid(u)
-    if "softplus" in kinds:
-        yield _refine("softplus", z, p, weight, both, centres)
-
-
-def _refine(kind: str, z: Array, p: Array, weight: Array, slopes: Array, centres: Array) -> Head:
-    """Best head over slope and centre (over slope alone if there is one centre); scale and offset are solved for."""
-    slope, centre = (grid.ravel() for grid in np.meshgrid(slopes, centres))
-    mass = weight**2 / np.sum(weight**2)
-    with np.errstate(all="ignore"):
-        # What a regression of p on g leaves: var(p) − cov(g, p)² / var(g)
-        g = Head(kind).apply(slope[:, None] * (z - centre[:, None]))
-        g = g - (g @ mass)[:, None]
-        gain = (g @ (mass * (p - mass @ p))) ** 2 / (g**2 @ mass)
-    start = int(np.argmax(np.where(np.isfinite(gain), gain, -1.0)))
-
-    def head_at(inner: Array) -> Head:
-        inner_scale, middle = (float(value) for value in (*inner, centres[0])[:2])
-        return _with_outer(kind, z, p, weight, inner_scale, -inner_scale * middle)
-
-    def residual(inner: Array, /) -> Array:
-        with np.errstate(invalid="ignore"):
-            miss = (head_at(inner).apply(z) - p) * weight
-        return np.where(np.isfinite(miss), miss, 1e6)
-
-    free = min(centres.size, 2)
-    sizes, first = (abs(slope[start]), np.ptp(z))[:free], (slope[start], centre[start])[:free]
-    solved = least_squares(residual, first, x_scale=sizes, max_nfev=60, xtol=1e-15, ftol=1e-15, gtol=1e-15)
-    return head_at(solved.x)
-
-
-def _spacing(*values: NDArray[Any]) -> float:
-    """Relative spacing of the coarsest of the arrays' dtypes."""
-    return max(float(np.finfo(array.dtype).eps) for array in values)
-
-
-def _close(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> bool:
-    """Whether two computations of the same values differ by some roundings at most."""
-    finite = np.abs(a[np.isfinite(a)])
-    size = float(np.median(finite)) if finite.size else 0.0
-    return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance * size, equal_nan=True))
-
-
-def same_values(a: NDArray[Any], b: NDArray[Any], eps: float) -> bool:
-    """Whether predictions differ by no more than what another order of summation in a deep model may do to them."""
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        return True  # refused elsewhere, with a count of them
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    return bool(np.abs(a - b).max() <= _rounding(a, eps))
-
-
-def _rounding(a: Array, eps: float) -> float:
-    """What another order of summation may do to predictions."""
-    return min(max(1e-6, 2**13 * eps), 0.1) * float(np.ptp(a)) + 64 * eps * float(np.abs(a).max())

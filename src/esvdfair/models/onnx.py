@@ -32,6 +32,7 @@ from esvdfair.core.checks import row_count, several_inputs, to_numpy
 from esvdfair.exceptions import InputError
 from esvdfair.models import base, onnx_files, onnx_graph
 from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights
+from esvdfair.models.heads import name_operations
 from esvdfair.models.onnx_files import ModelSource, save_model
 from esvdfair.models.onnx_graph import Graph
 
@@ -93,7 +94,7 @@ class OnnxAdapter(ModelAdapter):
         widths = [item.width for item in self._inputs]
         return None if None in widths else sum(width or 0 for width in widths)
 
-    def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
+    def _capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
         """Run one forward pass: the inputs of the named layers and the prediction."""
         tensors = {name: self._graph.layers[self._layer(name).index].input for name in names}
         shown, prediction = self._run_open(x, tensors.values())
@@ -112,7 +113,7 @@ class OnnxAdapter(ModelAdapter):
 
     def __getstate__(self) -> dict[str, Any]:
         # A session cannot be pickled, and the graph refers to tensors inside the model: both are made anew when needed.
-        kept = ("_given", "_proto", "_output", "_place", "column")
+        kept = ("_given", "_proto", "_output", "_place", "readout")
         return {name: getattr(self, name) for name in kept}
 
     @cached_property
@@ -217,7 +218,7 @@ class OnnxAdapter(ModelAdapter):
 
         operations, joined = self._graph.path(last.output)
         after = ["Sigmoid"] if self._place == base.SIGMOID else []
-        operation, kinds = base.name_operations([*last.operations, *operations, *after])
+        operation, kinds = name_operations([*last.operations, *operations, *after])
         return Tail(last.name, rows, output, run, operation, kinds, joined)
 
 

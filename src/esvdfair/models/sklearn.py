@@ -112,7 +112,7 @@ class SklearnAdapter(ModelAdapter):
         bias = np.broadcast_to(self._last.intercept_, len(weight))
         return [(weight, bias - weight @ self._last._x_mean if isinstance(self._last, PLSRegression) else bias)]
 
-    def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
+    def _capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
         """Run one forward pass: inputs of the named layers and the prediction."""
         wanted = {name: self._layer(name).index for name in names}
         inputs, last = self._forward(x)

@@ -9,7 +9,8 @@ from sklearn.exceptions import NotFittedError
 
 from esvdfair.models.base import Weights
 from esvdfair.models.sklearn import before_last, levels
-from esvdfair.models.torch import Inputs, Selector, TorchAdapter
+from esvdfair.models.torch import TorchAdapter
+from esvdfair.models.torch_values import Inputs, Selector
 
 
 class SkorchAdapter(TorchAdapter):

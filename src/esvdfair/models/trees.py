@@ -96,7 +96,7 @@ class TreeAdapter(ModelAdapter):
         weight[0, -1] = 1
         return (LinearLayer(_LAYER, 0, weight, np.array([self.library.base])),)
 
-    def capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
+    def _capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
         """Features (rows, BUCKETS + 1) of the leaves that the rows reach, and the prediction."""
         for name in names:
             self._layer(name)
