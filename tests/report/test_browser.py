@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import tarfile
 import warnings
 
 import numpy as np
@@ -35,7 +37,23 @@ CROSSED = """id => {
     const lines = [...document.querySelectorAll(`#${id} path.curve`)].flatMap(places);
     return lines.filter((point) => boxes.some((box) => within(box, point))).length;
 }"""
-CHARTS = ["density-before", "cdf-before", "cdf-after", "tradeoff", "density-step", "changes"]
+AXE = "axe-core@4.14.0"
+"""Checks accessibility; MPL 2.0 and half a megabyte, so npm fetches it and it is not in the repository."""
+# contrast of the texts in charts with the page, which axe leaves out
+CONTRAST = """() => {
+    const scale = (colour) => (colour.includes('srgb') ? 1 : 255);
+    const parts = (colour) => colour.match(/[0-9.]+/g).slice(0, 3).map((part) => part / scale(colour));
+    const linear = (part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+    const weights = [0.2126, 0.7152, 0.0722];
+    const light = (colour) => parts(colour).map(linear).reduce((sum, part, i) => sum + part * weights[i], 0);
+    const page = light(getComputedStyle(document.body).backgroundColor);
+    const contrast = (text) => {
+        const own = light(getComputedStyle(text).fill);
+        return (Math.max(own, page) + 0.05) / (Math.min(own, page) + 0.05);
+    };
+    return Math.min(...[...document.querySelectorAll('svg text')].map(contrast));
+}"""
+CHARTS = ["density-before", "cdf-before", "cdf-after", "tradeoff", "density-step", "changes", "ratios"]
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +115,23 @@ def crowded(tmp_path_factory):
     return place.as_uri()
 
 
+@pytest.fixture(scope="module")
+def axe(request):
+    """The source of axe-core, fetched once."""
+    place = request.config.cache.mkdir("axe-core") / f"{AXE}.js"
+    if not place.exists():
+        npm = shutil.which("npm")
+        if npm is None:
+            pytest.skip("there is no npm here to fetch axe-core")
+        fetch = [npm, "pack", "--silent", "--pack-destination", place.parent, AXE]
+        done = subprocess.run(fetch, capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode:
+            pytest.skip(f"npm cannot fetch axe-core: {done.stderr.strip()[-200:]}")
+        with tarfile.open(place.parent / done.stdout.split()[-1]) as archive:
+            place.write_bytes(archive.extractfile("package/axe.min.js").read())
+    return place.read_text("utf-8")
+
+
 def drawn(tab, name):
     return tab.locator(f"#{name}").inner_html()
 
@@ -138,6 +173,7 @@ def test_the_slider_redraws_the_densities_by_keyboard(visit):
     assert pays.nth(3).text_content() == pays.nth(4).text_content()
     slider.press("ArrowRight")
     assert drawn(tab, "density-step") != untouched[0]
+    assert tab.locator("#make-python").text_content().startswith("model = fair.")
     slider.press("End")
     assert pays.nth(1).text_content() != pays.nth(2).text_content()
     assert pays.nth(3).text_content() != pays.nth(4).text_content()
@@ -172,6 +208,33 @@ def test_dark_and_light_differ_and_paper_is_white(visit):
     assert tab.evaluate(colour) == "rgb(255, 255, 255)"
     tab.emulate_media(media="print", color_scheme="dark")
     assert tab.evaluate(colour) == "rgb(255, 255, 255)"
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("light", 1000), ("dark", 1000)])
+def test_axe_finds_no_violation(visit, crowded, axe, scheme, width):
+    for where in ({}, {"address": crowded}):
+        tab = visit(**where, color_scheme=scheme, viewport={"width": width, "height": 800})
+        for fold in tab.locator("summary").all():
+            fold.evaluate("fold => { fold.parentElement.open = true; }")
+        tab.evaluate(axe)
+        found = tab.evaluate("axe.run()")
+        assert found["passes"]
+        nodes = [(v["id"], v["help"], n["html"][:200]) for v in found["violations"] for n in v["nodes"]]
+        assert nodes == []
+        assert tab.evaluate(CONTRAST) >= 4.5
+
+
+def test_paper_shows_the_chosen_model(visit):
+    tab = visit()
+    chosen = tab.locator("#readout").text_content()
+    tab.locator("#slider").press("Home")
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.locator("#readout").text_content() == chosen
+    tab.emulate_media(media="print")
+    assert "follow the slider" not in tab.locator("main").inner_text()
+    assert not tab.locator("#slider").is_visible()
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert tab.locator("#readout").text_content().startswith("Original model")
 
 
 def test_printed_it_has_at_most_four_pages(visit):
