@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from esvdfair import decisions
-from esvdfair.cutoffs import COLUMNS, ratio_interval
+from esvdfair.cutoffs import COLUMNS, ratio_interval, ratios_by_share
 
 RNG = np.random.default_rng(0)
 SEX = np.repeat(["f", "m"], [300, 500])
@@ -135,6 +135,31 @@ def test_what_it_refuses(options, said):
 def test_lengths_must_agree():
     with pytest.raises(ValueError, match="after"):
         decisions(BEFORE, AFTER[1:], sensitive_features=SEX, cutoff=1)
+
+
+@pytest.mark.parametrize("select", ["above", "below"])
+@pytest.mark.parametrize("weight", [None, WEIGHT])
+def test_ratios_by_share_are_those_of_fairlearn(select, weight):
+    found = ratios_by_share(BEFORE, sensitive_features=SEX, sample_weight=weight, select=select)
+    shares = [share for share, _ in found]
+    assert 90 < len(found) <= 99
+    assert shares == sorted(shares)
+    for share, ratio in found[::10]:
+        decided = decisions(
+            BEFORE, BEFORE, sensitive_features=SEX, select=select, sample_weight=weight, select_share=share
+        )
+        yes = decided.cutoff_before <= BEFORE if select == "above" else decided.cutoff_before >= BEFORE
+        theirs = selection_rates(yes, weight)
+        assert share == pytest.approx(theirs.overall, abs=1e-9)
+        assert ratio == pytest.approx(theirs.ratio(), abs=1e-9)
+
+
+def test_ratios_by_share_leave_out_tiny_groups_and_keep_ties_together():
+    groups = np.append(SEX, ["x"] * 3)
+    with_them = ratios_by_share(np.append(BEFORE, [99.0] * 3), sensitive_features=groups)
+    assert min(ratio for _, ratio in with_them) > 0
+    tied = ratios_by_share(np.repeat([1.0, 2.0], 100), sensitive_features=np.arange(200) % 2)
+    assert tied == [[0.5, 1.0], [1.0, 1.0]]
 
 
 # --- the interval of a ratio -----------------------------------------------------------------------------------------

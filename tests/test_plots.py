@@ -10,7 +10,8 @@ from scipy import stats
 
 from esvdfair import ks_distance
 from esvdfair.curve import Curve, CurvePoint
-from esvdfair.plots import GROUPS, density, make_grid, plot_curve, plot_densities
+from esvdfair.cutoffs import ratios_by_share
+from esvdfair.plots import GROUPS, density, make_grid, plot_curve, plot_densities, plot_ratios
 
 
 def curve():
@@ -152,3 +153,15 @@ def test_constant_predictions_still_have_a_density(value):
     assert np.isfinite(found).all()
     assert np.all(np.diff(grid) > 0)
     assert np.argmax(found) == len(grid) // 2
+
+
+def test_ratios_before_and_after_over_the_share_selected():
+    rng = np.random.default_rng(0)
+    groups = np.arange(400) % 2
+    before = rng.normal(size=400) + groups
+    after = before - groups
+    ax = plot_ratios(before, after, sensitive_features=groups)
+    _, old, new = ax.lines
+    np.testing.assert_array_equal(np.column_stack(old.get_data()), ratios_by_share(before, sensitive_features=groups))
+    assert np.mean(new.get_ydata()) > np.mean(old.get_ydata()) + 0.2
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["original", "repaired"]

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from esvdfair.core.checks import check_column, check_groups
 from esvdfair.core.metrics import ks_distance
 from esvdfair.curve import Curve
+from esvdfair.cutoffs import ratios_by_share
 from esvdfair.text import label_text, number
 
 if TYPE_CHECKING:
@@ -181,6 +182,41 @@ def plot_densities(y_pred: Any, *, sensitive_features: Any, ax: "Axes | None" = 
     ax.set_yticks([])
     ax.set_xlabel("prediction")
     ax.spines[["top", "right", "left"]].set_visible(False)
+    return ax
+
+
+def plot_ratios(
+    before: Any, after: Any, *, sensitive_features: Any, ax: "Axes | None" = None, **options: Any
+) -> "Axes":
+    """Draw the lowest adverse-impact ratio over the share of people selected, before and after a repair.
+
+    Parameters
+    ----------
+    before, after : array-like
+        Predictions of the original and of the repaired model for the same people, (rows,).
+    sensitive_features : array-like or DataFrame
+        Group of each row.
+    ax : Axes, default=None
+        Axes to draw on; new ones by default.
+    **options
+        ``select`` and ``sample_weight``, as in :func:`esvdfair.decisions`.
+
+    Returns
+    -------
+    Axes
+    """
+    ax = _axes() if ax is None else ax
+    ax.axhline(0.8, color=QUIET, linewidth=0.8, linestyle="--", zorder=1)
+    for predictions, name, look in ((before, "original", (QUIET, "--")), (after, "repaired", (ACCENT, "-"))):
+        points = ratios_by_share(predictions, sensitive_features=sensitive_features, **options)
+        shares, ratios = np.transpose(points) if points else np.zeros((2, 0))
+        ax.plot(shares, ratios, look[1], color=look[0], linewidth=2, label=name)
+    ax.legend(frameon=False, fontsize=9)
+    ax.set_xlim(0, 1)
+    ax.set_ylim(0, 1.02)
+    ax.set_xlabel("share of all people selected")
+    ax.set_ylabel("lowest adverse-impact ratio")
+    ax.spines[["top", "right"]].set_visible(False)
     return ax
 
 
