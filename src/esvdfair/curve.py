@@ -21,6 +21,7 @@ from esvdfair.core.pairs import meets
 from esvdfair.core.quadratic import Fit
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.models.base import ModelAdapter, Weights
+from esvdfair.plots import plot_curve
 from esvdfair.problem import ORIGINAL
 
 Array = NDArray[np.float64]
@@ -235,6 +236,28 @@ class Curve:
     def model(self, i: int) -> Any:
         """The repaired model of point i, of the type of the original model."""
         return self.adapter.replace(self.weights[range(len(self.points))[i]]).model
+
+    def plot(self, *, target_ks: float | None = None, ax: Any = None) -> Any:
+        """Draw error over KS distance with matplotlib, as :func:`esvdfair.plots.plot_curve` does; returns the axes."""
+        return plot_curve(self, target_ks=target_ks, ax=ax)
+
+    def _repr_html_(self) -> str:
+        """A small picture of error over KS distance, and the table."""
+        ks, mse = (np.array([getattr(point, name) for point in self.points]) for name in ("ks", "mse"))
+        x = 10 + 280 * ks / max(ks.max(), self.ks_floor, 1e-12)
+        y = 110 - 100 * (mse - mse.min()) / (np.ptp(mse) or 1.0)
+        dots = "".join(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="#0072b2"/>' for a, b in zip(x, y, strict=True))
+        noise = 280 * self.ks_floor / max(ks.max(), self.ks_floor, 1e-12)
+        picture = (
+            '<svg width="300" height="120" role="img" aria-label="mean squared error over KS distance">'
+            f'<rect x="10" width="{noise:.1f}" height="120" fill="#eee"><title>noise level</title></rect>{dots}</svg>'
+        )
+        columns = ["mse", "r2", "ks", "ks_low", "ks_high", "ks_population", "target"]
+        table = self.to_frame()[columns].to_html(border=0, float_format=lambda value: f"{value:.3g}")
+        return (
+            f"<div>{picture}<p>Mean squared error (up) over KS distance (right) on {self.evaluated_on} rows; grey: "
+            f"noise level {self.ks_floor:.3f}.</p>{table}</div>"
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """One row for each point; ``ks_population`` and ``ks_certified`` are what the rule compares with a target."""

@@ -5,7 +5,7 @@ Long because every option, attribute and argument of the public class is documen
 
 import hashlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -38,11 +38,12 @@ from esvdfair.core.quadratic import Fit
 from esvdfair.curve import Curve, choose
 from esvdfair.evaluation import evaluate
 from esvdfair.exceptions import ESVDFairWarning, InputError
-from esvdfair.fit_report import make_report
+from esvdfair.fit_report import FitReport, make_report
 from esvdfair.methods import Candidates
 from esvdfair.models import adapt
 from esvdfair.models.base import ModelAdapter
 from esvdfair.options import check_options, has_target, seed_of, targets_of
+from esvdfair.plots import plot_before_and_after
 from esvdfair.problem import (
     MIN_GROUP_ROWS,
     ORIGINAL,
@@ -123,9 +124,9 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         The repaired model, of the same type as ``model``.
     model_ : object
         The original model: ``model``, or its fitted copy if it was not fitted.
-    summary_ : dict
-        Error, KS distance and more, before and after the repair, on validation rows. The guide "Reading the results"
-        explains every entry.
+    summary_ : FitReport
+        Error, KS distance and more, before and after the repair, on validation rows: a dict whose entries are
+        attributes too. The guide "Reading the results" explains every entry.
     curve_ : Curve
         The trade-off between error and parity.
     point_ : CurvePoint
@@ -315,7 +316,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         notice_missing_bias(problem, after)
         self.edits_ = [] if fit.target == ORIGINAL else methods.account_for(problem, fit)
         asked = {name: getattr(self, name) for name in ("method", "target_ks", "max_mse_increase")}
-        self.summary_: Mapping[str, Any] = make_report(problem, after, curve, point, **asked)
+        self.summary_ = make_report(problem, after, curve, point, **asked)
         rows = problem.validation
         names = [label_text(label) for label in (*problem.labels, *problem.set_aside)]
         known = _known_rows(rows.id, None if problem.error_against == "predictions" else rows.y, names, rows.codes)
@@ -353,7 +354,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         sensitive_features: Any = None,
         sample_weight: Any = None,
         control_features: Any = None,
-    ) -> dict[str, Any]:
+    ) -> FitReport:
         """Evaluate the repaired model on held-out data.
 
         Parameters
@@ -371,7 +372,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
 
         Returns
         -------
-        dict
+        FitReport
             The entries of ``summary_`` for these rows; ``evaluated_on`` is "test", and ``met`` and ``certified`` are
             decided on these rows.
         """
@@ -394,7 +395,33 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         curve = self._evaluate(adapter, candidates, 0)
         asked: dict[str, Any] = {"method": self.method, "target_ks": self.target_ks}
         found = make_report(problem, after, curve, curve.points[0], **asked)
-        return found | {"decided_by": self.summary_["decided_by"]}
+        return FitReport(found | {"decided_by": self.summary_["decided_by"]})
+
+    def plot_distributions(self, X: Any, *, sensitive_features: Any, axes: Any = None) -> Any:
+        """Draw how the predictions of each group are distributed, before and after the repair.
+
+        Parameters
+        ----------
+        X : array-like, DataFrame, tensor, DataLoader or iterable
+            Rows, as in :meth:`fit`.
+        sensitive_features : array-like, DataFrame, dict or str
+            Group of each row.
+        axes : sequence of two matplotlib Axes, default=None
+            Where to draw; None makes a new figure.
+
+        Returns
+        -------
+        sequence of Axes
+            Of the original and of the repaired model.
+        """
+        check_is_fitted(self, "estimator_")
+        batches = make_batches(Data(X, None, sensitive_features), missing=self.missing, batch_size=self.batch_size)
+        adapter, found = adapt(self.model_, output=self.output), []
+        for batch in batches:
+            groups = np.array([label_text(label) for label in batch.groups])[batch.codes]
+            found.append((adapter.predict(batch.x), self._predictor.predict(batch.x), groups))
+        before, after, groups = (np.concatenate(column) for column in zip(*found, strict=True))
+        return plot_before_and_after(before, after, sensitive_features=groups, axes=axes)
 
     def judged(self, rows: Batch) -> NDArray[np.bool_] | None:
         """Find the rows that chose the repair among the rows of :meth:`fit`.

@@ -1,22 +1,117 @@
 """What `summary_` holds: error, KS distance and more of the original and the repaired model on the same rows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from html import escape
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from esvdfair.batches import Rows
+from esvdfair.core.checks import Label
 from esvdfair.core.ks import outside_support
 from esvdfair.curve import Curve, CurvePoint, decided_by
 from esvdfair.evaluation import Evaluator, measurable
 from esvdfair.problem import Problem
+from esvdfair.text import summary_table, verdict
 
 Array = NDArray[np.float64]
 
 SHOWN_PAIRS = 100
 """Most pairs of groups that a summary lists."""
+
+
+class FitReport(dict[str, Any]):
+    """Error, KS distance and more of the original and the repaired model, on the same rows.
+
+    Every entry is an attribute too: ``report.ks_after`` is ``report["ks_after"]``. It is a plain dict otherwise.
+
+    Attributes
+    ----------
+    method, target_ks, confidence : the options that were asked for
+    met : whether the estimated population KS of every pair of groups meets the target; None without a target
+    certified : whether it is certified to do so; None without a confidence
+    decided_by : in a few words, why this model was chosen
+    constant : whether the repaired model predicts nearly the same number for everybody
+    mse_before, mse_after : mean squared error of the original and of the repaired model
+    mse_refit : error of the last layer refitted without fairness constraint; None where it is not known
+    r2_before, r2_after : R²; with labels 0 and 1 there are auc_before and auc_after too
+    ks_before, ks_after : KS distance, the largest over the pairs of groups
+    ks_population : estimated population KS, which is compared with the target
+    ks_upper : one-sided bound of the population KS at the confidence asked for, else 95%
+    ks_interval : its 95% interval
+    ks_floor : noise level: the KS distance that chance alone produces at these group sizes
+    mean_gap_before, mean_gap_after, variance_gap_before, variance_gap_after : largest differences between groups
+    group_sizes : rows of every group that is compared
+    groups_set_aside : groups too small to be compared, with their rows
+    group_mse_before, group_mse_after : error of every group
+    pairs : for each pair of groups ``groups``, ``ks_before``, ``ks_after``, ``ks_population``, ``ks_upper``,
+        ``ks_floor`` and ``established``
+    evaluated_on : "validation", "heldout", "train" or "test"
+    error_against : "labels", or "predictions" of the original model
+    rows : number of rows that these figures are of
+    """
+
+    method: str
+    target_ks: float | None
+    confidence: float | None
+    met: bool | None
+    certified: bool | None
+    decided_by: str
+    constant: bool
+    mse_before: float
+    mse_after: float
+    mse_refit: float | None
+    r2_before: float
+    r2_after: float
+    ks_before: float
+    ks_after: float
+    ks_population: float
+    ks_upper: float
+    ks_interval: tuple[float, float]
+    ks_floor: float
+    mean_gap_before: float
+    mean_gap_after: float
+    variance_gap_before: float
+    variance_gap_after: float
+    group_sizes: dict[Label, int]
+    groups_set_aside: dict[Label, int]
+    group_mse_before: dict[Label, float]
+    group_mse_after: dict[Label, float]
+    pairs: list[dict[str, Any]]
+    evaluated_on: str
+    error_against: str
+    rows: int
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no entry {name!r}.") from None
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self})
+
+    def __repr__(self) -> str:
+        head, lines = summary_table(self)
+        table = pd.DataFrame(lines, columns=head).to_string(index=False, justify="right", formatters=_left(head, lines))
+        return f"{verdict(self).headline}\n\n{table}\n\n{verdict(self).measured}"
+
+    def _repr_html_(self) -> str:
+        head, lines = summary_table(self)
+        table = pd.DataFrame([[line[0].strip(), *line[1:]] for line in lines], columns=head).to_html(
+            index=False, border=0
+        )
+        headline, measured = (escape(words) for words in (verdict(self).headline, verdict(self).measured))
+        return f"<div><p><b>{headline}</b></p>{table}<p>{measured}</p></div>"
+
+
+def _left(head: Sequence[str], lines: Sequence[Sequence[str]]) -> dict[str, Callable[[str], str]]:
+    """The first column to the left."""
+    width = max(len(line[0]) for line in lines)
+    return {head[0]: lambda name: name.ljust(width)}
 
 
 def make_report(
@@ -28,13 +123,13 @@ def make_report(
     method: str,
     target_ks: float | None,
     max_mse_increase: float | None = None,
-) -> dict[str, Any]:
+) -> FitReport:
     """What was reached on the validation rows, ``after`` (n,) being what the chosen point predicts for them."""
     rows, labels = problem.validation, (*problem.labels, *problem.set_aside)
     here = Evaluator(rows, len(problem.labels))
     present = [label for label, n in zip(labels, np.bincount(rows.codes, minlength=len(labels)), strict=True) if n]
     old, new = here.figures(rows.prediction), here.figures(after)
-    return {
+    entries = {
         "method": method,
         "target_ks": target_ks,
         "met": None if target_ks is None else curve.meets(point, target_ks),
@@ -56,6 +151,7 @@ def make_report(
         "rows": len(rows),
         **_unadjusted(rows, after, len(problem.labels)),
     }
+    return FitReport(entries)
 
 
 def _pair_figures(here: Evaluator, curve: Curve, point: CurvePoint, after: Array) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from esvdfair.core.checks import check_column, check_groups
 from esvdfair.core.metrics import ks_distance
-from esvdfair.curve import Curve
 from esvdfair.cutoffs import ratios_by_share
 from esvdfair.text import label_text, number
 
@@ -27,7 +26,7 @@ REPRESENTATIVES = 512
 """A larger sample is replaced by so many of its quantiles, which a smooth density cannot tell from it."""
 
 
-def plot_curve(curve: Curve, *, target_ks: float | None = None, ax: "Axes | None" = None) -> "Axes":
+def plot_curve(curve: Any, *, target_ks: float | None = None, ax: "Axes | None" = None) -> "Axes":
     """The trade-off curve: mean squared error over KS distance, with intervals, the floor, and a chosen point.
 
     A star is the model as it was; a dashed line the error with its last layer refitted *without* parity: what is gained
@@ -35,7 +34,7 @@ def plot_curve(curve: Curve, *, target_ks: float | None = None, ax: "Axes | None
 
     Parameters
     ----------
-    curve : from :func:`esvdfair.fit_curve` or ``ESVDFair.curve_``
+    curve : Curve, from :func:`esvdfair.fit_curve` or ``ESVDFair.curve_``
     target_ks : marks the target and the point that :meth:`Curve.select` takes for it
     ax : axes to draw on; new ones by default
     """
@@ -220,6 +219,25 @@ def plot_ratios(
     return ax
 
 
+def plot_before_and_after(before: Any, after: Any, *, sensitive_features: Any, axes: Any = None) -> Any:
+    """The predictions of every group before and after a repair, one above the other, on the same scale.
+
+    Parameters
+    ----------
+    before, after : (rows,) predictions for the same people
+    sensitive_features : (rows,) group of each person, or several columns
+    axes : two axes to draw on; new ones by default
+    """
+    axes = _axes(2) if axes is None else axes
+    for ax, y_pred, model in zip(axes, (before, after), ("original", "repaired"), strict=True):
+        plot_densities(y_pred, sensitive_features=sensitive_features, ax=ax)
+        ax.set_title(f"{model} model: {ax.get_title(loc='left')}", loc="left", fontsize=11, color=INK)
+    ends = np.array([ax.get_xlim() for ax in axes])
+    for ax in axes:
+        ax.set_xlim(ends[:, 0].min(), ends[:, 1].max())
+    return axes
+
+
 def _name_at_line(ax: "Axes", name: str, grid: Array, heights: Array, *, place: float, color: str) -> None:
     """Write a group's name on its outer flank: the lowest mean (place 0) on the left, the highest (1) on the right."""
     right, top = place >= 0.5, int(heights.argmax())
@@ -238,12 +256,12 @@ def _name_at_line(ax: "Axes", name: str, grid: Array, heights: Array, *, place: 
     )
 
 
-def _axes() -> "Axes":
+def _axes(rows: int = 1) -> Any:
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise ImportError("plots need matplotlib; install it with: pip install 'esvdfair[plots]'") from error
-    return plt.subplots(figsize=(6, 4), layout="constrained")[1]
+    return plt.subplots(rows, figsize=(6, 3 + rows), layout="constrained")[1]
 
 
 # --- densities -----------------------------------------------------------------------------------------------------
