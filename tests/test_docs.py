@@ -242,8 +242,9 @@ def test_guide_for_pytorch(few, quick):
     assert Path("repaired/config.json").exists()
 
 
-@pytest.mark.parametrize("page", ["start", "choose", "cutoffs", "parity"])
-def test_pages_that_show_numbers(page):
+@pytest.mark.parametrize("page", ["start", "choose", "cutoffs", "parity", "results"])
+def test_pages_that_show_numbers(page, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     run_all(f"docs/{page}.md", {})
 
 

@@ -24,7 +24,7 @@ from esvdfair.report.content import Content, collect
 from esvdfair.report.page import make_environment, render
 from esvdfair.text import EVALUATED_ON, error_name, label_text, summary_table, verdict
 
-__all__ = ["model_card", "render_report", "write_report"]
+__all__ = ["model_card", "render_report", "verdict", "write_report"]
 
 
 def render_report(
