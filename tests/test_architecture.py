@@ -267,8 +267,6 @@ TOO_LARGE: set[str] = {
     "_table",
     "batches.py",
     "batches.py:_check_indexes",
-    "cli/__init__.py:_exit_code",
-    "cli/_shared.py:check_free",
     "core/checks.py",
     "core/checks.py:_columns",
     "core/checks.py:_readable",

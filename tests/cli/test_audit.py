@@ -91,7 +91,7 @@ def test_features_choose_and_order_the_inputs(files, invoke):
         (["--sensitive", "Sexx", "--target", "income"], "has no column 'Sexx'. Did you mean 'sex'?"),
         (["--sensitive", "sex", "--target", "incme"], "Did you mean 'income'?"),
         (["--sensitive", "sex"], "the model takes 3 columns and"),
-        (["--sensitive", "sex"], "gives it 4: age, hours, school, income. Not given to it: sex (sensitive)"),
+        (["--sensitive", "sex"], "gives it 4: age, hours, school, income. Is 'income' the label? Add --target income"),
         (["--sensitive", "age", "--target", "sex"], "'sex' of"),
         (["--sensitive", "sex", "--features", "age,hours,sex"], "column 'sex' is not numeric"),
         (["--sensitive", "income", "--features", "age,hours,school"], "looks continuous"),

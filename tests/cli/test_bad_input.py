@@ -207,6 +207,48 @@ def test_models_of_other_formats_are_told_how_to_export(refuses, tmp_path, name,
     assert how in said
 
 
+@pytest.mark.parametrize("place", [0, 2, 3])
+def test_a_label_that_was_forgotten_is_asked_about(refuses, files, tmp_path, place):
+    """The label is found by what the model predicts, wherever it stands and whatever it is called."""
+    data = pd.read_csv(files.data)
+    columns = ["age", "hours", "school"]
+    columns.insert(place, "y")
+    data.assign(y=data["income"])[[*columns, "sex"]].to_csv(tmp_path / "t.csv", index=False)
+    assert refuses(data=tmp_path / "t.csv", roles=["--sensitive", "sex"]).endswith(
+        "gives it 4: " + ", ".join(columns) + ". Is 'y' the label? Add --target y\n"
+    )
+    data.assign(y=data["income"], town="here")[[*columns, "town", "sex"]].to_csv(tmp_path / "t.csv", index=False)
+    asked = refuses(data=tmp_path / "t.csv", roles=["--sensitive", "sex"])
+    assert asked.endswith("Is 'y' the label? Add --target y --features age,hours,school\n")
+
+
+@pytest.mark.parametrize("stray", [np.arange(600), "text"], ids=["numbers", "text"])
+def test_a_column_that_is_no_input_is_named(refuses, changed, stray):
+    said = refuses(data=changed(stray=stray))
+    assert said.endswith("If stray is no input, leave it out: --features age,hours,school\n")
+
+
+def test_a_column_too_few(refuses, changed, files, tmp_path):
+    pd.read_csv(files.data).drop(columns="age").to_csv(tmp_path / "few.csv", index=False)
+    said = refuses(data=tmp_path / "few.csv")
+    assert (
+        "Not given to it: sex (sensitive), income (target). Name the model's inputs, in its order: --features" in said
+    )
+
+
+@pytest.mark.parametrize(("given", "meant"), [("peple.csv", "people.csv"), ("nothing-like-it", None)])
+def test_a_file_name_with_a_slip(refuses, tmp_path, files, given, meant):
+    said = refuses(data=files.folder / given)
+    assert f"there is no file '{files.folder / given}'." in said
+    assert (f"Did you mean '{files.folder / str(meant)}'?" in said) is (meant is not None)
+
+
+def test_a_result_with_the_extension_of_another_format(refused, files, tmp_path, written):
+    said = refused("repair", files.model, files.data, *ROLES, "-o", tmp_path / "fair.txt")
+    assert f"Write it to '{tmp_path / 'fair.onnx'}'." in said
+    assert written() == []
+
+
 def test_a_pipe_or_a_device_as_the_model(refuses, tmp_path):
     os.mkfifo(tmp_path / "pipe.onnx")
     assert "is a pipe or a device" in refuses(model=tmp_path / "pipe.onnx")

@@ -51,7 +51,7 @@ def test_a_table_a_plot_in_text_and_a_picture(files, invoke, refused, tmp_path, 
     assert result.stdout.count("→") == 2  # the point, and the sentence about it
     assert written() == ["curve.svg"]
     assert picture.read_text().count("</svg>") == 1
-    assert "is there already" in refused(*words)
+    assert "exists. Use --force" in refused(*words)
 
 
 def test_a_target_out_of_reach_gives_exit_code_1(files, invoke):

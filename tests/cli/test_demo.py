@@ -43,7 +43,7 @@ def test_a_plot_that_cannot_be_written_is_refused_before_any_work(refused, monke
 def test_a_demo_replaces_nothing_unless_it_is_told_to(refused, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("demo-report.html").write_text("mine")
-    assert "'demo-report.html' is there already; --force replaces it" in refused("demo")
+    assert "'demo-report.html' exists. Use --force to overwrite it" in refused("demo")
     assert Path("demo-report.html").read_text() == "mine"
 
 

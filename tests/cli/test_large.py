@@ -8,7 +8,7 @@ import sys
 import pandas as pd
 import pytest
 
-from esvdfair.cli import _shared, compare
+from esvdfair.cli import _reading, _shared, compare
 from esvdfair.tables import files as table_files
 from esvdfair.tables import table
 
@@ -29,7 +29,8 @@ def small_samples(monkeypatch):
     """A sample is about half of the 600 rows."""
     monkeypatch.setattr(table, "RARE_ROWS", 5)
     for name in ("AUDITED_ROWS", "EXPLAINED_ROWS"):
-        monkeypatch.setattr(_shared, name, 300)
+        for module in (_reading, _shared):
+            monkeypatch.setattr(module, name, 300)
 
 
 def numbers(found):

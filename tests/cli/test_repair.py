@@ -116,10 +116,10 @@ def test_files_are_replaced_only_by_force(files, invoke, refused, tmp_path, writ
     out, record = tmp_path / "fair.onnx", tmp_path / "fair.onnx.json"
     words = ["repair", files.model, files.data, *ROLES, *QUICK, "-o", out]
     record.write_text("kept")
-    assert "fair.onnx.json' is there already; --force replaces it" in refused(*words)
+    assert "fair.onnx.json' exists. Use --force to overwrite it" in refused(*words)
     assert (record.read_text(), written()) == ("kept", ["fair.onnx.json"])
     out.write_text("old")
-    assert "fair.onnx' is there already" in refused(*words)
+    assert "fair.onnx' exists. Use --force" in refused(*words)
     assert invoke(*words, "--force").exit_code == 0
     assert json.loads(record.read_text())["model_after"]["sha256"] == {"fair.onnx": sha256(out)}
 
@@ -127,10 +127,10 @@ def test_files_are_replaced_only_by_force(files, invoke, refused, tmp_path, writ
 def test_what_is_read_is_never_written(files, refused, tmp_path):
     before = sha256(files.model)
     said = refused("repair", files.model, files.data, *ROLES, "-o", files.model, "--force")
-    assert "is a file that is read" in said
+    assert "is also read" in said
     link = tmp_path / "link.onnx"
     link.symlink_to(files.model)
-    assert "is a file that is read" in refused("repair", files.model, files.data, *ROLES, "-o", link, "--force")
+    assert "is also read" in refused("repair", files.model, files.data, *ROLES, "-o", link, "--force")
     assert sha256(files.model) == before
 
 
@@ -152,7 +152,7 @@ def test_bad_options_write_nothing(files, refused, tmp_path, written, words, sai
 
 def test_bad_places(files, refused, tmp_path):
     words = ["repair", files.model, files.data, *ROLES, *QUICK, "-o"]
-    assert "it is a directory" in refused(*words, tmp_path)
+    assert "is a directory. Name a file in it" in refused(*words, tmp_path)
     assert "there is no folder" in refused(*words, tmp_path / "lost" / "fair.onnx")
     assert "Missing option '-o'" in refused(*words[:-1])
 
@@ -187,7 +187,7 @@ def test_external_data_of_a_large_model_stays_external(files, invoke, refused, t
     onnx.save(onnx.load(files.model), model, save_as_external_data=True, location="weights.bin", size_threshold=0)
     words = ["repair", model, files.data, *ROLES, *QUICK, "-o", out]
     (out.parent / "fair.onnx.data").write_text("of another model")
-    assert "fair.onnx.data' is there already" in refused(*words)
+    assert "fair.onnx.data' exists. Use --force" in refused(*words)
     (out.parent / "fair.onnx.data").unlink()
     result = invoke(*words)
     assert result.exit_code == 0
@@ -205,9 +205,9 @@ def test_external_data_that_is_read_is_never_written(files, refused, tmp_path):
     onnx.save(onnx.load(files.model), model, save_as_external_data=True, location="fair.onnx.data", size_threshold=0)
     words = ["repair", model, files.data, *ROLES, *QUICK, "--force", "-o"]
     before = sha256(tmp_path / "fair.onnx.data")
-    assert "fair.onnx.data' is a file that is read" in refused(*words, out)
+    assert "fair.onnx.data' is also read" in refused(*words, out)
     weights = tmp_path / "fair.onnx.data"
-    assert "is a file that is read" in refused(*words, tmp_path / "other.onnx", "--report", weights)
+    assert "is also read" in refused(*words, tmp_path / "other.onnx", "--report", weights)
     assert sha256(weights) == before
 
 
@@ -353,7 +353,7 @@ def test_a_model_card(files, invoke, refused, tmp_path, written):
         np.__version__,
     ):  # fmt: skip
         assert said in card.text
-    assert "card.md' is there already" in refused(*words[:-1], tmp_path / "other.onnx", "--model-card", place)
+    assert "card.md' exists. Use --force" in refused(*words[:-1], tmp_path / "other.onnx", "--model-card", place)
     assert written() == ["card.md", "fair.onnx", "fair.onnx.json"]
 
 

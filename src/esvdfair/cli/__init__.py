@@ -31,6 +31,7 @@ _COMMANDS = {
 BAD_INPUT = 2
 NOT_PRINTED = 3
 OUR_FAULT = 70
+INTERRUPTED = 130
 CLOSED_PIPE = 141  # as of a program that SIGPIPE ends; 1 would mean that a target was not met
 
 
@@ -88,38 +89,44 @@ def _exit_code(command: Callable[[], Any]) -> int:
     try:
         code = command()
         sys.stdout.flush()
-    except click.MissingParameter as error:
-        what = f": {error.param.help}" if isinstance(error.param, click.Option) and error.param.help else "."
-        more = f" See `{error.ctx.command_path} --help`." if error.ctx else ""
-        _say(error.format_message().rstrip(".") + what + more)
-        return BAD_INPUT
-    except click.ClickException as error:
-        _say(error.format_message())
-        return BAD_INPUT
-    except click.Abort:
-        _say("interrupted")
-        return 130
     except SystemExit:  # click's, when whoever read the output has closed it
         _drop_unwritten()
         return CLOSED_PIPE
-    except Unprinted as error:
+    except Exception as error:
+        return _explain(error)
+    return code if isinstance(code, int) else 0
+
+
+def _explain(error: Exception) -> int:
+    """Print what went wrong; the exit code."""
+    if isinstance(error, click.Abort) or _is_interrupt(error):
+        _say("interrupted")
+        return INTERRUPTED
+    if isinstance(error, click.ClickException):
+        _say(_usage(error))
+        return BAD_INPUT
+    if isinstance(error, Unprinted):
         _say(str(error))
         _drop_unwritten()
         return NOT_PRINTED
-    except (MemoryError, RecursionError) as error:
+    if isinstance(error, MemoryError | RecursionError):
         _say(f"this needs more memory than there is ({type(error).__name__} {error}); is a file damaged?")
         return BAD_INPUT
-    except (ValueError, TypeError, OSError, ImportError, BadZipFile) as error:
-        if _is_interrupt(error):
-            _say("interrupted")
-            return 130
+    if isinstance(error, ValueError | TypeError | OSError | ImportError | BadZipFile):
         _say(in_options(error))
         _drop_unwritten()
         return BAD_INPUT
-    except Exception:  # a fault of ours, for a report; 1 would mean that a target was not met
-        traceback.print_exc()
-        return OUR_FAULT
-    return code if isinstance(code, int) else 0
+    traceback.print_exception(error)  # a fault of ours, for a report; 1 would mean that a target was not met
+    return OUR_FAULT
+
+
+def _usage(error: click.ClickException) -> str:
+    """What click says; of something that is missing also what it is."""
+    if not isinstance(error, click.MissingParameter):
+        return error.format_message()
+    what = f": {error.param.help}" if isinstance(error.param, click.Option) and error.param.help else "."
+    more = f" See `{error.ctx.command_path} --help`." if error.ctx else ""
+    return error.format_message().rstrip(".") + what + more
 
 
 def _is_interrupt(error: BaseException | None) -> bool:

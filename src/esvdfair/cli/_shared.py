@@ -2,207 +2,44 @@
 
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
-import pandas as pd
 
-from esvdfair import text
+from esvdfair.cli._reading import AUDITED_ROWS as AUDITED_ROWS
+from esvdfair.cli._reading import EVALUATED_ON as EVALUATED_ON
+from esvdfair.cli._reading import EXPLAINED_ROWS as EXPLAINED_ROWS
+from esvdfair.cli._reading import Reading as Reading
+from esvdfair.cli._reading import header_of
+from esvdfair.cli._reading import learning_and_judging as learning_and_judging
+from esvdfair.cli._reading import load_model as load_model
+from esvdfair.cli._reading import model_files as model_files
+from esvdfair.cli._reading import of_large_groups as of_large_groups
+from esvdfair.cli._reading import some_rows as some_rows
 from esvdfair.cli._terminal import at_work as at_work
 from esvdfair.cli._terminal import in_options as in_options
 from esvdfair.cli._terminal import print_blocks as print_blocks
 from esvdfair.cli._terminal import print_json as print_json
 from esvdfair.cli._terminal import text_table as text_table
 from esvdfair.cli._terminal import wrapped as wrapped
-from esvdfair.exceptions import ESVDFairWarning, InputError
 from esvdfair.files import whole_files
 from esvdfair.models.base import TIME_LIMIT
-from esvdfair.tables import Progress, Roles, TableBatches, TableRows, open_table
-from esvdfair.text import some_names
+from esvdfair.tables import Roles
 
 if TYPE_CHECKING:
-    from esvdfair.models import ModelAdapter
+    pass
 
-AUDITED_ROWS = 1_000_000
-"""Rows that a command holds at once to measure predictions; a sample stands for a larger file."""
-EXPLAINED_ROWS = 100_000
-"""The same for commands that run many methods, or every layer, over them."""
-EVALUATED_ON = text.EVALUATED_ON | {"validation": "the rows of --validation"}
 _PICTURES = (".png", ".svg", ".pdf")
 
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
 FILE = click.Path(path_type=Path)
-
-
-# --- rows ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How tables are read: the roles of their columns and what happens to missing values."""
-
-    roles: Roles
-    options: dict[str, Any]
-    min_group_rows: int = 30
-
-    def table(
-        self, path: Path, *models: "ModelAdapter", min_groups: int = 2, progress: Progress | None = None
-    ) -> TableBatches:
-        """The rows of a file of any size; an error lists both sides where one of the models takes other columns."""
-
-        def check_width(names: Sequence[str]) -> None:
-            apart = ", ".join(f"{name} ({role})" for name, role in self.roles.named().items() if name not in names)
-            for width in (model.n_features for model in models):
-                if width is not None and width != len(names):
-                    raise ValueError(
-                        f"the model takes {width} columns and {str(path)!r} gives it {len(names)}: "
-                        f"{some_names(names, 30)}. Not given to it: {apart or 'none'}. Name the model's inputs, in its "
-                        "order: --features A,B,C"
-                    )
-
-        table = TableBatches(
-            path, self.roles, **self.options, min_groups=min_groups, check_inputs=check_width, progress=progress
-        )
-        for model in models:
-            model.predict(table.scan.head)  # what else the model does not take, before any long work
-        return table
-
-    def tables(
-        self, data: Path, validation: Path | None, *models: "ModelAdapter", progress: Progress | None = None
-    ) -> tuple[TableBatches, TableBatches | None]:
-        """The rows that fit and those that judge, if they have a file; their inputs are the same columns, by name."""
-        rows = self.table(data, *models, progress=progress)
-        return rows, None if validation is None else self.like(rows).table(validation, progress=progress)
-
-    def of_large_groups(self) -> "Reading":
-        """Without the rows of groups that are too small to compare."""
-        return replace(self, options=self.options | {"min_group_rows": self.min_group_rows})
-
-    def like(self, rows: TableBatches) -> "Reading":
-        """For another table whose inputs are the same columns, by name."""
-        return self.with_inputs(rows.inputs)
-
-    def with_inputs(self, names: Sequence[str]) -> "Reading":
-        """For tables whose inputs are these columns, where they are known."""
-        return replace(self, roles=replace(self.roles, features=tuple(names))) if names else self
-
-
-def some_rows(table: TableBatches, most: int, *, seed: int) -> TableRows:
-    """The rows of a table in memory; of a large one a sample, and a note says so."""
-    rows = table.sample(most, seed=seed)
-    if len(rows) < table.scan.rows:
-        warnings.warn(
-            f"{str(table.path)!r} has {table.scan.rows:,} rows; what needs them in memory used a random sample of "
-            f"{len(rows):,}.",
-            ESVDFairWarning,
-            stacklevel=2,
-        )
-    return rows
-
-
-def learning_and_judging(rows: TableBatches, judging: TableBatches | None, seed: int) -> tuple[TableRows, TableRows]:
-    """Rows in memory to learn from and to judge on: those of two tables, or those that a repair would hold out."""
-    from esvdfair.batches import held_out
-    from esvdfair.estimator import ESVDFair
-
-    some = some_rows(rows, EXPLAINED_ROWS, seed=seed)
-    if judging is not None:
-        return some, some_rows(judging, EXPLAINED_ROWS, seed=seed)
-    out = held_out(ESVDFair(None).validation_fraction, seed)(some.X.index.to_numpy(dtype=np.int64))
-    return some.take(~out), some.take(out)
-
-
-def of_large_groups(learn: TableRows, judge: TableRows, least: int) -> tuple[TableRows, TableRows]:
-    """The rows of the groups that have at least so many rows on both sides; a note names the others.
-
-    Raises
-    ------
-    ValueError
-        Fewer than two groups are left.
-    """
-    sizes = [part.groups.value_counts() for part in (learn, judge)]
-    rows = sizes[0].add(sizes[1], fill_value=0).astype(int)
-    large = [key for key in rows.index if min(found.get(key, 0) for found in sizes) >= least]
-    small = {key if len(key) > 1 else key[0]: int(rows[key]) for key in rows.index if key not in large}
-    if len(large) < 2:
-        raise InputError(
-            f"fewer than two groups have `min_group_rows={least}` training rows, and as many validation rows. Pass "
-            "more rows with `validation`, or merge groups."
-        )
-    if small:
-        warnings.warn(ESVDFairWarning(f"{text.too_small(small)} They are left out."), stacklevel=2)
-    parts = [part.take(pd.MultiIndex.from_frame(part.groups).isin(large)) for part in (learn, judge)]
-    return parts[0], parts[1]
-
-
-# --- the model -----------------------------------------------------------------------------------------------------
-
-
-_TORCH = "torch.onnx.export(model.eval(), (example_inputs,), 'model.onnx', dynamo=True)"
-_SKLEARN = "skl2onnx.to_onnx(model, X[:1]).SerializeToString(), written to 'model.onnx'"
-_KERAS = "model.export('model.onnx', format='onnx')"
-_EXPORTS = (
-    dict.fromkeys((".pt", ".pth", ".ckpt", ".bin", ".safetensors"), _TORCH)
-    | dict.fromkeys((".pkl", ".pickle", ".joblib", ".skops"), _SKLEARN)
-    | dict.fromkeys((".h5", ".keras"), _KERAS)
-)
-"""How a model comes to ONNX, by the end of its file's name."""
-
-
-def load_model(path: Path, output: str | None) -> "ModelAdapter":
-    """Read a model.
-
-    Raises
-    ------
-    ValueError
-        The file is no ONNX regressor; of a table the error says that the model comes first, of a model in another
-        format how to export it.
-    """
-    from esvdfair.models import adapt
-
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise ValueError(f"{str(path)!r} is a pipe or a device; save the model to a file first.")
-    try:
-        return adapt(path, output=output)
-    except ValueError:
-        if how := _EXPORTS.get(path.suffix.lower()):
-            raise ValueError(
-                f"{str(path)!r} is not an ONNX model. The command line takes ONNX alone, as other formats can run code "
-                f"when they are opened; export it: {how}"
-            ) from None
-        if len(_columns(path)) > 1:
-            raise ValueError(
-                f"{str(path)!r} is not an ONNX model but a table; the model comes first: MODEL.onnx DATA"
-            ) from None
-        raise
-
-
-def model_files(path: Path) -> list[Path]:
-    """A model file and the files with its external data."""
-    from esvdfair.models.tree_files import tree_format
-
-    if tree_format(path) is not None:
-        return [path]
-    from esvdfair.models.onnx_files import external_files
-
-    return [path, *(path.parent / name for name in external_files(path))]
-
-
-def _columns(path: Path) -> list[str]:
-    """Columns of a table; none where it is no table."""
-    try:
-        return open_table(path).columns if path.is_file() else []
-    except (OSError, ValueError, ImportError):
-        return []
 
 
 # --- options -------------------------------------------------------------------------------------------------------
@@ -212,7 +49,7 @@ def complete_columns(ctx: click.Context, _: click.Parameter, incomplete: str) ->
     """Columns that a word may become, or its last part in a list A,B,C; of the first table among the words before."""
     before, comma, name = incomplete.rpartition(",")
     for word in ctx.args:  # an option without its value stops the parser, which leaves all words here
-        if columns := _columns(Path(word)):
+        if columns := header_of(Path(word)):
             return [before + comma + column for column in columns if column.startswith(name)]
     return []
 
@@ -418,15 +255,22 @@ def check_free(paths: Sequence[Path], *, force: bool, inputs: Sequence[Path | No
     read = [path for path in inputs if path is not None and path.exists()]
     for path in paths:
         if path.is_dir():
-            raise IsADirectoryError(f"cannot write to {str(path)!r}: it is a directory.")
+            raise IsADirectoryError(f"{str(path)!r} is a directory. Name a file in it: {str(path / 'NAME')!r}")
         if not path.parent.is_dir():
-            raise FileNotFoundError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}.")
-        if path.exists() and any(path.samefile(other) for other in read):
-            raise ValueError(f"{str(path)!r} is a file that is read; write the result elsewhere.")
-        if path.exists() and not force:
-            raise FileExistsError(f"{str(path)!r} is there already; --force replaces it.")
+            raise FileNotFoundError(
+                f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}. Create it, or write elsewhere."
+            )
+        if path.exists():
+            _check_overwriting(path, read, force)
     if len({path.resolve() for path in paths}) < len(paths):
-        raise ValueError("two results would go to one file; give each a name of its own.")
+        raise ValueError("two results would go to one file. Give each a name of its own.")
+
+
+def _check_overwriting(path: Path, read: Sequence[Path], force: bool) -> None:
+    if any(path.samefile(other) for other in read):
+        raise ValueError(f"{str(path)!r} is also read. Write the result to another file.")
+    if not force:
+        raise FileExistsError(f"{str(path)!r} exists. Use --force to overwrite it, or write to another file.")
 
 
 class Unprinted(Exception):

@@ -126,8 +126,8 @@ def print_json(value: Any) -> None:
 
 _OPTIONS = {
     **{name: "--" + name.replace("_", "-") for name in (
-        "certificate", "confidence", "drop_missing", "features", "layer", "max_mse_increase", "method",
-        "min_group_rows", "missing_group", "sep", "target_ks",
+        "certificate", "confidence", "cutoff", "drop_missing", "features", "layer", "max_mse_increase", "method",
+        "min_group_rows", "missing_group", "predictions", "rescale", "rows", "select_share", "sep", "target_ks",
     )},
     "X": "the table", "y": "--target", "control_features": "--control", "sensitive_features": "--sensitive",
     "sample_weight": "--weight", "validation": "--validation FILE", "output": "--output NAME",

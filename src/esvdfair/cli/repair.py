@@ -92,6 +92,7 @@ def repair(
     parts = load_summaries(summary)
     read = [*cli.model_files(model), data, validation, test, *parts.each]
     beside = out.with_name(out.name + ".data")  # where the weights go when the model keeps them beside itself
+    _check_format(model, out)
     cli.check_free([*written, beside], force=force, inputs=read)
     with cli.at_work(3) as work:
         work.step("reading")
@@ -130,6 +131,18 @@ def _check_sources(data: Path | None, summaries: Sequence[str], *, rows_shown: b
         )
     if summaries and rows_shown:
         raise ValueError("--report, --cutoff and --select-share need rows beside --summary: add --test FILE.")
+
+
+def _check_format(model: Path, out: Path) -> None:
+    """Fail where the name of the result says another format than that of the model."""
+    from esvdfair.models.tree_files import tree_format
+
+    form = tree_format(model) or "onnx"
+    if out.suffix.lower() in {".onnx", ".txt", ".json", ".ubj", ".cbm"} - {f".{form}"}:
+        raise ValueError(
+            f"{str(out)!r} has the wrong extension: the repaired model has the format of {str(model)!r}. "
+            f"Write it to {str(out.with_suffix('.' + form))!r}."
+        )
 
 
 # --- what is written -----------------------------------------------------------------------------------------------
