@@ -64,17 +64,14 @@ def transport_path(problem: "TransportProblem", quadratic: Quadratic, *, strengt
     outputs = problem.outputs(quadratic.scale * u)
     tie = _TIE * float(np.std(outputs))
     freedom = float(quadratic.space.variances @ quadratic.scale**2)  # d
-    fits: dict[float, Fit] = {}
-    for strength in _ladder({0.0, *strengths}):
-        if strength > 0:
-            blocks = [block * quadratic.scale for block in problem.pair_blocks(outputs, tie=tie)]
-            if len(blocks) > 1:
-                noise = problem.pair_noise
-                blocks = [_denoised(*each, freedom) for each in zip(blocks, noise, strict=True)]
-            u = _solve(quadratic.minimiser, np.concatenate(blocks), strength)
-            outputs = problem.outputs(quadratic.scale * u)
-        if strength in strengths:
-            fits[strength] = quadratic.fit(u, strength=strength)
+    found = {0.0: u}
+    for strength in _ladder({0.0, *strengths})[1:]:
+        blocks = [block * quadratic.scale for block in problem.pair_blocks(outputs, tie=tie)]
+        if len(blocks) > 1:
+            blocks = [_denoised(*each, freedom) for each in zip(blocks, problem.pair_noise, strict=True)]
+        found[strength] = u = _woodbury(quadratic.minimiser, np.concatenate(blocks), strength)
+        outputs = problem.outputs(quadratic.scale * u)
+    fits = {strength: quadratic.fit(found[strength], strength=strength) for strength in strengths}
     return [fits[strength] for strength in strengths]
 
 
@@ -100,7 +97,7 @@ def _denoised(block: Array, noise: float, freedom: float) -> Array:
     return shrunk
 
 
-def _solve(z: Array, b: Array, strength: float) -> Array:
+def _woodbury(z: Array, b: Array, strength: float) -> Array:
     """``(I + λBᵀB)⁻¹ z``, by Woodbury when there are fewer bins than coordinates."""
     strength = min(strength, 1e12 / max(float(np.sum(b**2)), 1e-300))  # beyond, only rounding changes
     solution: Array
@@ -159,7 +156,6 @@ class TransportProblem:
         # Of more than two groups a power of two, so that the bins of one are whole bins of the other.
         self.bins = np.full(2, bins.min()) if n_groups == 2 else 2 ** np.floor(np.log2(bins)).astype(int)
         self._weight = np.concatenate([w / w.sum() for w in weights])  # 1 in every group
-        self._first = np.concatenate([[0], np.cumsum(self.bins)])  # bin of each group
 
     @property
     def pair_noise(self) -> list[float]:
@@ -178,27 +174,35 @@ class TransportProblem:
         Rows whose outputs lie within ``tie`` of their neighbours share their levels, so that their order is of no
         effect; a row that an edge cuts belongs to both bins in parts.
         """
-        lower, upper = np.empty((2, len(outputs)))
-        for part in self._parts:
-            lower[part], upper[part] = _levels(outputs[part], self._weight[part], tie)
-        bins = np.repeat(self.bins, [part.stop - part.start for part in self._parts]).astype(np.int32)
-        first = np.minimum(lower * bins, bins - 1).astype(np.int32)
-        last = np.minimum(np.ceil(upper * bins), bins).astype(np.int32) - 1
-        spans = np.maximum(last - first, 0) + 1  # 1 but for the rows that an edge cuts
-        starts = np.concatenate([[0], np.cumsum(spans)]).astype(np.int32)
-        row = np.repeat(np.arange(len(outputs)), spans)
-        inside: NDArray[np.int32] = first[row] + (np.arange(len(row), dtype=np.int32) - starts[row])
-        mass = self._weight[row]
-        cut = np.flatnonzero(spans[row] > 1)
-        i, q = row[cut], inside[cut]
-        overlap = np.minimum(upper[i], (q + 1) / bins[i]) - np.maximum(lower[i], q / bins[i])
-        mass[cut] *= overlap / (upper[i] - lower[i])
-        offset = np.repeat(self._first[:-1], [part.stop - part.start for part in self._parts]).astype(np.int32)
-        shape = (int(self._first[-1]), len(outputs))
-        # By columns, so that the product reads the rows in the order in which they lie in memory.
-        average = scipy.sparse.csc_array((mass, inside + offset[row], starts), shape=shape)
-        sums = np.split(np.asarray(average @ self._rows), self._first[1:-1])
+        sums = [
+            self._bin_sums(part, outputs[part], bins, tie) for part, bins in zip(self._parts, self.bins, strict=True)
+        ]
         return [self._block(sums[g], sums[h]) for g, h in self._pairs]
+
+    def _bin_sums(self, part: slice, outputs: Array, bins: int, tie: float) -> Array:
+        """(bins, r) sums of the weighted rows of one group between the quantiles of its outputs."""
+        rows, weight, order = self._rows[part], self._weight[part], np.argsort(outputs)
+        if bins == 1:
+            return np.asarray(weight @ rows)[None]
+        starts = np.flatnonzero(np.diff(outputs[order], prepend=-inf) > tie)  # of rows that share their levels
+        ends = np.append(starts[1:], len(order))
+        levels = np.cumsum(weight[order])[ends - 1]
+        edges = np.arange(1, bins) / bins
+        cut = np.searchsorted(levels, edges)  # the rows that an edge cuts, or that end there
+        # All rows up to those cut, and then without the part of these above the edge.
+        inside = np.empty(len(order), dtype=np.int32)
+        inside[order] = np.repeat(np.arange(bins), np.diff(ends[cut], prepend=0, append=len(order)))
+        # By columns, so that the product reads the rows in the order in which they lie in memory.
+        indicator = (weight, inside, np.arange(len(order) + 1, dtype=np.int32))
+        sums: Array = scipy.sparse.csc_array(indicator, shape=(bins, len(order))) @ rows
+        share = (levels[cut] - edges) / (levels[cut] - np.append(0.0, levels)[cut])
+        cut, which = np.unique(cut, return_inverse=True)
+        tied = order[np.concatenate([np.arange(starts[i], ends[i]) for i in cut])]
+        sizes = ends[cut] - starts[cut]
+        above = share[:, None] * np.add.reduceat(weight[tied, None] * rows[tied], np.cumsum(sizes) - sizes)[which]
+        sums[:-1] -= above
+        sums[1:] += above
+        return sums
 
     def _block(self, a: Array, b: Array) -> Array:
         """The difference of two groups' mean rows in the bins of the coarser, over √bins and √pairs."""
@@ -206,18 +210,3 @@ class TransportProblem:
         a, b = (sums.reshape(bins, -1, sums.shape[1]).sum(axis=1) for sums in (a, b))
         block: Array = np.sqrt(bins / len(self._pairs)) * (a - b)
         return block
-
-
-def _levels(outputs: Array, weight: Array, tie: float) -> tuple[Array, Array]:
-    """Lower and upper end (rows,) of the levels in (0, 1) that every row occupies; rows that tie occupy the same."""
-    order = np.argsort(outputs)
-    ends = np.concatenate([[0.0], np.cumsum(weight[order])])
-    low, high = ends[:-1], ends[1:]
-    tied = np.diff(outputs[order]) <= tie
-    if tied.any():
-        starts = np.flatnonzero(np.append(True, ~tied))
-        sizes = np.diff(starts, append=len(order))
-        low, high = np.repeat(ends[starts], sizes), np.repeat(ends[starts + sizes], sizes)
-    lower, upper = np.empty((2, len(outputs)))
-    lower[order], upper[order] = low, high
-    return lower, upper
