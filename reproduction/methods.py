@@ -23,11 +23,12 @@ from esvdfair.core.edits import LayerEdit, edit_mean_paper, shrink_mean, solve_c
 from esvdfair.core.metrics import ks_population
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.optimum import fit_optimum
-from esvdfair.core.quadratic import Fit, finetune
+from esvdfair.core.quadratic import Fit
 from esvdfair.curve import Curve
 from esvdfair.estimator import ESVDFair
 from esvdfair.evaluation import evaluate
 from esvdfair.exceptions import ESVDFairWarning
+from esvdfair.hidden import finetune
 from esvdfair.methods import Candidates
 from esvdfair.models import adapt
 from esvdfair.problem import Effort, Problem, make_problem

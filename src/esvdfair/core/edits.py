@@ -87,8 +87,7 @@ def edit_mean_paper(
         For a layer with one output: there W S_e has one singular value, and shrinking it scales the predictions
         towards zero instead of closing a gap.
     """
-    w, b = _checked(weight, bias, moments)
-    _refuse_single_output(w)
+    w, b = _checked(weight, bias, moments, single_output=False)
     svd = gaps.explain_mean(w, moments, epsilon=epsilon, second_moment_factor=factor)
     # S_e is invertible, so that W + Σ(σ'−σ)uvᵀS_e⁻¹ is (Σσ'uvᵀ)S_e⁻¹
     return _edit(w, moments, svd, 2, reduction, budget, layer=layer, bias=b, epsilon=epsilon)
@@ -124,14 +123,10 @@ def edit_paper(
     layer: str = "",
 ) -> tuple[LayerEdit, ...]:
     """Algorithm 1: the covariance edit, then the mean edit of its result. A reduction of None leaves that step out."""
-    w, b = _checked(weight, bias, moments)
-    _refuse_single_output(w)
+    w, b = _checked(weight, bias, moments, single_output=False)
     factor = gaps.scatter_factor(gaps.scatter_about(moments, centred=False))
     steps = (edit_covariance_paper, covariance_reduction), (edit_mean_paper, mean_reduction)
     return tuple(_in_turn(steps, w, b, moments, layer=layer, factor=factor))
-
-
-# --- without its restrictions --------------------------------------------------------------------------------------
 
 
 def edit_mean(
@@ -196,31 +191,23 @@ def edit_exact(
     moves the covariance gap again, a little up or down: the first account says where it ends.
     """
     w, b = _checked(weight, bias, moments)
-    unit = _output_spread(w, moments)
+    variances = np.einsum("ij,ij->i", w @ moments.pooled_scatter(), w) / moments.pooled_weight
+    unit = np.sqrt(np.where(variances > 0, variances, 1.0))
     w, b = w / unit[:, None], None if b is None else b / unit
     steps = (edit_covariance, covariance_reduction), (edit_mean, mean_reduction)
     edits = _in_turn(steps, w, b, moments, layer=layer, whitening=_whitening(b, moments))
     if len(edits) == 2:
         edits[0] = replace(edits[0], gap_after=gaps.squared_covariance_gap(edits[1].weight_after, moments))
-    return tuple(_in_units(edit, unit) for edit in edits)
-
-
-def _output_spread(weight: Array, moments: GroupMoments) -> Array:
-    """(m,) standard deviation of each output; 1 where it does not vary."""
-    variances = np.einsum("ij,ij->i", weight @ moments.pooled_scatter(), weight) / moments.pooled_weight
-    spread: Array = np.sqrt(np.where(variances > 0, variances, 1.0))
-    return spread
-
-
-def _in_units(edit: LayerEdit, unit: Array) -> LayerEdit:
-    """The edit with weights and biases multiplied by the units (m,) of the outputs."""
-    names = ("weight_before", "weight_after", "bias_before", "bias_after")
-    scaled = {
-        name: value * (unit[:, None] if value.ndim == 2 else unit)
-        for name in names
-        if (value := getattr(edit, name)) is not None
-    }
-    return replace(edit, **scaled)
+    return tuple(
+        replace(
+            edit,
+            weight_before=edit.weight_before * unit[:, None],
+            weight_after=edit.weight_after * unit[:, None],
+            bias_before=None if edit.bias_before is None else edit.bias_before * unit,
+            bias_after=None if edit.bias_after is None else edit.bias_after * unit,
+        )
+        for edit in edits
+    )
 
 
 def _in_turn(
@@ -263,7 +250,7 @@ def _edit(
     ``follows``: the bias moves to ``b' = b + (W − W')x̄``, so that the mean output stays. ``drops``: the weight is made
     of the singular directions alone, without what W does outside them.
     """
-    allowed = _budget(_power_sum(svd.sigma, power), reduction, budget)
+    allowed = _budget(svd.sigma, power, reduction, budget)
     solution = (solve_mean if power == 2 else solve_covariance)(svd.sigma, svd.cost, allowed)
     after, output_change = before + svd.change(solution.sigma), svd.output_change(solution.sigma)
     if drops and not np.array_equal(solution.sigma, svd.sigma):
@@ -298,10 +285,9 @@ def _edit(
     )
 
 
-# --- checks --------------------------------------------------------------------------------------------------------
-
-
-def _checked(weight: ArrayLike, bias: ArrayLike | None, moments: GroupMoments) -> tuple[Array, Array | None]:
+def _checked(
+    weight: ArrayLike, bias: ArrayLike | None, moments: GroupMoments, *, single_output: bool = True
+) -> tuple[Array, Array | None]:
     w = np.array(weight, dtype=np.float64)
     if w.ndim != 2 or w.shape[1] != moments.width:
         raise ValueError(
@@ -313,29 +299,29 @@ def _checked(weight: ArrayLike, bias: ArrayLike | None, moments: GroupMoments) -
         raise ValueError(f"the bias has shape {b.shape}, expected ({w.shape[0]},) for this weight.")
     if not np.isfinite(w).all() or (b is not None and not np.isfinite(b).all()):
         raise ValueError("the layer's weight or bias holds NaN or infinite values; it cannot be repaired.")
+    if len(w) == 1 and not single_output:  # differs from the paper, which is silent on m = 1
+        raise ValueError(
+            "this layer has one output, where the paper's mean edit only scales the predictions towards zero. "
+            "Edit a hidden layer (layer=-2), or use edit_mean, which is exact for any layer."
+        )
     return w, b
 
 
-def _power_sum(sigma: Array, power: int) -> float:
-    """``Σσ^power``, which leaves float64 long before the features do."""
+def _budget(sigma: Array, power: int, reduction: float | None, budget: float | None) -> float:
+    """What ``Σσ^power`` may be, from itself and the reduction, or as given."""
+    if (reduction is None) == (budget is None):
+        raise ValueError(f"got reduction={reduction!r} and budget={budget!r}; give exactly one of them.")
     with np.errstate(over="ignore"):
         total = float(np.sum(sigma**power))
-    if not np.isfinite(total):
+    if not np.isfinite(total):  # powers leave float64 long before the features do
         raise ValueError(
             f"the largest singular value of the gap is {sigma.max():.3g}, and its power {power} leaves float64; give "
             "the features in another unit."
         )
-    return total
-
-
-def _budget(total: float, reduction: float | None, budget: float | None) -> float:
-    if (reduction is None) == (budget is None):
-        raise ValueError(f"got reduction={reduction!r} and budget={budget!r}; give exactly one of them.")
     if reduction is not None:
         check_reduction(reduction)
         return total / reduction
-    assert budget is not None
-    if not budget >= 0:
+    if budget is None or not budget >= 0:
         raise ValueError(f"budget={budget!r}; a squared gap cannot be below 0. Use 0 to remove the gap.")
     return float(budget)
 
@@ -346,15 +332,6 @@ def check_reduction(reduction: float) -> None:
         raise ValueError(
             f"reduction={reduction!r}; it says how many times smaller the squared gap becomes, so it must be at least "
             "1. Use 1 to change nothing and inf to remove the gap."
-        )
-
-
-def _refuse_single_output(weight: Array) -> None:
-    # Differs from the paper, which is silent on m = 1.
-    if weight.shape[0] == 1:
-        raise ValueError(
-            "this layer has one output, where the paper's mean edit only scales the predictions towards zero. "
-            "Edit a hidden layer (layer=-2), or use edit_mean, which is exact for any layer."
         )
 
 
@@ -406,7 +383,7 @@ def shrink_covariance(sigma: Array, cost: Array, multiplier: float) -> Array:
 
 def solve_mean(sigma: ArrayLike, cost: ArrayLike, budget: float) -> Shrinkage:
     """Solve ``min Σk(σ'−σ)²`` subject to ``Σσ'² ≤ budget``."""
-    return _solve(sigma, cost, budget, 2, shrink_mean, lambda s, k, ratio: k * (np.sqrt(ratio) - 1))
+    return _shrink_to(sigma, cost, budget, 2, shrink_mean, lambda s, k, ratio: k * (np.sqrt(ratio) - 1))
 
 
 def solve_covariance(sigma: ArrayLike, cost: ArrayLike, budget: float) -> Shrinkage:
@@ -414,12 +391,12 @@ def solve_covariance(sigma: ArrayLike, cost: ArrayLike, budget: float) -> Shrink
 
     Differs from the paper: the equation for γ in its appendix has σ'² where the constraint has σ'⁴.
     """
-    return _solve(
+    return _shrink_to(
         sigma, cost, budget, 4, shrink_covariance, lambda s, k, ratio: (ratio**0.75 - ratio**0.5) * k / (2 * s**2)
     )
 
 
-def _solve(
+def _shrink_to(
     sigma: ArrayLike,
     cost: ArrayLike,
     budget: float,

@@ -158,23 +158,23 @@ def make_cells(
     """Labels and codes of the cells that occur, in the order of groups and then of strata."""
     (names, codes), (kinds, places) = groups, strata
     present, cell = np.unique(codes * len(kinds) + places, return_inverse=True)
-    labels = [(*_parts(names[i // len(kinds)]), *_parts(kinds[i % len(kinds)])) for i in present.tolist()]
+    labels = [(*_attributes(names[i // len(kinds)]), *_attributes(kinds[i % len(kinds)])) for i in present.tolist()]
     return tuple(labels), cell.astype(np.intp)
 
 
 def split_cell(cell: Label, parts: int) -> tuple[Label, Label]:
     """The group and the stratum of a cell whose group's label has so many parts."""
-    parted = _parts(cell)
+    parted = _attributes(cell)
     group, stratum = parted[:parts], parted[parts:]
     return group[0] if parts == 1 else group, stratum[0] if len(stratum) == 1 else stratum
 
 
 def label_parts(label: Label) -> int:
     """How many attributes a label names."""
-    return len(_parts(label))
+    return len(_attributes(label))
 
 
-def _parts(label: Label) -> tuple[Scalar, ...]:
+def _attributes(label: Label) -> tuple[Scalar, ...]:
     return label if isinstance(label, tuple) else (label,)
 
 

@@ -65,7 +65,7 @@ def ks_distance(
     >>> ks_distance([1, 2, 3, 4], sensitive_features=["a", "a", "b", "a"])
     0.6666666666666666
     """
-    return ks_between(*_check(y_pred, sensitive_features, sample_weight, control_features))
+    return ks_between(*_check_scores(y_pred, sensitive_features, sample_weight, control_features))
 
 
 def demographic_parity_ks(y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None) -> float:
@@ -125,7 +125,7 @@ def ks_distance_ci(
     _check_confidence(confidence)
     if n_resamples < 1:
         raise InputError(f"`n_resamples={n_resamples}` must be at least 1.")
-    scores, groups = _check(y_pred, sensitive_features, sample_weight, control_features, rows_needed=2)
+    scores, groups = _check_scores(y_pred, sensitive_features, sample_weight, control_features, rows_needed=2)
     pairs = Pairs(groups, scores, _seed(random_state))
     return pairs.largest_interval(scores, confidence, draws=n_resamples)
 
@@ -168,7 +168,7 @@ def ks_bound(
     """
     _check_confidence(confidence)
     _check_method(method)
-    scores, groups = _check(y_pred, sensitive_features, sample_weight, control_features)
+    scores, groups = _check_scores(y_pred, sensitive_features, sample_weight, control_features)
     return upper_bound(Ranked(scores, groups), confidence, method)
 
 
@@ -190,7 +190,7 @@ def ks_population(
     differ at one sharp peak and a quarter too large where they differ over the whole range; at k = 2 floors a tenth too
     small and a fifth too large; near k for a shift.
     """
-    scores, groups = _check(y_pred, sensitive_features, sample_weight, control_features)
+    scores, groups = _check_scores(y_pred, sensitive_features, sample_weight, control_features)
     pairs = Pairs(groups, scores, _seed(random_state))
     squares = pairs.distances(scores)[None] ** 2 - pairs.floors**2
     return float(pairs.largest(squares, pairs.floors)[1][0])
@@ -271,7 +271,7 @@ def wasserstein_distance(
     """
     if order not in (1, 2):
         raise InputError(f"`order={order!r}` is not available; use order 1 or 2.")
-    scores, groups = _check(y_pred, sensitive_features, sample_weight, control_features)
+    scores, groups = _check_scores(y_pred, sensitive_features, sample_weight, control_features)
     unit = unit_scale(scores)
     by_group = np.lexsort((scores, groups.codes))
     bounds = np.cumsum(np.bincount(groups.codes))[:-1]
@@ -288,7 +288,7 @@ def wasserstein_distance(
 
 def mean_gap(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None, control_features: Any = None) -> float:
     """Largest absolute difference between the mean predictions of two groups."""
-    scores, groups = _check(y_pred, sensitive_features, sample_weight, control_features)
+    scores, groups = _check_scores(y_pred, sensitive_features, sample_weight, control_features)
     unit = unit_scale(scores)
     return unscaled(float(np.ptp(groups.means(np.ldexp(scores, -unit)))), unit, "the mean gap")
 
@@ -368,7 +368,7 @@ def _quantile_distance(a: Floats, below_a: Floats, b: Floats, below_b: Floats, o
 # --- checks --------------------------------------------------------------------------------------------------------
 
 
-def _check(
+def _check_scores(
     y_pred: Any, sensitive_features: Any, sample_weight: Any, control_features: Any, *, rows_needed: int = 1
 ) -> tuple[Floats, Groups]:
     """Finite scores and their groups."""

@@ -13,13 +13,12 @@ and strong duality reads
 
 the arg max over l being the optimal prediction. For two groups Σ_s is Δ(x)ψ(q_l), Δ = P(1|x)/p₁ − P(0|x)/p₀.
 
-The maximum is smoothed to β⁻¹ logsumexp(β ·) and the dual solved by an active-set Newton method while β grows.
-The data enter through (η, P(·|x)) alone, so the rows are first compressed to weighted cells: only that
-compression depends on their number. Rows that agree to about 1e-6 are one atom, which no cell divides, and the dual is
-solved to many more digits than the optimum is worth: stopped early, it would amplify the last bits of η a millionfold.
+The maximum is smoothed to β⁻¹ logsumexp(β ·) and the dual solved by an active-set Newton method while β grows. Rows are
+first compressed to weighted cells in (η, P(·|x)); those that agree to about 1e-6 are one atom, which none divides. The
+dual is solved to more digits than the optimum is worth: stopped early, it would amplify the last bits of η.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -31,8 +30,7 @@ from esvdfair.core.checks import check_weight
 Floats = NDArray[np.float64]
 
 _AGREE = 1e-6  # rows whose η, in units of its spread, and probabilities differ by less are one
-_TOLERANCE = 1e-6  # of the optimality conditions, in units of KS distance: where the solver stops
-_CONVERGED = 1e-3  # and what is good enough, should rounding stop it earlier
+_TOLERANCE, _CONVERGED = 1e-6, 1e-3  # of the optimality conditions, in units of KS: where to stop; what is good enough
 _MAX_TRIALS = 120
 _NEGLIGIBLE = -50.0  # exp of less is nothing beside 1, and slow where it underflows
 _POOL_SLACK = 3e-3  # a gap over the level that is worth a pool; smaller ones come from the cells' own mass
@@ -45,20 +43,17 @@ class Optimum:
 
     Attributes
     ----------
-    level : float
-        α, the bound on the largest pairwise KS distance.
-    grid : (L,) increasing values q_l.
-    potential : (G, L) ψ_s(q_l), zero in the last column; the groups' potentials sum to zero.
+    level : α, the bound on the largest pairwise KS distance
+    grid : (L,) increasing values q_l
+    potential : (G, L) ψ_s(q_l), zero in the last column; the groups' potentials sum to zero
     pools : (r, 3) disjoint intervals [low, high] of values narrower than a grid step, and the one value that
-        stands for each (see ``_find_pools``).
-    group_prior : (G,) p_s.
-    converged : bool
-        Whether the smoothed dual met its optimality conditions.
-    dual_objective : float
-        A certified lower bound on the mean squared distance to η of every (randomised) predictor on the cells
-        that takes values on the grid and keeps every pairwise KS distance at or under ``level``.
-    mse, ks : float
-        Mean squared distance to η, and largest pairwise KS distance weighted by P(s|x), of ``predict`` on the cells.
+        stands for each (see ``_find_pools``)
+    group_prior : (G,) p_s
+    converged : whether the smoothed dual met its optimality conditions
+    dual_objective : a certified lower bound on the mean squared distance to η of every (randomised) predictor on the
+        cells that takes values on the grid and keeps every pairwise KS distance at or under ``level``
+    mse, ks : mean squared distance to η, and largest pairwise KS distance weighted by P(s|x), of ``predict`` on the
+        cells
     """
 
     level: float
@@ -72,13 +67,7 @@ class Optimum:
     ks: float
 
     def predict(self, eta: ArrayLike, group_probability: ArrayLike) -> Floats:
-        """f*(x) of every row, shape (n,).
-
-        Parameters
-        ----------
-        eta : (n,) E[Y|x].
-        group_probability : (n, G) P(s|x), in the order of the groups at fitting.
-        """
+        """(n,) f*(x) of rows with E[Y|x] (n,) and P(s|x) (n, G), in the order of the groups at fitting."""
         eta, probability = _check_rows(eta, group_probability)
         if probability.shape[1] != len(self.group_prior):
             raise ValueError(
@@ -102,8 +91,7 @@ def fit_optimum(
 
     Parameters
     ----------
-    eta : (n,) E[Y|x].
-    group_probability : (n, G) P(s|x), rows that sum to one.
+    eta, group_probability : (n,) E[Y|x]; (n, G) P(s|x), rows that sum to one
     levels : bounds α ≥ 0 on the largest pairwise KS distance; each is solved starting from the next larger one.
     sample_weight : (n,) non-negative, optional.
     n_grid : number of values L, at most. By default 128, fewer from four groups on, because the dual has a
@@ -111,12 +99,6 @@ def fit_optimum(
     n_cells : rows are compressed to at most so many weighted cells; fewer rows than that are kept as they are.
     sharpness : β in units of 1/Var(η). The smoothed dual lies within log(L)/β of the exact one.
 
-    Returns
-    -------
-    tuple of Optimum, one for each level
-
-    Notes
-    -----
     The optimum is randomised where rows tie; the arg max that ``predict`` takes is not, so on data with few
     distinct rows its KS distance can differ from α by their mass. ``Optimum.ks`` says what was reached.
 
@@ -132,26 +114,22 @@ def fit_optimum(
     eta, probability = _check_rows(eta, group_probability)
     if not len(eta):
         raise ValueError("eta has no rows; an optimum needs data to be fitted on.")
-    weight = np.ones(len(eta)) if sample_weight is None else check_weight(sample_weight, len(eta))
-    weight = weight / weight.sum()
-    if n_grid is None:
-        n_grid = int(np.clip(384 // probability.shape[1], 48, 128))
     if not all(level >= 0 for level in levels):
         raise ValueError(f"levels {list(levels)} has a negative or missing bound on the KS distance; use 0 or more.")
-    if not np.all(weight @ probability > 0):
-        raise ValueError(
-            f"groups {np.flatnonzero(weight @ probability <= 0).tolist()} have probability 0 in every row; leave their "
-            "columns out."
-        )
+    weight = np.ones(len(eta)) if sample_weight is None else check_weight(sample_weight, len(eta))
+    weight = weight / weight.sum()
+    if len(absent := np.flatnonzero(weight @ probability <= 0)):
+        raise ValueError(f"groups {absent.tolist()} have probability 0 in every row; leave their columns out.")
+    n_grid = n_grid or int(np.clip(384 // probability.shape[1], 48, 128))
     weight, eta, probability = _atoms(weight, eta, probability)
     prior = weight @ probability
     cells = _compress(weight, eta, probability / prior, n_cells)
     dual = _Dual(cells, _make_grid(weight, eta, n_grid))
     nu = np.zeros((len(dual.pairs), len(dual.grid) - 1))
     fitted: dict[float, Optimum] = {}
-    for level in sorted({float(a) for a in levels}, reverse=True):
-        nu, converged = _solve(dual, nu, level, sharpness)
-        fitted[level] = _result(dual, nu, level, prior, converged)
+    for level in sorted(set(map(float, levels)), reverse=True):
+        nu, converged = _minimise(dual, nu, level, sharpness)
+        fitted[level] = _optimum(dual, nu, level, prior, converged)
     return tuple(fitted[float(level)] for level in levels)
 
 
@@ -177,9 +155,9 @@ def _atoms(weight: Floats, eta: Floats, probability: Floats) -> tuple[Floats, Fl
         order = np.lexsort((column, cluster))
         new = (np.diff(cluster[order]) > 0) | (np.diff(column[order]) > near * unit)
         cluster[order] = np.concatenate([[0], np.cumsum(new)])
-    total: Floats = np.bincount(cluster, weight).astype(np.float64)
-    means = np.column_stack([np.bincount(cluster, weight * column) / total for column in columns.T])
-    return total, means[:, 0], means[:, 1:]
+    total, *means = _merged(cluster, weight, columns.T)
+    merged = np.column_stack(means)
+    return total, merged[:, 0], merged[:, 1:]
 
 
 def _compress(weight: Floats, eta: Floats, ratio: Floats, n_cells: int) -> _Cells:
@@ -188,12 +166,14 @@ def _compress(weight: Floats, eta: Floats, ratio: Floats, n_cells: int) -> _Cell
         return _Cells(weight, eta, ratio)
     # Split at the median of the groups' own measures together: a KS distance is felt within a small group too.
     cell = _split_cells(np.column_stack([eta, ratio[:, 1:]]), weight * ratio.sum(axis=1), n_cells)
-    total = np.bincount(cell, weight).astype(np.float64)
+    total, eta, *columns = _merged(cell, weight, [eta, *ratio.T])
+    return _Cells(total, eta, np.column_stack(columns))
 
-    def average(column: Floats) -> Floats:
-        return np.asarray(np.bincount(cell, weight * column) / total, dtype=np.float64)
 
-    return _Cells(total, average(eta), np.column_stack([average(column) for column in ratio.T]))
+def _merged(place: NDArray[np.intp], weight: Floats, columns: Iterable[Floats]) -> list[Floats]:
+    """Total weight, and weighted means of the columns, of the rows of each place."""
+    total = np.bincount(place, weight).astype(np.float64)
+    return [total, *(np.bincount(place, weight * column) / total for column in columns)]
 
 
 def _split_cells(points: Floats, mass: Floats, n_cells: int) -> NDArray[np.intp]:
@@ -202,9 +182,8 @@ def _split_cells(points: Floats, mass: Floats, n_cells: int) -> NDArray[np.intp]
     points = points / np.where(spread > 0, spread, 1.0)
     cell = np.zeros(len(points), dtype=np.intp)
     for _ in range(int(np.log2(n_cells))):
-        total = np.bincount(cell, mass)
-        centre = np.column_stack([np.bincount(cell, mass * column) / total for column in points.T])
-        off = points - centre[cell]
+        total, *centre = _merged(cell, mass, points.T)
+        off = points - np.column_stack(centre)[cell]
         scatter = np.column_stack([np.bincount(cell, mass * column**2) for column in off.T])
         key = np.take_along_axis(points, scatter.argmax(axis=1)[cell][:, None], axis=1)[:, 0]
         order = np.lexsort((key, cell))
@@ -244,11 +223,8 @@ class _Dual:
         # Pairs with group 0 come first: alone they already span all differences.
         self.pairs = list(combinations(range(groups), 2))
         # F_b − F_a of a pair (a, b) in terms of F_s − F_0, s ≥ 1.
-        self.incidence = np.zeros((len(self.pairs), groups - 1))
-        for row, (a, b) in zip(self.incidence, self.pairs, strict=True):
-            row[b - 1] = 1.0
-            if a > 0:
-                row[a - 1] = -1.0
+        first, second = np.array(self.pairs).T
+        self.incidence = np.eye(groups)[second, 1:] - np.eye(groups)[first, 1:]
         # Cells run along the last axis, so that sums over the grid are sums of contiguous rows.
         self.contrast = (cells.ratio[:, 1:] - cells.ratio[:, :1]).T.copy()  # (G−1, m), mean zero
         # −(η − q)² = 2ηq − q² − η²: with the potentials one product; about the middle, so that nothing cancels.
@@ -268,11 +244,7 @@ class _Dual:
         left = np.vstack([self.contrast_potential(nu), self.values, -(self.values**2)]).T * beta
         return np.matmul(left, self.sides, out=out)
 
-    def empty(self) -> Floats:
-        """Room for the scores."""
-        return np.empty((len(self.grid), len(self.cells.eta)))
-
-    def smooth(self, nu: Floats, beta: float, out: Floats) -> tuple[float, Floats, Floats]:
+    def smooth(self, nu: Floats, beta: float, out: Floats | None = None) -> tuple[float, Floats, Floats]:
         """Value of the smoothed E[max …], its gradient in ν, and P(f ≤ q_k | cell), shape (L−1, m), within ``out``."""
         score = self.score(nu, beta, out)
         top = score.max(axis=0)
@@ -308,7 +280,7 @@ class _Dual:
         return -best - alpha * float(np.abs(nu).sum())
 
 
-def _solve(dual: _Dual, nu: Floats, alpha: float, sharpness: float) -> tuple[Floats, bool]:
+def _minimise(dual: _Dual, nu: Floats, alpha: float, sharpness: float) -> tuple[Floats, bool]:
     """Minimise the dual from ν; a sharpness above 300 is reached in stages, each from the solution of the last."""
     if nu.shape[1] == 0:
         return nu, True
@@ -319,8 +291,7 @@ def _solve(dual: _Dual, nu: Floats, alpha: float, sharpness: float) -> tuple[Flo
     violation = np.inf
     for stage in reversed(range(stages)):
         active, violation = _newton(dual, active, alpha, beta=sharpness / 4.0**stage / variance)
-    idle = np.zeros((len(nu) - len(active), nu.shape[1]))
-    return np.concatenate([active, idle]), violation <= _CONVERGED
+    return np.pad(active, ((0, len(nu) - len(active)), (0, 0))), violation <= _CONVERGED
 
 
 def _newton(dual: _Dual, nu: Floats, alpha: float, *, beta: float) -> tuple[Floats, float]:
@@ -330,9 +301,9 @@ def _newton(dual: _Dual, nu: Floats, alpha: float, *, beta: float) -> tuple[Floa
     measured in the second derivative that an evenly spread η would have, E[Δ²]/(2 (q_{k+1} − q_k) range),
     because the true one vanishes at thresholds that split no cell.
     """
-    unit = float(dual.cells.weight @ (dual.contrast**2).sum(axis=0)) / (2 * np.diff(dual.grid) * np.ptp(dual.grid))
-    unit = np.broadcast_to(unit, nu.shape)
-    at, spare = dual.empty(), dual.empty()
+    spread = float(dual.cells.weight @ (dual.contrast**2).sum(axis=0))
+    unit = np.broadcast_to(spread / (2 * np.diff(dual.grid) * np.ptp(dual.grid)), nu.shape)
+    at, spare = np.empty((2, len(dual.grid), len(dual.cells.eta)))
     value, gradient, below = dual.smooth(nu, beta, at)
     damping, hessian, violation = 0.1, None, np.inf
     for _ in range(_MAX_TRIALS):
@@ -385,10 +356,9 @@ def _orthant_step(hessian: Floats, nu: Floats, slope: Floats, sign: Floats | Non
     return step
 
 
-def _result(dual: _Dual, nu: Floats, level: float, prior: Floats, converged: bool) -> Optimum:
-    potential = dual.contrast_potential(nu)
-    potential = np.concatenate([-potential.sum(axis=0, keepdims=True), potential])
-    cells = dual.cells
+def _optimum(dual: _Dual, nu: Floats, level: float, prior: Floats, converged: bool) -> Optimum:
+    cells, potential = dual.cells, dual.contrast_potential(nu)
+    potential = np.vstack([-potential.sum(axis=0), potential])
     mass = cells.weight[:, None] * cells.ratio
     f = _best_values(cells.eta, cells.ratio, potential, dual.grid)
     pools = _find_pools(f, mass, level, width=np.ptp(dual.grid) / len(dual.grid))
@@ -409,11 +379,10 @@ def _result(dual: _Dual, nu: Floats, level: float, prior: Floats, converged: boo
 def _best_values(eta: Floats, ratio: Floats, potential: Floats, grid: Floats) -> Floats:
     """arg max over q of ratio·potential(q) − (η − q)², the potential (G, L) known on the grid and linear between.
 
-    The grid decides which segments; within them the maximum is closed form, so that the grid's spacing
-    costs no accuracy (without a pull the answer is η itself).
+    The grid decides which segments; within them the maximum is in closed form.
     """
     middle = 0.5 * (grid[0] + grid[-1])
-    values = grid - middle
+    values, shares = grid - middle, np.ascontiguousarray(ratio.T)
     left = np.column_stack([ratio, 2 * (eta - middle), np.ones(len(eta))])
     right = np.vstack([potential, values, -(values**2)])
     best = np.empty(len(eta), dtype=np.intp)
@@ -422,9 +391,8 @@ def _best_values(eta: Floats, ratio: Floats, potential: Floats, grid: Floats) ->
         np.argmax(left[rows] @ right, axis=1, out=best[rows])
 
     def pull(at: NDArray[np.intp]) -> Floats:
-        return np.asarray(sum(share * row[at] for share, row in zip(shares, potential, strict=True)))
+        return np.asarray((shares * potential[:, at]).sum(axis=0))
 
-    shares = np.ascontiguousarray(ratio.T)
     value: Floats = grid[best]
     score = np.full(len(eta), -np.inf)
     for left_end in (best - 1, best):
@@ -474,15 +442,10 @@ def _pool(f: Floats, pools: Floats) -> Floats:
 def _check_rows(eta: ArrayLike, group_probability: ArrayLike) -> tuple[Floats, Floats]:
     eta, probability = np.asarray(eta, dtype=np.float64), np.asarray(group_probability, dtype=np.float64)
     if eta.ndim != 1 or probability.ndim != 2 or len(eta) != len(probability) or probability.shape[1] < 2:
-        raise ValueError(
-            f"eta has shape {eta.shape} and group_probability {probability.shape}; "
-            "expected (n,) and (n, groups) with at least two groups."
-        )
+        shapes = f"eta has shape {eta.shape} and group_probability {probability.shape}"
+        raise ValueError(f"{shapes}; expected (n,) and (n, groups), with at least two groups.")
     if not (np.isfinite(eta).all() and np.isfinite(probability).all()):
         raise ValueError("eta or group_probability has NaN or infinite values; drop those rows or mend the model.")
     if (probability < 0).any() or not np.allclose(probability.sum(axis=1), 1.0, atol=1e-6):
-        raise ValueError(
-            "group_probability has negative entries or rows that do not sum to one; "
-            "give one probability for each group, for example from predict_proba."
-        )
+        raise ValueError("group_probability has negative entries, or rows that do not sum to one.")
     return eta, probability

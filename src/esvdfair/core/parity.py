@@ -21,7 +21,6 @@ point comes from a local solver; the difference between the two says how much be
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -37,23 +36,13 @@ from esvdfair.core.quadratic import Array, Fit, Quadratic
 Branch = Literal["inactive", "interior", "semidefinite", "zero", "hard", "dual", "local"]
 
 _EPS = float(np.finfo(np.float64).eps)
-# What is below this part of its like counts as zero when the hard case is told from the interior.
-_HARD = 1e-12
-# A budget below this part of the gap is zero: the numbers that would meet it underflow.
-_NO_BUDGET = 1e-200
-# In units of ‖z‖² and of the largest difference of covariances: what counts as certified, and as met.
-_CERTIFIED, _MET = 1e-7, 1e-9
-_LARGEST_MULTIPLIER = 1e6
-_MAX_STEPS = 100
+_HARD = 1e-12  # below this part of its like a number is zero when the hard case is told from the interior
+_NO_BUDGET = 1e-200  # a budget below this part of the gap is zero: the numbers that would meet it underflow
+_CERTIFIED, _MET = 1e-7, 1e-9  # what counts so, in units of ‖z‖² and of the largest difference of covariances
+_LARGEST_MULTIPLIER, _MAX_STEPS = 1e6, 100
 _LARGE = 4000  # groups times coordinates beyond which the local solver starts from one point only
-# Gaps below these parts of the features' own spread are rounding of the moments, not gaps.
-_NO_MEAN_GAP = 1e-10
-_NO_VARIANCE_GAP = 1e-13
-# Outputs that vary less than this part of the least-squares ones are a constant.
-_CONSTANT = 1e-9
-
-
-# --- the refit -----------------------------------------------------------------------------------------------------
+_NO_MEAN_GAP, _NO_VARIANCE_GAP = 1e-10, 1e-13  # parts of the features' own spread that are rounding of the moments
+_CONSTANT = 1e-9  # outputs that vary less than this part of the least-squares ones are a constant
 
 
 @dataclass(frozen=True)
@@ -122,19 +111,17 @@ class ParityProblem:
         values, vectors = scipy.linalg.eigh(self._shrunk[0], driver="evd", check_finite=False)
         return values, vectors
 
-    def _mean_gap(self, u: Array) -> float:
-        """``‖D w‖`` at whitened coordinates u."""
-        return float(np.linalg.norm(self.quadratic.space.mean_gaps @ (self.quadratic.scale * u)))
-
-    def _variance_gap(self, u: Array) -> float:
+    def _gaps(self, u: Array) -> tuple[float, float]:
+        """Mean gap ``‖D w‖`` and variance gap at whitened coordinates u."""
         variances = (self._differences @ u) @ u
-        return float(variances[0] if len(variances) == 1 else np.ptp(variances))
+        gap = variances[0] if len(variances) == 1 else np.ptp(variances)
+        return float(np.linalg.norm(self.quadratic.space.mean_gaps @ (self.quadratic.scale * u))), float(gap)
 
     @cached_property
     def gaps(self) -> tuple[float, float]:
         """Mean gap and (absolute) variance gap of the original layer: see :meth:`solve`."""
-        u = self.quadratic.coordinates(self.quadratic.original)
-        return self._mean_gap(u), abs(self._variance_gap(u))
+        mean, variance = self._gaps(self.quadratic.coordinates(self.quadratic.original))
+        return mean, abs(variance)
 
     def budget(self, reduction: float) -> float:
         """Variance budget that is the original layer's variance gap divided by ``reduction`` (1 or more, or inf)."""
@@ -170,54 +157,36 @@ class ParityProblem:
             raise ValueError(f"budget={budget!r}; the variance gap is kept below it, so it must not be negative.")
         quadratic = towards or self.quadratic
         solve = self._solve_two if len(self._differences) == 1 else self._solve_more
-        v, known = solve(budget, self._shrink(quadratic.minimiser))
+        v, converged, known = solve(float(budget), self._shrink(quadratic.minimiser))
         u = self._shrink(v)
         spread, before = (
             float(quadratic.space.variances @ (quadratic.scale * x) ** 2) for x in (u, quadratic.minimiser)
         )
         constant = spread <= _CONSTANT * before
-        fit = quadratic.fit(
-            u,
-            strength=self.mean_penalty,
-            converged=known.pop("converged"),
-            diagnostics={
-                "mean_gap": self._mean_gap(u),
-                "budget": float(budget),
-                "constant": constant,
-                **known,
-            },
-        )
+        mean_gap, variance_gap = self._gaps(u)
+        known |= {"mean_gap": mean_gap, "budget": float(budget), "constant": constant}
+        known.setdefault("variance_gap", variance_gap)
+        fit = quadratic.fit(u, strength=self.mean_penalty, converged=converged, diagnostics=known)
         if constant:  # to the last bit: what rounding leaves of a weight could still tell the groups apart
             space = quadratic.space
             moved = np.where(space.axes.any(axis=1), fit.weight, 0.0)  # the dead ones keep their weights
             fit = replace(fit, weight=fit.weight - moved, bias=fit.bias + float(space.mean @ moved))
         return fit
 
-    def _solve_two(self, budget: float, aim: Array) -> tuple[Array, dict[str, Any]]:
+    def _solve_two(self, budget: float, aim: Array) -> tuple[Array, bool, dict[str, Any]]:
         eigenvalues, vectors = self._spectrum
         minimiser = vectors.T @ aim
-        coordinates, multiplier, branch = nearest_within(eigenvalues, minimiser, float(budget))
+        coordinates, multiplier, branch = nearest_within(eigenvalues, minimiser, budget)
         gap = float(eigenvalues @ coordinates**2)
         rounding = 1e-9 * float(np.abs(eigenvalues).max() * (minimiser @ minimiser))
-        return vectors @ coordinates, {
-            "variance_gap": gap,
-            "multiplier": multiplier,
-            "branch": branch,
-            "eigenvalues": eigenvalues,
-            "coordinates": coordinates,
-            "gap": 0.0,
-            "converged": bool(abs(gap) <= budget + rounding),
-        }
+        known = {"eigenvalues": eigenvalues, "coordinates": coordinates, "multiplier": multiplier}
+        known |= {"variance_gap": gap, "branch": branch, "gap": 0.0}
+        return vectors @ coordinates, abs(gap) <= budget + rounding, known
 
-    def _solve_more(self, budget: float, aim: Array) -> tuple[Array, dict[str, Any]]:
-        nearest = nearest_within_all(self._shrunk, aim, float(budget))
-        return nearest.point, {
-            "variance_gap": self._variance_gap(self._shrink(nearest.point)),
-            "multipliers": nearest.multipliers,
-            "branch": nearest.branch,
-            "gap": nearest.gap,
-            "converged": nearest.certified,
-        }
+    def _solve_more(self, budget: float, aim: Array) -> tuple[Array, bool, dict[str, Any]]:
+        nearest = nearest_within_all(self._shrunk, aim, budget)
+        known = {"multipliers": nearest.multipliers, "branch": nearest.branch, "gap": nearest.gap}
+        return nearest.point, nearest.certified, known
 
 
 # --- two groups: min ‖v − z‖²  s.t.  |Σ λ_i v_i²| ≤ c ---------------------------------------------------------------
@@ -313,15 +282,15 @@ class Nearest:
 
 def nearest_within_all(covariances: Array, z: Array, budget: float) -> Nearest:
     """The point nearest to z whose group variances differ by at most ``budget``; covariances (G, r, r)."""
-    if _spread(covariances, z) <= budget * (1 + 16 * _EPS):
+    if _variance_spread(covariances, z) <= budget * (1 + 16 * _EPS):
         return Nearest(z, np.zeros(len(covariances)), 0.0, True, "inactive")
     # In units of ‖z‖ and of the largest difference of covariances, only differences from their mean matter.
     size, differences = float(np.linalg.norm(z)), covariances - covariances.mean(axis=0)
     unit = float(np.abs(differences).max())
-    dual = _Dual(z / size, differences / unit, budget / unit / size**2)
+    dual = _ParityDual(z / size, differences / unit, budget / unit / size**2)
     # Where only huge multipliers make variances equal, rounding of the forms would decide, and the bound would say
     # nothing. Then they are made equal up to what counts as met.
-    relaxed = _Dual(dual.z, dual.forms, _MET)
+    relaxed = _ParityDual(dual.z, dual.forms, _MET)
     for each, barrier in ((dual, False), (dual, True), *([(relaxed, False)] if 2 * dual.half < _MET else [])):
         y = each.minimise(barrier=barrier)
         v, bound = each.solution(y), each.bound(y)
@@ -335,21 +304,12 @@ def nearest_within_all(covariances: Array, z: Array, budget: float) -> Nearest:
     return Nearest(size * v, dual.basis @ y / unit, size**2 * gap, gap <= _CERTIFIED, "local")
 
 
-def _spread(covariances: Array, v: Array) -> float:
+def _variance_spread(covariances: Array, v: Array) -> float:
     """Largest difference between two group variances."""
     return float(np.ptp((covariances @ v) @ v))
 
 
-@dataclass(frozen=True)
-class _State:
-    """The dual at one point: value, ``A⁻¹X`` (r, k) and the Cholesky factor of A."""
-
-    value: float
-    solutions: Array
-    lower: Array
-
-
-class _Dual:
+class _ParityDual:
     """``min zᵀA⁻¹z + c/2 Σ|μ_g|`` over ``μ = N y``, N an orthonormal basis of Σμ = 0: the dual without its constant.
 
     ``|μ|`` is smoothed by the logarithmic barrier of ``min c/2 (p + q), p − q = μ, p, q > 0`` at weight τ. Where the
@@ -366,17 +326,20 @@ class _Dual:
     def minimise(self, *, barrier: bool) -> Array:
         """Newton's method along τ → 0, from μ = 0."""
         y = np.zeros(len(self.along))
-        for tau, last in self._weights(barrier):
+        end = 1e-12 if self.half > 0 or barrier else 0.0
+        start = 0.1 * self.half if self.half > 0 else 1e-2 if barrier else 0.0
+        steps = max(0, math.ceil(math.log(start / end, 20))) if start > end else 0
+        for tau, last in [*((start / 20**k, False) for k in range(steps)), (end, True)]:
             state = self._state(y, tau, barrier)
             assert state is not None  # the step that led here was taken because A is positive definite
             for _ in range(_MAX_STEPS):
-                gradient, hessian = self._derivatives(y, state, tau)
+                gradient, hessian = self._derivatives(y, *state[1:], tau)
                 step = -np.linalg.solve(hessian + 1e-15 * np.trace(hessian) * np.eye(len(y)), gradient)
                 fall = -float(gradient @ step)
                 if not last and fall < 0.1 * tau:
                     break
-                close = fall < 1e-12 * float(self.z @ state.solutions[:, 0])  # one more step squares the error
-                t, trial = self._line_search(y, step, state, fall, tau, barrier, sure=close)
+                close = fall < 1e-12 * float(self.z @ state[1][:, 0])  # one more step squares the error
+                t, trial = self._line_search(y, step, state[0], fall, tau, barrier, sure=close)
                 if trial is None:
                     break
                 y, state = y + t * step, trial
@@ -384,23 +347,14 @@ class _Dual:
                     break
         return y
 
-    def _weights(self, barrier: bool) -> Iterator[tuple[float, bool]]:
-        """τ, and whether it is the last one."""
-        end = 1e-12 if self.half > 0 or barrier else 0.0
-        tau = 0.1 * self.half if self.half > 0 else 1e-2 if barrier else 0.0
-        while tau > end:
-            yield tau, False
-            tau *= 0.05
-        yield end, True
-
     def _line_search(
-        self, y: Array, step: Array, state: _State, fall: float, tau: float, barrier: bool, *, sure: bool
-    ) -> tuple[float, _State | None]:
+        self, y: Array, step: Array, value: float, fall: float, tau: float, barrier: bool, *, sure: bool
+    ) -> tuple[float, tuple[float, Array, Array] | None]:
         """Halve until A is positive definite and Armijo holds (``sure``: too near the minimum for values to tell)."""
         t = 1.0
         while t > 1e-8:
             trial = self._state(y + t * step, tau, barrier)
-            if trial is not None and (sure or trial.value <= state.value - 1e-4 * t * fall):
+            if trial is not None and (sure or trial[0] <= value - 1e-4 * t * fall):
                 return t, trial
             t /= 2
         return t, None
@@ -410,8 +364,8 @@ class _Dual:
         matrix: Array = np.eye(len(self.z)) + np.tensordot(y, self.along, 1)
         return matrix
 
-    def _state(self, y: Array, tau: float, barrier: bool) -> _State | None:
-        """None where A is not positive definite."""
+    def _state(self, y: Array, tau: float, barrier: bool) -> tuple[float, Array, Array] | None:
+        """The value, ``A⁻¹X`` (r, k) and the Cholesky factor of A; None where A is not positive definite."""
         lower, failed = dpotrf(self._matrix(y), lower=1, overwrite_a=1)
         if failed:
             return None
@@ -422,14 +376,14 @@ class _Dual:
             # p + q = (τ + √(τ² + (c/2 μ)²)) / (c/2), p q = τ (p + q)/c at the minimum
             total = (tau + np.hypot(tau, self.half * (self.basis @ y))) / self.half
             value += float(np.sum(self.half * total - tau * np.log(tau * total / (2 * self.half))))
-        return _State(value, solutions, lower)
+        return value, solutions, lower
 
-    def _derivatives(self, y: Array, state: _State, tau: float) -> tuple[Array, Array]:
+    def _derivatives(self, y: Array, solutions: Array, lower: Array, tau: float) -> tuple[Array, Array]:
         """Gradient ``−vᵀF_k v`` and Hessian ``2 vᵀF_k A⁻¹F_l v`` in y, and those of the smoothed ``c/2 Σ|μ|``."""
-        pulled = self.along @ state.solutions  # (G−1, r, k)
-        gradient = -np.einsum("im,kim->k", state.solutions, pulled)
+        pulled = self.along @ solutions  # (G−1, r, k)
+        gradient = -np.einsum("im,kim->k", solutions, pulled)
         flat = pulled.transpose(1, 0, 2).reshape(len(self.z), -1)
-        solved = dpotrs(state.lower, flat, lower=1)[0].reshape(len(self.z), len(y), -1)
+        solved = dpotrs(lower, flat, lower=1)[0].reshape(len(self.z), len(y), -1)
         hessian = 2 * np.einsum("kim,ilm->kl", pulled, solved)
         if self.half > 0:
             mu = self.basis @ y
@@ -452,7 +406,7 @@ class _Dual:
         return float(np.sum((v - self.z) ** 2))
 
     def is_met(self, v: Array) -> bool:
-        return _spread(self.forms, v) <= 2 * self.half + _MET
+        return _variance_spread(self.forms, v) <= 2 * self.half + _MET
 
     def polish(self, y: Array) -> Array:
         """A local minimum near ``A⁻¹z``, or where the direction that A nearly loses is added to it; 0 if none is found.
@@ -486,7 +440,7 @@ class _Dual:
     def _met(self, v: Array) -> Array:
         """v moved as little as it takes to meet the budget to rounding."""
         if self.half > 0:
-            spread = _spread(self.forms, v)
+            spread = _variance_spread(self.forms, v)
             return v * math.sqrt(2 * self.half / spread) if spread > 2 * self.half else v
         for _ in range(5):  # Gauss-Newton on v_g = v_h
             pulled = self.along @ v

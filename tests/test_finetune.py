@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.optim.adam import adam
 
-from esvdfair.core.quadratic import finetune
+from esvdfair.hidden import finetune
 
 
 def make_rows(rows=150, p=6, seed=0):
