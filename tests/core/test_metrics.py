@@ -13,7 +13,7 @@ from scipy import stats
 from scipy.optimize import linprog
 from sklearn.metrics import mean_squared_error
 
-from esvdfair.core import ks
+from esvdfair.core import ks, pairs
 from esvdfair.core.ks import Groups, ks_between, ks_peak, ks_to_rest, rows_to_certify
 from esvdfair.core.metrics import (
     group_mse,
@@ -217,7 +217,7 @@ def test_floor_does_not_mind_a_few_ties_and_repeats_itself() -> None:
 
 def test_floor_tells_tied_values_from_their_neighbours() -> None:
     scores = np.sort(np.append(np.random.default_rng(0).random(900), np.full(100, 0.5)))
-    masses, tied = ks._null_cells(scores, None, 256)
+    masses, tied = pairs._null_cells(scores, None, 256)
     assert masses[tied] == pytest.approx([0.1])
     assert masses[~tied].sum() == pytest.approx(0.9)
     assert masses[~tied].max() < 0.01
@@ -392,7 +392,7 @@ def test_complete_separation_is_not_certain() -> None:
 def test_thresholds_of_a_table_hold_the_peak_and_stay_few(sizes: tuple[int, int]) -> None:
     codes = codes_of(*sizes)
     scores = np.random.default_rng(7).standard_normal(len(codes)) * (1 + 99 * codes)
-    cdfs = ks._table(ks.Ranked(scores, Groups(codes, 2)), 256).cdfs
+    cdfs = ks.cdf_table(ks.Ranked(scores, Groups(codes, 2)), 256).cdfs
     assert cdfs.shape[1] <= 258
     assert np.ptp(cdfs, axis=0).max() == pytest.approx(ks_between(scores, Groups(codes, 2)), abs=1e-12)
     assert np.diff(cdfs, axis=1).max() <= 2 / 256 + 1 / min(sizes)  # narrow in the small group as well
@@ -440,7 +440,7 @@ def test_variance_of_weighted_shares_agrees_with_resampling_the_rows() -> None:
     codes = codes_of(250, 400)
     scores = shifted(rng, codes, 1.0)
     weights = np.exp(scores)  # rows in the upper tail count most, so w² is distributed unlike w
-    table = ks._table(ks.Ranked(scores, Groups(codes, 2, weights)), 10**6)
+    table = ks.cdf_table(ks.Ranked(scores, Groups(codes, 2, weights)), 10**6)
     at = int(np.searchsorted(np.sort(scores), 0.0)) - 1
 
     def resampled() -> float:
@@ -450,15 +450,6 @@ def test_variance_of_weighted_shares_agrees_with_resampling_the_rows() -> None:
     draws = [resampled() for _ in range(2000)]
     assert np.sqrt(table.variances[0, at]) == pytest.approx(np.std(draws), rel=0.08)
     assert abs(np.std(draws) / np.sqrt(table.cdfs[0, at] * (1 - table.cdfs[0, at]) / table.sizes[0]) - 1) > 0.15
-
-
-def test_resamples_in_chunks_agree_with_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(9)
-    codes = codes_of(100, 150)
-    scores = shifted(rng, codes, 1.0)
-    whole = ks_distance_ci(scores, sensitive_features=codes, n_resamples=2030)
-    monkeypatch.setattr(ks, "_NOISE_CELLS", 1)  # chunks of 50, the last of 30
-    assert ks_distance_ci(scores, sensitive_features=codes, n_resamples=2030) == pytest.approx(whole, abs=0.02)
 
 
 # --- ks_bound and ks_population ---------------------------------------------------------------------------------
@@ -734,11 +725,3 @@ def test_other_arguments_that_cannot_be_used_are_refused() -> None:
         ks_floor(sensitive_features=NAMES, y_pred=GOOD[:3])
     with pytest.raises(ValueError, match="one group"):
         ks_floor(sensitive_features=["a", "a"])
-
-
-def test_two_bridges_in_one_walk_are_those_of_two_walks() -> None:
-    rng = np.random.default_rng(0)
-    variances, cdfs = rng.uniform(size=(2, 7)), np.sort(rng.uniform(size=(2, 7)), axis=1)
-    normals = rng.standard_normal((2, 450, 7))
-    first, second = ks._bridges(variances, cdfs, normals)
-    np.testing.assert_allclose(ks._bridges_apart(variances, cdfs, normals), first - second, atol=1e-12)

@@ -7,13 +7,13 @@ from esvdfair.core.ks import (
     Groups,
     adjusted_weights,
     ks_between,
-    ks_null,
     label_parts,
     make_cells,
     outside_support,
     split_cell,
 )
 from esvdfair.core.moments import GroupMoments
+from esvdfair.core.pairs import ks_null
 from esvdfair.exceptions import InputError
 
 

@@ -3,6 +3,8 @@
 What users pass comes through here first: arrays, lists, pandas objects, torch tensors on any device. It is read as its
 owner meant it or refused: text, dates, complex and masked values are no numbers, a missing group is missing in every
 spelling, and labels that read alike (1 and "1") are never one group, nor two by accident.
+
+Long because every door of the package asks for the same checks.
 """
 
 import json
@@ -165,7 +167,13 @@ def check_numbers(values: Any, name: str) -> NDArray[Any]:
     if raw.dtype.kind == "c" or (raw.dtype == object and any(isinstance(v, complex) for v in raw.flat)):
         raise InputError(f"Complex data not supported: `{name}` contains complex numbers.")
     try:
-        return _object_numbers(raw)
+        if raw.dtype != object:
+            raise TypeError(f"their dtype is {raw.dtype}")
+        for value in raw.flat:
+            if isinstance(value, str | bytes | np.datetime64 | np.timedelta64) or value is pd.NaT:
+                raise TypeError(f"one is {value!r}, of type {type(value).__name__}")
+        with np.errstate(over="ignore"):  # an extended float beyond float64 becomes infinite, which callers report
+            return np.where(pd.isna(raw), np.nan, raw).astype(np.float64)
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(
             f"`{name}` contains values that are not numbers ({error}). Pass one number for each row."
@@ -184,17 +192,6 @@ def numbers_in_place(values: Any, name: str) -> Any:
         if (not plain or tensor.dtype == torch.bfloat16) and not tensor.is_complex():
             return tensor
     return check_numbers(values, name)
-
-
-def _object_numbers(raw: NDArray[Any]) -> NDArray[np.float64]:
-    """Python numbers as float64, None and its like as NaN."""
-    if raw.dtype != object:
-        raise TypeError(f"their dtype is {raw.dtype}")
-    for value in raw.flat:
-        if isinstance(value, str | bytes | np.datetime64 | np.timedelta64) or value is pd.NaT:
-            raise TypeError(f"one is {value!r}, of type {type(value).__name__}")
-    with np.errstate(over="ignore"):  # an extended float beyond float64 becomes infinite, which callers report
-        return np.where(pd.isna(raw), np.nan, raw).astype(np.float64)
 
 
 def check_column(values: Any, rows: int | None, name: str, *, of: str = "X") -> NDArray[np.float64]:
@@ -337,32 +334,25 @@ def encode_groups(groups: Any, *, missing: str = "error") -> Encoded:
     >>> labels, codes.tolist()
     (('a', 'b'), [1, 0, 1])
     """
-    columns = _columns(groups)
+    columns = _label_columns(groups)
     if not columns:
         raise InputError("`sensitive_features` has no column; pass one label for each row.")
     encoded = [_encode_column(column, missing) for column in columns]
     return encoded[0] if len(encoded) == 1 else _intersect(encoded)
 
 
-def _columns(groups: Any) -> list[Any]:
+def _label_columns(groups: Any) -> list[Any]:
     """One column for each attribute, each something that pandas can factorise without losing what is missing."""
     if isinstance(groups, pd.DataFrame):
         return [groups.iloc[:, i] for i in range(groups.shape[1])]  # by position: names may occur twice
     if isinstance(groups, Mapping):  # columns by name, as Fairlearn takes them
-        if not all(hasattr(column, "__len__") for column in groups.values()):
-            raise InputError("`sensitive_features` is a mapping, but not of names to columns of labels.")
-        lengths = {name: row_count(column) for name, column in groups.items()}
-        if len(set(lengths.values())) > 1:
-            listing = ", ".join(f"{name}: {rows}" for name, rows in lengths.items())
-            raise InputError(f"`sensitive_features` has columns of different lengths ({listing}).")
-        return [column for values in groups.values() for column in _columns(values)]
+        return _named_columns(groups)
     if isinstance(groups, pd.Series | pd.Index | pd.Categorical):
         return _split_rows(list(groups)) if groups.dtype == object else [groups]
-    if isinstance(groups, np.ma.MaskedArray):
-        groups = _or_none(np.ma.getmaskarray(groups), groups.data)
     if isinstance(groups, list | tuple) and len(groups):
         return _split_rows(groups)
-    values = to_numpy(groups)
+    masked = isinstance(groups, np.ma.MaskedArray)
+    values = _or_none(np.ma.getmaskarray(groups), groups.data) if masked else to_numpy(groups)
     if values.ndim not in (1, 2):
         raise InputError(
             f"`sensitive_features` has shape {values.shape}; expected one label for each row, shape (rows,), or one "
@@ -371,6 +361,16 @@ def _columns(groups: Any) -> list[Any]:
     if values.dtype == object and len(values):
         return _split_rows(values.tolist())
     return [values] if values.ndim == 1 else list(values.T)
+
+
+def _named_columns(groups: Mapping[Any, Any]) -> list[Any]:
+    if not all(hasattr(column, "__len__") for column in groups.values()):
+        raise InputError("`sensitive_features` is a mapping, but not of names to columns of labels.")
+    lengths = {name: row_count(column) for name, column in groups.items()}
+    if len(set(lengths.values())) > 1:
+        listing = ", ".join(f"{name}: {rows}" for name, rows in lengths.items())
+        raise InputError(f"`sensitive_features` has columns of different lengths ({listing}).")
+    return [column for values in groups.values() for column in _label_columns(values)]
 
 
 def _or_none(missing: NDArray[np.bool_], values: NDArray[Any]) -> NDArray[Any]:
@@ -385,18 +385,20 @@ def _split_rows(rows: Sequence[Any]) -> list[Any]:
     if set(map(type, rows)) <= {str}:  # as most are, and looking at each takes as long as the model
         return [_object_column(rows)]
     rows = [row.tolist() if hasattr(row, "tolist") and not isinstance(row, np.generic) else row for row in rows]
-    several = [row for row in rows if isinstance(row, tuple | list)]
-    if not several:
+    if not any(isinstance(row, tuple | list) for row in rows):
         return [_object_column(rows)]
-    widths = {len(row) for row in several}
-    if len(several) < len(rows) and not all(isinstance(row, tuple | list) or pd.isna(row) for row in rows):
-        widths.add(1)
+    widths = {len(row) if isinstance(row, tuple | list) else 1 for row in rows if not _is_missing(row)}
     if len(widths) != 1:
         raise ValueError(
             f"group labels are rows of different lengths {sorted(widths)}; give every row the same attributes."
         )
     width = widths.pop()
-    return [_object_column([row[i] if isinstance(row, tuple | list) else None for row in rows]) for i in range(width)]
+    full = [row if isinstance(row, tuple | list) else [row] * width for row in rows]
+    return [_object_column(column) for column in zip(*full, strict=True)]
+
+
+def _is_missing(row: Any) -> bool:
+    return not isinstance(row, tuple | list) and bool(pd.isna(row))
 
 
 def _object_column(values: Sequence[Any]) -> NDArray[Any]:
@@ -412,7 +414,7 @@ def _encode_column(column: Any, missing: str) -> Encoded:
         raise InputError(
             f"`sensitive_features` contains values that cannot be labels ({error}). Pass text, integers or booleans."
         ) from error
-    labels: list[Scalar] = [_plain(value) for value in uniques]
+    labels: list[Scalar] = [_plain_label(value) for value in uniques]
     twice = [label for label, count in Counter(labels).items() if count > 1]
     if twice:
         raise InputError(
@@ -440,21 +442,21 @@ def _readable(column: Any) -> Any:
         raise InputError(
             f"`sensitive_features` has the dtype {column.dtype}; pass labels, one column for each attribute."
         )
-    if kind in "mM" and isinstance(column, np.ndarray):
-        return pd.Series(column)  # as an object, a datetime64[ns] would be a whole number
-    if kind in "iuf" and isinstance(column, np.ndarray):
-        return column.astype(column.dtype.newbyteorder("="), copy=False)  # pandas takes no other byte order
-    if kind in "US" and isinstance(column, np.ndarray):
-        text = column.astype(str)
-        return _or_none(text == "nan", text)  # no missing text in NumPy: np.array(["a", np.nan]) holds three letters
-    if kind == "O" and column.dtype == object and not set(map(type, column)) <= {str}:
+    if column.dtype == object and not set(map(type, column)) <= {str}:
         numbers = (value for value in column if isinstance(value, int | float | np.number | np.bool_))
         if len({isinstance(value, bool | np.bool_) for value in numbers if value == value}) == 2:
             raise InputError("`sensitive_features` mixes booleans and numbers. Give all labels one type.")
-    return column
+    if not isinstance(column, np.ndarray):
+        return column
+    if kind in "mM":
+        return pd.Series(column)  # as an object, a datetime64[ns] would be a whole number
+    if kind in "US":
+        text = column.astype(str)
+        return _or_none(text == "nan", text)  # no missing text in NumPy: np.array(["a", np.nan]) holds three letters
+    return column.astype(column.dtype.newbyteorder("="), copy=False)  # pandas takes no other byte order
 
 
-def _plain(value: Any) -> Scalar:
+def _plain_label(value: Any) -> Scalar:
     """A Python str, int or bool; NumPy scalars and whole floats are converted."""
     if isinstance(value, bool | np.bool_):
         return bool(value)

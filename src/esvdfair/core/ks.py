@@ -2,12 +2,14 @@
 
 Everything here takes rows that are checked already: :class:`Groups`, and ``scores`` (rows,), which are finite. The
 front door is :mod:`esvdfair.core.metrics`.
+
+Long because distances and their bounds are read from the same sorted rows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, permutations
+from itertools import permutations
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,21 +22,12 @@ from esvdfair.exceptions import InputError
 Floats: TypeAlias = NDArray[np.float64]
 Codes: TypeAlias = NDArray[np.intp]
 Seed: TypeAlias = int | np.random.Generator | None
-Normals: TypeAlias = Callable[[tuple[int, int, int]], Floats]
 
 FEW_GROUPS = 12  # up to here every pair is looked at by itself
 _TABLE_CELLS = 200_000  # numbers in the table of distribution functions from which a bound is read
-_NOISE_CELLS = 4_000_000  # numbers held by one chunk of simulated noise
+_FEW_CELLS = 256  # thresholds where groups are many
 _SHRINK_ROWS = 2.0  # pooled rows lent to each group, without which complete separation would look certain
 _FLOORS_APART = 3.0  # distances from here on are no longer near parity, at a confidence of 0.95
-_NEAR_AT = 0.95
-_NEAR_PEAK = 4.0  # standard errors within which another threshold may be the true peak
-_PERMUTED_ROWS = 400  # up to here parity is simulated by permutations, above by their limit
-_LARGE_GROUP = 50  # effective rows from which a group is near enough to that limit
-_NULL_CELLS = 256  # thresholds of that limit
-_STRATA_CELLS = 128  # thresholds where strata are adjusted for
-_TIED_SHARE = 0.05  # share of tied rows below which ties hardly move the floor
-_GRID_SHIFT = 0.5826  # −ζ(1/2)/√(2π): what a supremum over a grid misses, in standard deviations of one step
 
 
 @dataclass(frozen=True)
@@ -183,20 +176,35 @@ def _attributes(label: Label) -> tuple[Scalar, ...]:
 
 def ks_between(scores: Floats, groups: Groups) -> float:
     """The largest distance between two groups. One sort, whatever the number of groups."""
-    if groups.count == 2 and groups.weight is None:
-        return _ks_of_two(*(scores[rows] for rows in groups.members))
+    if groups.count == 2:
+        return two_sample_distance(*sorted_groups(scores, groups))
     return float(Ranked(scores, groups).gaps.max())
 
 
-def _ks_of_two(a: Floats, b: Floats) -> float:
-    """KS of two samples. NumPy sorts values several times faster than it finds their order.
+Sorted: TypeAlias = tuple[Floats, Floats]
+"""The scores of a group in order, and the share of the group up to every row, from 0 to 1."""
+
+
+def sorted_groups(scores: Floats, groups: Groups) -> list[Sorted]:
+    """Every group, sorted. NumPy sorts values several times faster than it finds their order."""
+    if groups.weight is None:
+        return [(np.sort(scores[rows]), np.arange(len(rows) + 1) / len(rows)) for rows in groups.members]
+    found = []
+    for rows in groups.members:
+        rows = rows[np.argsort(scores[rows])]
+        below = np.append(0.0, np.cumsum(groups.shares[rows]))
+        found.append((scores[rows], below / below[-1]))
+    return found
+
+
+def two_sample_distance(a: Sorted, b: Sorted) -> float:
+    """KS of two samples.
 
     F_a rises at values of a alone: F_a − F_b is largest at one of them, and F_b − F_a just before one.
     """
-    few, many = np.sort(a if len(a) <= len(b) else b), np.sort(b if len(a) <= len(b) else a)
-    rank = np.arange(len(few) + 1) / len(few)
-    above = rank[1:] - many.searchsorted(few, side="right") / len(many)
-    below = many.searchsorted(few, side="left") / len(many) - rank[:-1]
+    (few, shares), (many, others) = (a, b) if len(a[0]) <= len(b[0]) else (b, a)
+    above = shares[1:] - others[many.searchsorted(few, side="right")]
+    below = others[many.searchsorted(few, side="left")] - shares[:-1]
     return float(max(above.max(), below.max()))
 
 
@@ -230,27 +238,27 @@ class Ranked:
     def __init__(self, scores: Floats, groups: Groups) -> None:
         order = np.argsort(scores)
         self.scores, self.groups, self.ordered = scores, groups, groups.take(order)
-        self.ends = _ends(scores[order])  # last row of every distinct score
+        self.ends = last_rows(scores[order])
         self.distinct = scores[order][self.ends]
 
     @cached_property
     def gaps(self) -> Floats:
         """(distinct,) the largest distance between two groups at every distinct score."""
-        return _gaps(self.ordered, self.ends)
+        return largest_gaps(self.ordered, self.ends)
 
     @cached_property
-    def table(self) -> "_Table":
+    def table(self) -> "Table":
         """From which bounds are read."""
         count = self.groups.count
-        return _table(self, _TABLE_CELLS // count if count <= FEW_GROUPS else _NULL_CELLS)
+        return cdf_table(self, _TABLE_CELLS // count if count <= FEW_GROUPS else _FEW_CELLS)
 
 
-def _ends(ranked: NDArray[Any]) -> Codes:
+def last_rows(ranked: NDArray[Any]) -> Codes:
     """Positions of the last row of every distinct score, for sorted scores."""
     return np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
 
 
-def _gaps(groups: Groups, ends: Codes) -> Floats:
+def largest_gaps(groups: Groups, ends: Codes) -> Floats:
     """max_g F_g − min_g F_g after the rows at ``ends``, for rows in the order of their scores.
 
     No F_g falls, so the largest at a threshold is the largest value that any row up to it stepped *to*, and the
@@ -331,7 +339,7 @@ def ks_to_rest(scores: Floats, groups: Groups, *, confidence: float = 0.95) -> T
     low = np.empty(groups.count)
     for g in range(groups.count):
         null = two_group_null(sizes[g], rest[g])
-        tail = (1 - confidence) / 2 * (1 + _near_parity(distance[g], null.floor))
+        tail = (1 - confidence) / 2 * (1 + near_parity(distance[g], null.floor))
         low[g] = max(0.0, distance[g] - null.quantile(1 - tail))
     return ToRest(distance, low, np.minimum(1.0, np.maximum(high, distance)))
 
@@ -372,120 +380,10 @@ class Null:
         return Null(factor * self.floor, self.sizes / factor**2)
 
 
-def ks_null(
-    groups: Groups,
-    scores: Floats | None = None,
-    random_state: Seed = 0,
-    *,
-    draws: int = 4000,
-    normals: Normals | None = None,
-) -> Null:
-    """What KS distance these groups would show if they came from one distribution; see `ks_floor`.
-
-    Where strata are adjusted for, noise is within them only. ``draws`` are for two groups; the more pairs, the less
-    their maximum varies, and the fewer are needed; ``normals`` as in :func:`lower_end`.
-    """
-    count, sizes, rng = groups.count, groups.sizes, np.random.default_rng(random_state)
-    if groups.strata is not None and scores is not None:
-        found = _within_strata(scores, groups, max(200, 2000 // count), rng)
-        return Null(float(found.mean()), sizes, found)
-    cells = _NULL_CELLS if count <= FEW_GROUPS else _NULL_CELLS // 4
-    masses, tied = _null_cells(scores, groups.weight, cells)
-    if count == 2 and masses[tied].sum() < _TIED_SHARE:
-        return two_group_null(*sizes)
-    draws = max(200 if count <= FEW_GROUPS else 80, 2 * draws // count)
-    if len(groups.codes) <= _PERMUTED_ROWS or sizes.min() < _LARGE_GROUP * max(1.0, np.log10(count)):
-        found = _permuted(groups, scores, draws, rng)
-    else:
-        shared = normals if count <= FEW_GROUPS else None
-        found = _limit(sizes, masses, tied, draws, shared or rng.standard_normal)
-    return Null(float(found.mean()), sizes, found)
-
-
 def two_group_null(n: float, m: float) -> Null:
     n_e = n * m / (n + m)
     floor = 0.868731 / np.sqrt(n_e) - lattice_shift(n, m) + 0.06 / n_e**1.5
     return Null(min(1.0, float(floor)), np.array([n, m]))
-
-
-def _permuted(groups: Groups, scores: Floats | None, draws: int, rng: np.random.Generator) -> Floats:
-    """KS when the groups are dealt out anew over the sorted scores; exact but for the number of draws."""
-    rows = rng.permutation(len(groups.codes))
-    counts = np.bincount(groups.codes, minlength=groups.count)
-    # beside the smallest group, a hundred times its rows is as good as any number
-    limit = max(100 * int(counts.min()), 20_000 // groups.count)
-    if counts.max() > limit:
-        rows = rows[np.argsort(groups.codes[rows], kind="stable")]
-        rows = rows[np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts) < limit]
-    ends = _ends(np.sort(np.arange(len(rows)) if scores is None else scores[rows]))
-    found = np.empty(int(np.clip(4_000_000 // len(rows), 30, draws)))
-    for i in range(len(found)):
-        rows = rng.permutation(rows)
-        found[i] = _gaps(groups.take(rows), ends).max()
-    return found
-
-
-def _limit(sizes: Floats, masses: Floats, tied: NDArray[np.bool_], draws: int, normals: Normals) -> Floats:
-    """Supremum of the limiting bridges on a grid, moved by what grid and finite samples change in expectation."""
-    cdf = np.cumsum(masses)
-    step = np.sqrt(masses)
-    variances, cdfs = masses / sizes[:, None], np.broadcast_to(cdf, (len(sizes), len(cdf)))
-    found = []
-    at_once = max(1, _NOISE_CELLS // (len(sizes) * len(masses)))
-    for start in range(0, draws, at_once):
-        drawn = normals((len(sizes), min(at_once, draws - start), len(masses)))
-        if len(sizes) == 2:
-            gaps = np.abs(_bridges_apart(variances, cdfs, drawn))
-            at = gaps.argmax(axis=1)  # (size,)
-            n, m = sizes
-        else:
-            noise = _bridges(variances, cdfs, drawn)
-            gaps = np.ptp(noise, axis=0)
-            at = gaps.argmax(axis=1)
-            there = np.take_along_axis(noise, at[None, :, None], axis=2)[:, :, 0]  # (G, size)
-            n, m = sizes[there.argmax(axis=0)], sizes[there.argmin(axis=0)]
-        between = _GRID_SHIFT * step[at] * np.sqrt(1 / n + 1 / m) - lattice_shift(n, m)
-        found.append(gaps[np.arange(len(at)), at] + np.where(tied[at], 0.0, between))
-    return np.asarray(np.clip(np.concatenate(found), 0.0, 1.0), dtype=np.float64)
-
-
-def _within_strata(scores: Floats, groups: Groups, draws: int, rng: np.random.Generator) -> Floats:
-    """(draws,) KS distances that sampling alone makes between groups of one adjusted distribution.
-
-    Weights that give every group a known mix leave no noise *between* strata: an adjusted F_g is a sum of those of its
-    cells, whose errors are Brownian bridges, each over the cell's own distribution. Where strata tell scores apart,
-    as a job does pay, a distance is far less noisy than effective sizes suggest.
-    """
-    order = np.argsort(scores)
-    order = order[groups.shares[order] > 0]
-    ends = _ends(scores[order])
-    if len(ends) > _STRATA_CELLS:
-        ends = ends[np.linspace(0, len(ends) - 1, _STRATA_CELLS).astype(np.intp)]
-    column = np.minimum(np.searchsorted(ends, np.arange(len(order))), len(ends) - 1)
-    share, code = groups.shares[order], groups.codes[order]
-    stratum = np.zeros_like(code) if groups.strata is None else groups.strata[order]
-    noise, steps = np.zeros((groups.count, draws, len(ends))), np.zeros((groups.count, len(ends)))
-    for g in range(groups.count):
-        for s in np.unique(stratum[code == g]):
-            mine = (code == g) & (stratum == s)
-            variance = np.bincount(column[mine], share[mine] ** 2, len(ends)).astype(np.float64)
-            cdf = np.cumsum(np.bincount(column[mine], share[mine], len(ends))) / share[mine].sum()
-            noise[g] += _bridges(variance[None], cdf[None], rng.standard_normal((1, draws, len(ends))))[0]
-            steps[g] += variance
-    at = np.ptp(noise, axis=0).argmax(axis=1)
-    there = np.take_along_axis(noise, at[None, :, None], axis=2)[:, :, 0]
-    pair = steps[there.argmax(axis=0), at] + steps[there.argmin(axis=0), at]
-    return np.asarray(np.clip(np.ptp(there, axis=0) + _GRID_SHIFT * np.sqrt(pair), 0.0, 1.0), dtype=np.float64)
-
-
-def _bridges(variances: Floats, cdfs: Floats, normals: Floats) -> Floats:
-    """(G, size, K) draws of the sampling noise of every F: Σ_{i≤k} e_i − F_k Σ_i e_i with e_i ~ N(0, variance_i)."""
-    noise: Floats = normals * np.sqrt(variances)[:, None]
-    for walk, cdf in zip(noise, cdfs, strict=True):  # in place: the room is half of the time
-        np.cumsum(walk, axis=1, out=walk)
-        for part in np.array_split(walk, max(1, walk.size // 100_000)):
-            part -= part[:, -1:] * cdf
-    return noise
 
 
 def lattice_shift(n: Any, m: Any) -> Any:
@@ -493,25 +391,11 @@ def lattice_shift(n: Any, m: Any) -> Any:
     return (np.maximum(n, m) + 2 * np.minimum(n, m)) / (6 * n * m)
 
 
-def _null_cells(scores: Floats | None, weights: Floats | None, cells: int) -> tuple[Floats, NDArray[np.bool_]]:
-    """Masses of consecutive cells of the pooled scores, and which cells are one tied value."""
-    if scores is None:
-        return np.full(cells, 1 / cells), np.zeros(cells, dtype=bool)
-    _, value, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    mass = np.bincount(value, weights)
-    mass = mass / mass.sum()
-    tied = (counts > 1) & (mass > 0.5 / cells)
-    cell = np.floor(np.cumsum(mass) * cells)
-    first = np.append(True, (cell[1:] != cell[:-1]) | tied[1:] | tied[:-1])
-    masses = np.asarray(np.bincount(np.cumsum(first) - 1, mass), dtype=np.float64)
-    return masses, tied[first]
-
-
 # --- bounds on the population's distance ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Table:
+class Table:
     """Distribution functions of the groups at some thresholds, the peak among them; arrays (G, K).
 
     ``squares`` is the distribution of w², which has the variance of a weighted distribution function.
@@ -535,7 +419,7 @@ class _Table:
         return np.asarray(np.maximum(0.0, q * (1 - 2 * f) + f**2) / self.sizes[:, None], dtype=np.float64)
 
 
-def _table(ranked: Ranked, cells: int) -> _Table:
+def cdf_table(ranked: Ranked, cells: int) -> Table:
     """At most ``cells`` thresholds and the peak: all that there are, or such as are equally dense in every group."""
     groups, ends = ranked.ordered, ranked.ends
     if len(ends) > cells:
@@ -548,7 +432,7 @@ def _table(ranked: Ranked, cells: int) -> _Table:
         return np.asarray(below / below[:, -1:], dtype=np.float64)
 
     cdfs = distribution(groups.shares)
-    return _Table(cdfs, cdfs if groups.weight is None else distribution(groups.shares**2), groups.sizes)
+    return Table(cdfs, cdfs if groups.weight is None else distribution(groups.shares**2), groups.sizes)
 
 
 def upper_bound(ranked: Ranked, confidence: float, method: str = "normal") -> float:
@@ -600,92 +484,6 @@ def _front(value: Floats, spread: Floats) -> Codes:
     return np.concatenate(front)
 
 
-def lower_end(
-    ranked: Ranked,
-    confidence: float,
-    *,
-    floor: float | Null | None,
-    draws: int,
-    random_state: Seed,
-    normals: Normals | None = None,
-) -> float:
-    """Lower end of the interval of `ks_distance_ci`.
-
-    ``normals`` gives standard normal draws of a shape: intervals may share them, and drawing is most of their cost.
-    """
-    groups, distance, rng = ranked.groups, float(ranked.gaps.max()), np.random.default_rng(random_state)
-    many = groups.count > FEW_GROUPS
-    if not isinstance(floor, Null) and (floor is None or many or distance < _FLOORS_APART * floor):
-        floor = ks_null(groups, ranked.scores, rng)
-    near = _near_parity(distance, floor.floor if isinstance(floor, Null) else floor)
-    if isinstance(floor, Null) and confidence > _NEAR_AT:  # the surer an interval is to be, the farther parity reaches
-        near = _near_parity(distance, floor.floor * floor.quantile(confidence) / max(floor.quantile(_NEAR_AT), 1e-12))
-    level = 1 - (1 - confidence) / 2 * (1 + near)
-    if many:
-        near = 1.0  # too many pairs to look at one by one
-    margin = near * floor.quantile(level) if isinstance(floor, Null) and near else 0.0
-    if near < 1:
-        table = _table(ranked, max(64, 512 // groups.count))  # all pairs: the more, the coarser
-        at_once = draws if normals else max(50, _NOISE_CELLS // table.cdfs.size)
-        sizes = [min(at_once, draws - start) for start in range(0, draws, at_once)]
-        draw = normals or rng.standard_normal
-        noise = [_noise_near_peak(table, draw((groups.count, size, table.cdfs.shape[1]))) for size in sizes]
-        margin += (1 - near) * max(0.0, float(np.quantile(np.concatenate(noise), level)))
-    return max(0.0, distance - margin)
-
-
-def _near_parity(distance: float, floor: float) -> float:
+def near_parity(distance: float, floor: float) -> float:
     """1 up to two floors, 0 from three on."""
     return float(np.clip(_FLOORS_APART - distance / floor, 0.0, 1.0)) if floor else 0.0
-
-
-def _noise_near_peak(table: _Table, normals: Floats) -> Floats:
-    """(size,) draws of sup over pairs and thresholds of ε* − (T − D − c·sd)₊: the noise wherever the true peak may be.
-
-    ε* is the noise of a multiplier bootstrap, made of ``normals`` (G, size, K), so that weights need no special case
-    and, after one sort, the cost does not grow with the rows; sd is the standard error of T − D(t).
-    """
-    cdfs, size = table.cdfs, normals.shape[1]
-    centre, squares = table.shrunk
-    variance = np.maximum(0.0, np.diff(squares, axis=1, prepend=0.0)) / table.sizes[:, None]  # < 0 by rounding alone
-    gaps = np.ptp(cdfs, axis=0)
-    peak = int(np.argmax(gaps))
-    high, low = int(np.argmax(cdfs[:, peak])), int(np.argmin(cdfs[:, peak]))
-    if len(cdfs) == 2:
-        epsilon = _bridges_apart(variance, centre, normals)
-        at_peak = epsilon[:, peak] * (1 if high == 0 else -1)
-        pairs = iter([(0, 1, epsilon)])
-    else:
-        noise = _bridges(variance, centre, normals)
-        at_peak = noise[high, :, peak] - noise[low, :, peak]
-        pairs = ((g, h, noise[g] - noise[h]) for g, h in combinations(range(len(cdfs)), 2))
-    supremum = np.full(size, -np.inf)
-    for g, h, epsilon in pairs:  # (size, K)
-        mean, product = np.stack([np.ones(size), at_peak]) @ epsilon / size
-        square = np.einsum("ik,ik->k", epsilon, epsilon) / size
-        for sign in (1.0, -1.0):  # g over h, and h over g
-            spread = square - 2 * sign * product + at_peak @ at_peak / size - (sign * mean - at_peak.mean()) ** 2
-            doubt = _NEAR_PEAK * np.sqrt(np.maximum(0.0, spread))  # sd of ε − ε at the peak
-            shortfall = np.maximum(0.0, gaps[peak] - sign * (cdfs[g] - cdfs[h]) - doubt)
-            for rows in _few_rows(size):
-                part = epsilon[rows]
-                reached = (part - shortfall).max(axis=1) if sign > 0 else -(part + shortfall).min(axis=1)
-                np.maximum(supremum[rows], reached, out=supremum[rows])
-    return supremum
-
-
-def _bridges_apart(variances: Floats, cdfs: Floats, normals: Floats) -> Floats:
-    """(size, K) the first of two :func:`_bridges` minus the second, in one walk, in parts that stay in a cache."""
-    apart = np.empty(normals.shape[1:])
-    sd = np.sqrt(variances)
-    for rows in _few_rows(len(apart)):
-        steps, others = normals[0, rows] * sd[0], normals[1, rows] * sd[1]
-        ends = np.column_stack([steps.sum(axis=1), -others.sum(axis=1)])
-        np.cumsum(np.subtract(steps, others, out=steps), axis=1, out=apart[rows])
-        apart[rows] -= ends @ cdfs
-    return apart
-
-
-def _few_rows(count: int) -> list[slice]:
-    """Of draws so many at a time that they stay in a cache."""
-    return [slice(start, start + 200) for start in range(0, count, 200)]

@@ -26,10 +26,9 @@ from esvdfair.core.ks import (
     Seed,
     adjusted_weights,
     ks_between,
-    ks_null,
     upper_bound,
 )
-from esvdfair.core.pairs import Pairs
+from esvdfair.core.pairs import Pairs, ks_null
 from esvdfair.exceptions import InputError
 
 _FEW_GROUPS = 8  # up to here every pair is summed

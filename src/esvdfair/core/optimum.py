@@ -31,8 +31,7 @@ Floats = NDArray[np.float64]
 
 _AGREE = 1e-6  # rows whose η, in units of its spread, and probabilities differ by less are one
 _TOLERANCE, _CONVERGED = 1e-6, 1e-3  # of the optimality conditions, in units of KS: where to stop; what is good enough
-_MAX_TRIALS = 120
-_NEGLIGIBLE = -50.0  # exp of less is nothing beside 1, and slow where it underflows
+_MAX_TRIALS, _NEGLIGIBLE = 120, -50.0  # exp of less is nothing beside 1, and slow where it underflows
 _POOL_SLACK = 3e-3  # a gap over the level that is worth a pool; smaller ones come from the cells' own mass
 _ROWS_AT_ONCE = 512  # whose scores on the grid fit in a core's own cache
 
@@ -155,7 +154,7 @@ def _atoms(weight: Floats, eta: Floats, probability: Floats) -> tuple[Floats, Fl
         order = np.lexsort((column, cluster))
         new = (np.diff(cluster[order]) > 0) | (np.diff(column[order]) > near * unit)
         cluster[order] = np.concatenate([[0], np.cumsum(new)])
-    total, *means = _merged(cluster, weight, columns.T)
+    total, *means = _weighted_means(cluster, weight, columns.T)
     merged = np.column_stack(means)
     return total, merged[:, 0], merged[:, 1:]
 
@@ -166,11 +165,11 @@ def _compress(weight: Floats, eta: Floats, ratio: Floats, n_cells: int) -> _Cell
         return _Cells(weight, eta, ratio)
     # Split at the median of the groups' own measures together: a KS distance is felt within a small group too.
     cell = _split_cells(np.column_stack([eta, ratio[:, 1:]]), weight * ratio.sum(axis=1), n_cells)
-    total, eta, *columns = _merged(cell, weight, [eta, *ratio.T])
+    total, eta, *columns = _weighted_means(cell, weight, [eta, *ratio.T])
     return _Cells(total, eta, np.column_stack(columns))
 
 
-def _merged(place: NDArray[np.intp], weight: Floats, columns: Iterable[Floats]) -> list[Floats]:
+def _weighted_means(place: NDArray[np.intp], weight: Floats, columns: Iterable[Floats]) -> list[Floats]:
     """Total weight, and weighted means of the columns, of the rows of each place."""
     total = np.bincount(place, weight).astype(np.float64)
     return [total, *(np.bincount(place, weight * column) / total for column in columns)]
@@ -182,7 +181,7 @@ def _split_cells(points: Floats, mass: Floats, n_cells: int) -> NDArray[np.intp]
     points = points / np.where(spread > 0, spread, 1.0)
     cell = np.zeros(len(points), dtype=np.intp)
     for _ in range(int(np.log2(n_cells))):
-        total, *centre = _merged(cell, mass, points.T)
+        total, *centre = _weighted_means(cell, mass, points.T)
         off = points - np.column_stack(centre)[cell]
         scatter = np.column_stack([np.bincount(cell, mass * column**2) for column in off.T])
         key = np.take_along_axis(points, scatter.argmax(axis=1)[cell][:, None], axis=1)[:, 0]

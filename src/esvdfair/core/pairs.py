@@ -1,15 +1,17 @@
 """Every pair of groups by itself: its KS distance, noise level, estimate, interval and bound.
 
 Groups of very different size must not share one noise level: next to a group of 3 rows any distance looks like chance,
-and the distance between two large groups would disappear with it. So each pair is a problem of two groups, solved with
-the tools of :mod:`esvdfair.core.ks`, and what is reported or compared with a target is the largest of the pairs' own
-figures.
+and the distance between two large groups would disappear with it. So each pair is a problem of two groups, and what is
+reported or compared with a target is the largest of the pairs' own figures.
+
+Long because the noise of a pair and what is made of it are simulated by the same few functions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +23,34 @@ from esvdfair.core.ks import (
     Codes,
     Floats,
     Groups,
-    Normals,
     Null,
     Ranked,
-    ks_null,
+    Seed,
+    Table,
+    cdf_table,
+    largest_gaps,
+    last_rows,
     lattice_shift,
-    lower_end,
+    near_parity,
+    sorted_groups,
     two_group_null,
+    two_sample_distance,
     upper_bound,
 )
+
+Normals: TypeAlias = Callable[[tuple[int, int, int]], Floats]
 
 _DRAWS = 1000  # simulated distances of a pair with ties or strata
 _TIE_ROWS = 100  # validation rows that every group needs for the tie correction
 _TIE_SHARE, _TIE_SPREAD = 0.3, 1.2  # of the tie correction; chosen on simulated populations (docs/method.md 2.7)
+_NOISE_CELLS = 4_000_000  # numbers held by one chunk of simulated noise
+_NEAR_AT = 0.95  # confidence at which near parity ends at three noise levels
+_NEAR_PEAK = 4.0  # standard errors within which another threshold may be the true peak
+_PERMUTED_ROWS = 400  # up to here parity is simulated by permutations, above by their limit
+_LARGE_GROUP = 50  # effective rows from which a group is near enough to that limit
+_NULL_CELLS, _STRATA_CELLS = 256, 128  # thresholds of that limit; and where strata are adjusted for
+_TIED_SHARE = 0.05  # share of tied rows below which ties hardly move the floor
+_GRID_SHIFT = 0.5826  # −ζ(1/2)/√(2π): what a supremum over a grid misses, in standard deviations of one step
 
 
 @dataclass(frozen=True)
@@ -54,7 +71,7 @@ class Pairs:
     @cached_property
     def normals(self) -> Normals:
         """Standard normal draws of a shape; noise levels and intervals share them, as drawing is most of their cost."""
-        return _Draws(self.seed)
+        return lambda shape: _drawn(self.seed, -(-prod(shape) // 2**19) * 2**19)[: prod(shape)].reshape(shape)
 
     @cached_property
     def index(self) -> tuple[Codes, Codes]:
@@ -74,27 +91,12 @@ class Pairs:
 
     def distances(self, scores: Floats) -> Floats:
         """(P,) KS distance of every pair."""
-        groups = self.groups
-        if groups.count > FEW_GROUPS:
-            return self._distances_of_many(scores)
-        values, shares = [], []
-        for rows in groups.members:
-            if groups.weight is None:
-                values.append(np.sort(scores[rows]))
-                shares.append(np.arange(len(rows) + 1) / len(rows))
-            else:
-                order = np.argsort(scores[rows])
-                values.append(scores[rows][order])
-                below = np.append(0.0, np.cumsum(groups.shares[rows][order]))
-                shares.append(below / below[-1])
-        pairs = zip(*self.index, strict=True)
-        return np.array([_distance(values[g], shares[g], values[h], shares[h]) for g, h in pairs])
-
-    def _distances_of_many(self, scores: Floats) -> Floats:
-        """From distribution functions at a bounded number of thresholds: a loop over pairs would be long."""
+        if self.groups.count <= FEW_GROUPS:
+            samples = sorted_groups(scores, self.groups)
+            return np.array([two_sample_distance(samples[g], samples[h]) for g, h in zip(*self.index, strict=True)])
+        # From distribution functions at a bounded number of thresholds: a loop over pairs would be long.
         cdfs = Ranked(scores, self.groups).table.cdfs
-        found = [np.abs(cdfs[g + 1 :] - cdf).max(axis=1) for g, cdf in enumerate(cdfs[:-1])]
-        return np.concatenate(found)
+        return np.concatenate([np.abs(cdfs[g + 1 :] - cdf).max(axis=1) for g, cdf in enumerate(cdfs[:-1])])
 
     # --- noise -------------------------------------------------------------------------------------------------
 
@@ -160,8 +162,7 @@ class Pairs:
         """Interval of one pair's population distance; see `esvdfair.ks_distance_ci`."""
         rows, groups = self._pair(*(int(side[pair]) for side in self.index))
         ranked = Ranked(scores[rows], groups)
-        null = self.nulls[pair]
-        low = lower_end(ranked, confidence, floor=null, draws=draws, random_state=self.seed, normals=self.normals)
+        low = _lower_end(ranked, self.nulls[pair], confidence, draws, self.normals)
         return low, upper_bound(ranked, (1 + confidence) / 2)
 
     def largest_interval(self, scores: Floats, confidence: float = 0.95, *, draws: int = 1000) -> tuple[float, float]:
@@ -248,31 +249,6 @@ class Comparison:
         return np.lexsort((self.distances, self.estimates, self.established))
 
 
-class _Draws:
-    """Standard normal draws of any shape: the first of one long list."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng, self._known = np.random.default_rng(seed), np.empty(0)
-
-    def __call__(self, shape: tuple[int, int, int]) -> Floats:
-        missing = prod(shape) - len(self._known)
-        if missing > 0:  # a little more: intervals differ in a threshold or two
-            self._known = np.append(self._known, self._rng.standard_normal(missing + missing // 50))
-        return self._known[: prod(shape)].reshape(shape)
-
-
-def _distance(a: Floats, shares_a: Floats, b: Floats, shares_b: Floats) -> float:
-    """KS of two sorted samples with the share of each group up to every row.
-
-    F_a rises at values of a alone: F_a − F_b is largest at one of them, and F_b − F_a just before one.
-    """
-    if len(a) > len(b):
-        a, shares_a, b, shares_b = b, shares_b, a, shares_a
-    above = shares_a[1:] - shares_b[b.searchsorted(a, side="right")]
-    below = shares_b[b.searchsorted(a, side="left")] - shares_a[:-1]
-    return float(max(above.max(), below.max()))
-
-
 def holm(p_values: Floats, level: float = 0.05) -> NDArray[np.bool_]:
     """Which of several hypotheses are rejected by Holm's procedure: all errors together stay below ``level``."""
     order = np.argsort(p_values)
@@ -297,3 +273,176 @@ def rising(squares: Floats, order: Floats) -> Floats:
 def meets(estimates: Sequence[float], floors: Sequence[float], target_ks: float) -> bool:
     """Whether every pair keeps a target: its noise level is below it, so that it can be told, and its estimate too."""
     return max(floors) <= target_ks and max(estimates) <= target_ks
+
+
+# --- what chance alone produces ------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def _drawn(seed: int, count: int) -> Floats:
+    """Standard normal draws, kept because the noise of several sets of rows is simulated with one seed."""
+    draws = np.random.default_rng(seed).standard_normal(count)
+    draws.flags.writeable = False
+    return draws
+
+
+def ks_null(
+    groups: Groups,
+    scores: Floats | None = None,
+    random_state: Seed = 0,
+    *,
+    draws: int = 4000,
+    normals: Normals | None = None,
+) -> Null:
+    """What KS distance these groups would show if they came from one distribution; see `ks_floor`.
+
+    Where strata are adjusted for, noise is within them only. ``draws`` are for two groups; the more pairs, the less
+    their maximum varies, and the fewer are needed; ``normals`` gives draws of a shape, which others may share.
+    """
+    count, sizes, rng = groups.count, groups.sizes, np.random.default_rng(random_state)
+    if groups.strata is not None and scores is not None:
+        found = _within_strata(scores, groups, max(200, 2000 // count), rng)
+        return Null(float(found.mean()), sizes, found)
+    cells = _NULL_CELLS if count <= FEW_GROUPS else _NULL_CELLS // 4
+    masses, tied = _null_cells(scores, groups.weight, cells)
+    if count == 2 and masses[tied].sum() < _TIED_SHARE:
+        return two_group_null(*sizes)
+    draws = max(200 if count <= FEW_GROUPS else 80, 2 * draws // count)
+    if len(groups.codes) <= _PERMUTED_ROWS or sizes.min() < _LARGE_GROUP * max(1.0, np.log10(count)):
+        found = _permuted(groups, scores, draws, rng)
+    else:
+        shared = normals if count <= FEW_GROUPS else None
+        found = _limit(sizes, masses, tied, draws, shared or rng.standard_normal)
+    return Null(float(found.mean()), sizes, found)
+
+
+def _permuted(groups: Groups, scores: Floats | None, draws: int, rng: np.random.Generator) -> Floats:
+    """KS when the groups are dealt out anew over the sorted scores; exact but for the number of draws."""
+    rows = rng.permutation(len(groups.codes))
+    counts = np.bincount(groups.codes, minlength=groups.count)
+    # beside the smallest group, a hundred times its rows is as good as any number
+    limit = max(100 * int(counts.min()), 20_000 // groups.count)
+    if counts.max() > limit:
+        rows = rows[np.argsort(groups.codes[rows], kind="stable")]
+        rows = rows[np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts) < limit]
+    ends = last_rows(np.sort(np.arange(len(rows)) if scores is None else scores[rows]))
+    found = np.empty(int(np.clip(4_000_000 // len(rows), 30, draws)))
+    for i in range(len(found)):
+        rows = rng.permutation(rows)
+        found[i] = largest_gaps(groups.take(rows), ends).max()
+    return found
+
+
+def _limit(sizes: Floats, masses: Floats, tied: NDArray[np.bool_], draws: int, normals: Normals) -> Floats:
+    """Supremum of the limiting bridges on a grid, moved by what grid and finite samples change in expectation."""
+    cdf = np.cumsum(masses)
+    step = np.sqrt(masses)
+    variances, cdfs = masses / sizes[:, None], np.broadcast_to(cdf, (len(sizes), len(cdf)))
+    found = []
+    at_once = max(1, _NOISE_CELLS // (len(sizes) * len(masses)))
+    for start in range(0, draws, at_once):
+        drawn = normals((len(sizes), min(at_once, draws - start), len(masses)))
+        noise = _bridges(variances, cdfs, drawn)
+        gaps = np.ptp(noise, axis=0)
+        at = gaps.argmax(axis=1)  # (size,)
+        there = np.take_along_axis(noise, at[None, :, None], axis=2)[:, :, 0]  # (G, size)
+        n, m = sizes[there.argmax(axis=0)], sizes[there.argmin(axis=0)]
+        between = _GRID_SHIFT * step[at] * np.sqrt(1 / n + 1 / m) - lattice_shift(n, m)
+        found.append(gaps[np.arange(len(at)), at] + np.where(tied[at], 0.0, between))
+    return np.asarray(np.clip(np.concatenate(found), 0.0, 1.0), dtype=np.float64)
+
+
+def _within_strata(scores: Floats, groups: Groups, draws: int, rng: np.random.Generator) -> Floats:
+    """(draws,) KS distances that sampling alone makes between groups of one adjusted distribution.
+
+    Weights that give every group a known mix leave no noise *between* strata: an adjusted F_g is a sum of those of its
+    cells, whose errors are Brownian bridges, each over the cell's own distribution. Where strata tell scores apart,
+    as a job does pay, a distance is far less noisy than effective sizes suggest.
+    """
+    order = np.argsort(scores)
+    order = order[groups.shares[order] > 0]
+    ends = last_rows(scores[order])
+    if len(ends) > _STRATA_CELLS:
+        ends = ends[np.linspace(0, len(ends) - 1, _STRATA_CELLS).astype(np.intp)]
+    column = np.minimum(np.searchsorted(ends, np.arange(len(order))), len(ends) - 1)
+    share, code = groups.shares[order], groups.codes[order]
+    stratum = np.zeros_like(code) if groups.strata is None else groups.strata[order]
+    noise, steps = np.zeros((groups.count, draws, len(ends))), np.zeros((groups.count, len(ends)))
+    for g in range(groups.count):
+        for s in np.unique(stratum[code == g]):
+            mine = (code == g) & (stratum == s)
+            variance = np.bincount(column[mine], share[mine] ** 2, len(ends)).astype(np.float64)
+            cdf = np.cumsum(np.bincount(column[mine], share[mine], len(ends))) / share[mine].sum()
+            noise[g] += _bridges(variance[None], cdf[None], rng.standard_normal((1, draws, len(ends))))[0]
+            steps[g] += variance
+    at = np.ptp(noise, axis=0).argmax(axis=1)
+    there = np.take_along_axis(noise, at[None, :, None], axis=2)[:, :, 0]
+    pair = steps[there.argmax(axis=0), at] + steps[there.argmin(axis=0), at]
+    return np.asarray(np.clip(np.ptp(there, axis=0) + _GRID_SHIFT * np.sqrt(pair), 0.0, 1.0), dtype=np.float64)
+
+
+def _bridges(variances: Floats, cdfs: Floats, normals: Floats) -> Floats:
+    """(G, size, K) draws of the sampling noise of every F: Σ_{i≤k} e_i − F_k Σ_i e_i with e_i ~ N(0, variance_i)."""
+    noise: Floats = normals * np.sqrt(variances)[:, None]
+    for walk, cdf in zip(noise, cdfs, strict=True):  # in place: the room is half of the time
+        np.cumsum(walk, axis=1, out=walk)
+        for part in np.array_split(walk, max(1, walk.size // 100_000)):
+            part -= part[:, -1:] * cdf
+    return noise
+
+
+def _null_cells(scores: Floats | None, weights: Floats | None, cells: int) -> tuple[Floats, NDArray[np.bool_]]:
+    """Masses of consecutive cells of the pooled scores, and which cells are one tied value."""
+    if scores is None:
+        return np.full(cells, 1 / cells), np.zeros(cells, dtype=bool)
+    _, value, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    mass = np.bincount(value, weights)
+    mass = mass / mass.sum()
+    tied = (counts > 1) & (mass > 0.5 / cells)
+    cell = np.floor(np.cumsum(mass) * cells)
+    first = np.append(True, (cell[1:] != cell[:-1]) | tied[1:] | tied[:-1])
+    masses = np.asarray(np.bincount(np.cumsum(first) - 1, mass), dtype=np.float64)
+    return masses, tied[first]
+
+
+# --- the lower end of an interval ----------------------------------------------------------------------------------
+
+
+def _lower_end(ranked: Ranked, null: Null, confidence: float, draws: int, normals: Normals) -> float:
+    """Lower end of the interval of `esvdfair.ks_distance_ci`, of two groups."""
+    distance = float(ranked.gaps.max())
+    # The surer an interval is to be, the farther parity reaches.
+    reach = null.quantile(confidence) / max(null.quantile(_NEAR_AT), 1e-12)
+    near = near_parity(distance, null.floor * reach)
+    level = 1 - (1 - confidence) / 2 * (1 + near)
+    margin = near * null.quantile(level) if near else 0.0
+    if near < 1:
+        table = cdf_table(ranked, _NULL_CELLS)
+        noise = _noise_near_peak(table, normals((2, draws, table.cdfs.shape[1])))
+        margin += (1 - near) * max(0.0, float(np.quantile(noise, level)))
+    return max(0.0, distance - margin)
+
+
+def _noise_near_peak(table: Table, normals: Floats) -> Floats:
+    """(size,) draws of sup over thresholds of ε* − (T − D − c·sd)₊: the noise wherever the true peak may be.
+
+    ε* is the noise of a multiplier bootstrap, made of ``normals`` (2, size, K), so that weights need no special case
+    and, after one sort, the cost does not grow with the rows; sd is the standard error of T − D(t).
+    """
+    size, (f, g) = normals.shape[1], table.cdfs
+    centre, squares = table.shrunk
+    variance = np.maximum(0.0, np.diff(squares, axis=1, prepend=0.0)) / table.sizes[:, None]  # < 0 by rounding alone
+    peak = int(np.argmax(np.abs(f - g)))
+    sign = 1.0 if f[peak] >= g[peak] else -1.0
+    first, second = _bridges(variance, centre, normals)
+    epsilon = np.subtract(first, second, out=first) * sign
+    at_peak = epsilon[:, peak]
+    mean, product = np.stack([np.ones(size), at_peak]) @ epsilon / size
+    square = np.einsum("ik,ik->k", epsilon, epsilon) / size
+    supremum = np.full(size, -np.inf)
+    for side in (1.0, -1.0):  # the group that is ahead at the peak over the other, and the other over it
+        spread = square - 2 * side * product + at_peak @ at_peak / size - (side * mean - at_peak.mean()) ** 2
+        doubt = _NEAR_PEAK * np.sqrt(np.maximum(0.0, spread))  # sd of ε − ε at the peak
+        shortfall = np.maximum(0.0, np.abs(f - g)[peak] - side * sign * (f - g) - doubt)
+        np.maximum(supremum, (side * epsilon - shortfall).max(axis=1), out=supremum)
+    return supremum

@@ -326,10 +326,7 @@ class _ParityDual:
     def minimise(self, *, barrier: bool) -> Array:
         """Newton's method along τ → 0, from μ = 0."""
         y = np.zeros(len(self.along))
-        end = 1e-12 if self.half > 0 or barrier else 0.0
-        start = 0.1 * self.half if self.half > 0 else 1e-2 if barrier else 0.0
-        steps = max(0, math.ceil(math.log(start / end, 20))) if start > end else 0
-        for tau, last in [*((start / 20**k, False) for k in range(steps)), (end, True)]:
+        for tau, last in self._weights(barrier):
             state = self._state(y, tau, barrier)
             assert state is not None  # the step that led here was taken because A is positive definite
             for _ in range(_MAX_STEPS):
@@ -347,6 +344,14 @@ class _ParityDual:
                     break
         return y
 
+    def _weights(self, barrier: bool) -> list[tuple[float, bool]]:
+        """τ, and whether it is the last one."""
+        if self.half == 0 and not barrier:
+            return [(0.0, True)]
+        start, end = 0.1 * self.half if self.half > 0 else 1e-2, 1e-12
+        steps = math.ceil(math.log(start / end, 20)) if start > end else 0
+        return [*((start / 20**k, False) for k in range(steps)), (end, True)]
+
     def _line_search(
         self, y: Array, step: Array, value: float, fall: float, tau: float, barrier: bool, *, sure: bool
     ) -> tuple[float, tuple[float, Array, Array] | None]:
@@ -361,8 +366,7 @@ class _ParityDual:
 
     def _matrix(self, y: Array) -> Array:
         """A."""
-        matrix: Array = np.eye(len(self.z)) + np.tensordot(y, self.along, 1)
-        return matrix
+        return np.asarray(np.eye(len(self.z)) + np.tensordot(y, self.along, 1))
 
     def _state(self, y: Array, tau: float, barrier: bool) -> tuple[float, Array, Array] | None:
         """The value, ``A⁻¹X`` (r, k) and the Cholesky factor of A; None where A is not positive definite."""
@@ -394,9 +398,7 @@ class _ParityDual:
 
     def solution(self, y: Array) -> Array:
         """``v = A⁻¹z``."""
-        lower, _ = dpotrf(self._matrix(y), lower=1, overwrite_a=1)
-        solution: Array = dpotrs(lower, self.z, lower=1)[0]
-        return solution
+        return np.asarray(dpotrs(dpotrf(self._matrix(y), lower=1, overwrite_a=1)[0], self.z, lower=1)[0])
 
     def bound(self, y: Array) -> float:
         """A lower bound of ‖v − z‖² over all v that meet the budget, for every y with A ≻ 0."""
