@@ -247,7 +247,7 @@ class Ranked:
         return largest_gaps(self.ordered, self.ends)
 
     @cached_property
-    def table(self) -> "Table":
+    def table(self) -> "CdfTable":
         """From which bounds are read."""
         count = self.groups.count
         return cdf_table(self, _TABLE_CELLS // count if count <= FEW_GROUPS else _FEW_CELLS)
@@ -395,7 +395,7 @@ def lattice_shift(n: Any, m: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Table:
+class CdfTable:
     """Distribution functions of the groups at some thresholds, the peak among them; arrays (G, K).
 
     ``squares`` is the distribution of w², which has the variance of a weighted distribution function.
@@ -419,7 +419,7 @@ class Table:
         return np.asarray(np.maximum(0.0, q * (1 - 2 * f) + f**2) / self.sizes[:, None], dtype=np.float64)
 
 
-def cdf_table(ranked: Ranked, cells: int) -> Table:
+def cdf_table(ranked: Ranked, cells: int) -> CdfTable:
     """At most ``cells`` thresholds and the peak: all that there are, or such as are equally dense in every group."""
     groups, ends = ranked.ordered, ranked.ends
     if len(ends) > cells:
@@ -432,7 +432,7 @@ def cdf_table(ranked: Ranked, cells: int) -> Table:
         return np.asarray(below / below[:, -1:], dtype=np.float64)
 
     cdfs = distribution(groups.shares)
-    return Table(cdfs, cdfs if groups.weight is None else distribution(groups.shares**2), groups.sizes)
+    return CdfTable(cdfs, cdfs if groups.weight is None else distribution(groups.shares**2), groups.sizes)
 
 
 def upper_bound(ranked: Ranked, confidence: float, method: str = "normal") -> float:

@@ -3,8 +3,6 @@
 Groups of very different size must not share one noise level: next to a group of 3 rows any distance looks like chance,
 and the distance between two large groups would disappear with it. So each pair is a problem of two groups, and what is
 reported or compared with a target is the largest of the pairs' own figures.
-
-Long because the noise of a pair and what is made of it are simulated by the same few functions.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +18,13 @@ from scipy.special import kolmogorov
 
 from esvdfair.core.ks import (
     FEW_GROUPS,
+    CdfTable,
     Codes,
     Floats,
     Groups,
     Null,
     Ranked,
     Seed,
-    Table,
     cdf_table,
     largest_gaps,
     last_rows,
@@ -71,7 +69,7 @@ class Pairs:
     @cached_property
     def normals(self) -> Normals:
         """Standard normal draws of a shape; noise levels and intervals share them, as drawing is most of their cost."""
-        return lambda shape: _drawn(self.seed, -(-prod(shape) // 2**19) * 2**19)[: prod(shape)].reshape(shape)
+        return lambda shape: _normal_draws(self.seed, -(-prod(shape) // 2**19) * 2**19)[: prod(shape)].reshape(shape)
 
     @cached_property
     def index(self) -> tuple[Codes, Codes]:
@@ -279,7 +277,7 @@ def meets(estimates: Sequence[float], floors: Sequence[float], target_ks: float)
 
 
 @lru_cache(maxsize=1)
-def _drawn(seed: int, count: int) -> Floats:
+def _normal_draws(seed: int, count: int) -> Floats:
     """Standard normal draws, kept because the noise of several sets of rows is simulated with one seed."""
     draws = np.random.default_rng(seed).standard_normal(count)
     draws.flags.writeable = False
@@ -423,7 +421,7 @@ def _lower_end(ranked: Ranked, null: Null, confidence: float, draws: int, normal
     return max(0.0, distance - margin)
 
 
-def _noise_near_peak(table: Table, normals: Floats) -> Floats:
+def _noise_near_peak(table: CdfTable, normals: Floats) -> Floats:
     """(size,) draws of sup over thresholds of ε* − (T − D − c·sd)₊: the noise wherever the true peak may be.
 
     ε* is the noise of a multiplier bootstrap, made of ``normals`` (2, size, K), so that weights need no special case
