@@ -102,6 +102,10 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         What the refit may aim at: "labels", "predictions" of the original model, or the "optimum", the best fair
         predictor that does not use the attribute. Candidates are compared on validation rows; "auto" tries all that
         the data allow.
+    rescale : bool, default=False
+        Whether the repaired predictions get the mean and standard deviation of the original ones on the training rows,
+        by shifting and stretching the last layer. KS distances do not change; the error is that of the rescaled model.
+        Not possible where a sigmoid or another curve follows the last layer.
     validation_fraction : float, default=0.25
         Fraction of the rows that is held out to choose among candidates when :meth:`fit` gets no ``validation``.
     min_group_rows : int, default=30
@@ -169,6 +173,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         refit: str | None = None,
         layer: int | str | None = None,
         targets: str | Sequence[str] = "auto",
+        rescale: bool = False,
         validation_fraction: float = 0.25,
         min_group_rows: int = MIN_GROUP_ROWS,
         missing: str = "error",
@@ -188,6 +193,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         self.refit = refit
         self.layer = layer
         self.targets = targets
+        self.rescale = rescale
         self.validation_fraction = validation_fraction
         self.min_group_rows = min_group_rows
         self.missing = missing
@@ -511,6 +517,9 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         else:
             solve = methods.parity(targets, self._effort, mean_reduction=given[0], covariance_reduction=given[1])
         fits, crossed = methods.solve_all(fitting, solve, self._effort, scans=given == [None, None])
+        if self.rescale:
+            methods.check_rescales(problem)
+            fits = [methods.rescaled(fit, problem, problem) for fit in fits]
         return Candidates.of(problem, [*fits, original_fit(problem.layer)], crossed)
 
     def _edit_hidden(self, reader: hidden.Reader) -> Self:
@@ -526,6 +535,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             refit="parity" if self.method == "exact" else self.refit or "sgd",
             reductions=[(max(1.0, f * mean), max(1.0, f * covariance)) for f in factors],
             most_bytes=self._effort.scanned_bytes if scans else None,
+            rescale=self.rescale,
         )
         if reader.n_features is not None:
             self.n_features_in_ = reader.n_features

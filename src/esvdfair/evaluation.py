@@ -18,14 +18,12 @@ from esvdfair.curve import Curve, CurvePoint
 from esvdfair.exceptions import InputError
 from esvdfair.methods import Candidates, weights_of
 from esvdfair.models.base import ModelAdapter
-from esvdfair.problem import ORIGINAL, Effort, Problem, outputs
+from esvdfair.problem import FLAT, ORIGINAL, Effort, Problem, outputs
 
 Array = NDArray[np.float64]
 
 DIGITS = 1e-9
 """Part of its scale to which a prediction, an error or a distance is rounded before it is compared."""
-FLAT = 0.01
-"""Part of the original model's standard deviation below which a model is called a constant."""
 LARGER = 0.25
 """Weight of the larger of two estimates beside their mean; chosen on seeds 1 to 20 (docs/method.md 2.7)."""
 

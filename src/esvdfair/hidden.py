@@ -16,7 +16,7 @@ from esvdfair.core.edits import edit_exact, edit_paper
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.quadratic import Fit
 from esvdfair.exceptions import InputError
-from esvdfair.methods import Candidates, account_for, after_edits, parity_at
+from esvdfair.methods import Candidates, account_for, after_edits, check_rescales, parity_at, rescaled
 from esvdfair.models.base import LinearLayer, ModelAdapter, find_layer
 from esvdfair.problem import Effort, Problem, make_problem, original_fit
 from esvdfair.summary import Watch, few_threads, gather
@@ -117,6 +117,7 @@ def solve(
     refit: str,
     reductions: Sequence[tuple[float, float]],
     most_bytes: int | None = None,
+    rescale: bool = False,
 ) -> Candidates:
     """A refit for every pair (mean, covariance) of reductions, and the original model.
 
@@ -125,6 +126,7 @@ def solve(
     method : "paper" or "exact", how the hidden layer is edited
     layer : index or name of that layer
     refit : "sgd", "ols" or "parity", how the last layer is refitted
+    rescale : keep mean and standard deviation of the original predictions
     most_bytes : size of the inputs that are kept where there are several pairs; None reads all rows for each
     """
     layers = reader.layers()
@@ -139,7 +141,10 @@ def solve(
         if most_bytes is not None:
             reader.bounded(problem, most_bytes)
             problem = reader.read()
-        found = [_edited(reader, edited_layer, moments, problem, method, refit, each) for each in reductions]
+        if rescale:
+            check_rescales(problem)
+        asked: dict[str, Any] = {"method": method, "refit": refit, "rescale": rescale}
+        found = [_edited(reader, edited_layer, moments, problem, each, **asked) for each in reductions]
     found.append(Candidates.of(problem, [original_fit(problem.layer)]))
     fits = tuple(fit for each in found for fit in each.fits)
     validation, training = (np.concatenate([getattr(e, n) for e in found], axis=1) for n in ("validation", "training"))
@@ -151,9 +156,11 @@ def _edited(
     layer: LinearLayer,
     moments: GroupMoments,
     problem: Problem,
+    reductions: tuple[float, float],
+    *,
     method: str,
     refit: str,
-    reductions: tuple[float, float],
+    rescale: bool,
 ) -> Candidates:
     """The one candidate of a pair of reductions."""
     mean, covariance = reductions
@@ -164,6 +171,7 @@ def _edited(
     edited = reader.read(reader.original.replace(weights) if weights else None)
     _check_same_rows(problem, edited)
     fit = refit_edited(edited, refit, mean, covariance)
+    fit = rescaled(fit, edited, problem) if rescale else fit
     fit = replace(fit, edits=(*steps, *account_for(edited, fit)), strength=float(mean))
     return Candidates.of(edited, [fit])
 

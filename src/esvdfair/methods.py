@@ -22,8 +22,9 @@ from esvdfair.core.moments import GroupMoments
 from esvdfair.core.parity import ParityProblem
 from esvdfair.core.quadratic import Fit, Quadratic
 from esvdfair.core.transport import transport_path
+from esvdfair.exceptions import InputError
 from esvdfair.models.base import LinearLayer, Weights
-from esvdfair.problem import Effort, Problem, moments_of, outputs
+from esvdfair.problem import FLAT, Effort, Problem, moments_of, original_fit, outputs
 from esvdfair.targets import Refits, plain_fit
 
 Array = NDArray[np.float64]
@@ -273,6 +274,47 @@ def account_for(problem: Problem, fit: Fit) -> list[LayerEdit]:
             gap_after=gap,
         )
     ]
+
+
+def check_rescales(problem: Problem) -> None:
+    """Raise unless the last layer can shift and stretch the predictions."""
+    if not problem.head.is_affine:
+        raise InputError(
+            f"`rescale=True` requires predictions that are a linear function of the last layer, and a "
+            f"{problem.head.kind} follows it. Leave `rescale` out, or rescale the predictions yourself."
+        )
+    if problem.layer.bias is None:
+        raise InputError(
+            f"`rescale=True` shifts the predictions, and the last layer {problem.layer.name!r} has no bias. Leave "
+            "`rescale` out, or give the layer a bias."
+        )
+
+
+def rescaled(fit: Fit, problem: Problem, original: Problem) -> Fit:
+    """The fit whose predictions have the mean and standard deviation of the original model's on the training rows.
+
+    Parameters
+    ----------
+    problem : what the fit was made from
+    original : that of the original model, which is another one where a hidden layer was edited
+
+    A fit that predicts nearly the same number for everybody stays as it is.
+    """
+    before = original_fit(original.layer)
+    (mean_before, sd_before), (mean, sd) = (
+        _output_moments(each, of) for each, of in ((before, original), (fit, problem))
+    )
+    if sd <= FLAT * sd_before:
+        return fit
+    factor = sd_before / sd
+    return replace(fit, weight=factor * fit.weight, bias=mean_before + factor * (fit.bias - mean))
+
+
+def _output_moments(fit: Fit, problem: Problem) -> tuple[float, float]:
+    """Mean and standard deviation of the last layer's output over all training rows."""
+    moments = problem.moments.columns(slice(0, len(fit.weight)))
+    variance = float(fit.weight @ moments.pooled_scatter() @ fit.weight) / moments.pooled_weight
+    return float(moments.pooled_mean() @ fit.weight) + fit.bias, float(np.sqrt(max(variance, 0.0)))
 
 
 # --- parity at given reductions ------------------------------------------------------------------------------------

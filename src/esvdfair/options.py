@@ -19,6 +19,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "missing": ("error", "group"),
     "refit": (None, "sgd", "ols"),
     "certificate": ("normal", "hoeffding"),
+    "rescale": (False, True),
 }
 """Values of the options that have a few."""
 RANGES: dict[str, tuple[Any, str]] = {

@@ -23,6 +23,8 @@ Array = NDArray[np.float64]
 
 ORIGINAL = "untouched"
 """``target`` of the original model, which is a candidate like the others."""
+FLAT = 0.01
+"""Part of the original model's standard deviation below which a model is called a constant."""
 MIN_GROUP_ROWS = 30
 """Groups with fewer training rows, or fewer validation rows, are set aside: not compared, not constrained."""
 FEWEST_ROWS = 5
