@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
+from sklearn.metrics import r2_score
 
 from esvdfair.core.checks import check_column, check_groups, check_strata, check_weight
-from esvdfair.core.ks import Groups, Peak, adjusted_weights, ks_peak, ks_to_rest, outside_support
+from esvdfair.core.ks import Groups, adjusted_weights, ks_peak, ks_to_rest, outside_support
 from esvdfair.core.metrics import wasserstein_distance
 from esvdfair.core.pairs import Pairs, meets
 from esvdfair.exceptions import InputError
@@ -64,8 +65,8 @@ class Distances:
     """What is said of the groups that are compared, as they are or adjusted for control features.
 
     ``ks``, ``ks_population`` and ``mean_gap`` are the largest over the pairs; ``ks_interval`` is of the largest
-    population KS of any pair; ``widest`` is where the most different pair differs most, its groups numbered as in
-    ``names``.
+    population KS of any pair; ``widest`` is where the most different pair differs most: the prediction ``threshold``
+    and the shares at or below it of the group with ``more`` and of that with ``fewer``.
     """
 
     ks: float
@@ -74,7 +75,7 @@ class Distances:
     ks_floor: float
     mean_gap: float
     pairs: tuple[PairFigures, ...]
-    widest: Peak
+    widest: dict[str, Any]
     names: tuple[str, ...]
 
     @property
@@ -117,9 +118,10 @@ class Audit:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, such as JSON takes."""
         found = asdict(self)
-        adjusted = found.pop("adjusted")
-        found["adjusted"] = None if adjusted is None else _flat(adjusted)
-        return {"rows": found.pop("rows"), **_flat(found.pop("between")), **found}
+        between, adjusted = found.pop("between"), found.pop("adjusted")
+        for each in (between, adjusted or {}):
+            each.pop("names", None)
+        return {"rows": found.pop("rows"), **between, **found, "adjusted": adjusted}
 
     def verdict(self) -> str:
         """What the figures say, in plain words."""
@@ -147,18 +149,6 @@ class Audit:
         ]
 
 
-def _flat(found: dict[str, Any]) -> dict[str, Any]:
-    peak, names = found.pop("widest"), found.pop("names")
-    widest = {
-        "threshold": peak.threshold,
-        "more": names[peak.high_group],
-        "more_share": peak.high_share,
-        "fewer": names[peak.low_group],
-        "fewer_share": peak.low_share,
-    }
-    return {**found, "widest": widest}
-
-
 def _difference(found: Distances) -> str:
     """The largest difference that is established, or that there is none."""
     pair = found.largest
@@ -167,14 +157,14 @@ def _difference(found: Distances) -> str:
             f"No difference beyond chance: KS {share(found.ks)}, where chance alone shows up to about "
             f"{share(found.ks_floor)} at these group sizes."
         )
-    peak, (more, fewer) = found.widest, (found.names[found.widest.high_group], found.names[found.widest.low_group])
+    widest = found.widest
     low = 0.0 if pair.ks_interval is None else pair.ks_interval[0]
     parts = [
         f"Predictions differ between {pair.groups[0]} and {pair.groups[1]}: KS {share(pair.ks)} (95% interval "
         f"{interval(pair.ks_interval, share)}; chance alone shows about {share(pair.ks_floor)}).",
         "How large the difference is remains uncertain." if low < pair.ks / 2 else "",
-        f"{peak.high_share:.0%} of {more} but {peak.low_share:.0%} of {fewer} score at or below "
-        f"{number(peak.threshold)}.",
+        f"{widest['more_share']:.0%} of {widest['more']} but {widest['fewer_share']:.0%} of {widest['fewer']} score at "
+        f"or below {number(widest['threshold'])}.",
     ]
     if len(found.pairs) > 1:
         parts.append(f"{sum(p.established for p in found.pairs)} of {len(found.pairs)} pairs of groups differ.")
@@ -248,8 +238,8 @@ def audit_predictions(
         variance_gap=float(np.ptp(found.variances(scores[inside]))),
         wasserstein=wasserstein_distance(scores[inside], sensitive_features=compared, sample_weight=own),
         mse=None if truth is None else float(np.average((scores - truth) ** 2, weights=weight)),
-        r2=None if truth is None else _r2(scores, truth, weight),
-        groups=_groups(names, Groups(codes, len(names), weight), scores, truth),
+        r2=None if truth is None else float(r2_score(truth, scores, sample_weight=weight)),
+        groups=_figures(names, Groups(codes, len(names), weight), scores, truth),
         groups_set_aside={names[g]: int(n) for g, n in enumerate(sizes) if g not in judged},
         adjusted=adjusted,
         outside_support=outside,
@@ -282,20 +272,28 @@ def _distances(scores: Array, groups: Groups, names: tuple[str, ...], seed: int)
         ks_floor=float(found.floors.max()),
         mean_gap=float(np.ptp(groups.means(scores))),
         pairs=tuple(figures),
-        widest=_peak(scores, groups, int(first[spoken_of]), int(second[spoken_of])),
+        widest=_widest(scores, groups, (int(first[spoken_of]), int(second[spoken_of])), names),
         names=names,
     )
 
 
-def _peak(scores: Array, groups: Groups, g: int, h: int) -> Peak:
-    """Where two groups differ most; numbered as all groups are."""
-    rows = np.flatnonzero((groups.codes == g) | (groups.codes == h))
+def _widest(scores: Array, groups: Groups, pair: tuple[int, int], names: tuple[str, ...]) -> dict[str, Any]:
+    """Where two groups differ most."""
+    rows = np.flatnonzero(np.isin(groups.codes, pair))
     weight = None if groups.weight is None else groups.weight[rows]
-    peak = ks_peak(scores[rows], Groups.of((groups.codes[rows] == h).astype(np.intp), 2, weight))
-    return peak._replace(high_group=(g, h)[peak.high_group], low_group=(g, h)[peak.low_group])
+    peak = ks_peak(scores[rows], Groups.of((groups.codes[rows] == pair[1]).astype(np.intp), 2, weight))
+    return {
+        "threshold": peak.threshold,
+        "more": names[pair[peak.high_group]],
+        "more_share": peak.high_share,
+        "fewer": names[pair[peak.low_group]],
+        "fewer_share": peak.low_share,
+    }
 
 
-def _groups(names: Sequence[str], groups: Groups, scores: Array, truth: Array | None) -> tuple[GroupFigures, ...]:
+def _figures(
+    names: Sequence[str], groups: Groups, scores: Array, truth: Array | None
+) -> tuple[GroupFigures, ...]:
     """The figures of every group; the rows are put in order of their groups once, however many there are."""
     to_rest, weight = ks_to_rest(scores, groups), groups.weight
     order = np.argsort(groups.codes, kind="stable")
@@ -310,7 +308,7 @@ def _groups(names: Sequence[str], groups: Groups, scores: Array, truth: Array | 
                 rows=len(mine),
                 mean=float(np.average(mine, weights=w)),
                 mean_interval=mean_interval(mine, w, (scores.min(), scores.max())),
-                std=_spread(mine, w),
+                std=_deviation(mine, w),
                 ks_to_rest=float(to_rest.distance[g]),
                 ks_to_rest_interval=(float(to_rest.low[g]), float(to_rest.high[g])),
                 mse=None if error is None else float(np.average(error**2, weights=w)),
@@ -330,7 +328,7 @@ def mean_interval(
     range is from 0 for values that are never negative. One row has no interval: the range itself.
     """
     lowest, highest = within or (0.0 if values.min() >= 0 else -np.inf, np.inf)
-    w = _shares(values, weight)
+    w = _row_shares(values, weight)
     mean, effective = float(w @ values), 1 / float(w @ w)
     if effective <= 1 + 1e-9:
         return float(lowest), float(highest)
@@ -339,19 +337,11 @@ def mean_interval(
     return max(float(lowest), mean - half), min(float(highest), mean + half)
 
 
-def _shares(values: Array, weight: Array | None) -> Array:
+def _row_shares(values: Array, weight: Array | None) -> Array:
     return np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
 
 
-def _r2(scores: Array, truth: Array, weight: Array | None) -> float:
-    """R²; 0 where the labels do not vary."""
-    w = _shares(truth, weight)
-    variance = float(w @ (truth - w @ truth) ** 2)
-    return 1 - float(w @ (scores - truth) ** 2) / variance if variance > 0 else 0.0
-
-
-def _spread(values: Array, weight: Array | None) -> float:
-    """Standard deviation with the unbiased divisor, n − 1 without weights."""
-    w = _shares(values, weight)
-    rest = 1 - float(w @ w)
-    return float(np.sqrt(w @ (values - w @ values) ** 2 / rest)) if rest > 1e-9 else 0.0
+def _deviation(values: Array, weight: Array | None) -> float:
+    """Standard deviation with the unbiased divisor, n − 1 without weights; 0 for one row."""
+    w = _row_shares(values, weight)
+    return float(np.cov(values, aweights=w)) ** 0.5 if w @ w < 1 - 1e-9 else 0.0

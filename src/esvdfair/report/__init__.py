@@ -7,7 +7,6 @@ script whose hash it names. Densities are computed in Python for every point of 
 and structure are in the Jinja templates of this folder.
 """
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -180,31 +179,6 @@ def model_card(
         name=name, base=base, data=data, inputs=inputs, attribute=attribute, predicts=predicts, unit=unit,
         hashes=hashes, summary=summary, verdict=verdict(summary), results=[header, *lines], versions=versions(),
         options=[" ".join(option.replace("`", "'").split()) for option in chosen],
-        evaluated_on=EVALUATED_ON[summary["evaluated_on"]], front_matter=_front_matter(summary, name, base, data),
+        evaluated_on=EVALUATED_ON[summary["evaluated_on"]], error_name=error_name(summary),
     )  # fmt: skip
     return re.sub(r"\n{3,}", "\n\n", card).strip() + "\n"
-
-
-def _front_matter(
-    summary: Mapping[str, Any], name: str, base: str | None, data: Mapping[str, str] | None
-) -> dict[str, str]:
-    """What machines read; JSON is YAML."""
-    metrics = [
-        {"type": kind, "name": title, "value": summary[f"{key}_after"]}
-        for kind, title, key in (
-            ("mse", error_name(summary), "mse"),
-            ("r_squared", "R²", "r2"),
-            ("ks", "KS distance between groups", "ks"),
-        )
-        if summary[f"{key}_after"] is not None
-    ]
-    rows = {"name": "; ".join((data or {"": "not named"}).values()), "type": "tabular"}
-    result = {"task": {"type": "tabular-regression"}, "dataset": rows, "metrics": metrics}
-    facts = {
-        "pipeline_tag": "tabular-regression",
-        "library_name": "esvdfair",
-        "tags": ["fairness", "statistical-parity", "regression"],
-        "model-index": [{"name": name, "results": [result]}],
-        **({"base_model_name": base} if base else {}),
-    }
-    return {key: json.dumps(value) for key, value in facts.items()}
