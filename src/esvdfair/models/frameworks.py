@@ -37,6 +37,8 @@ def _adapter_of(model: Any) -> Callable[..., ModelAdapter]:
         from esvdfair.models.trees import TreeAdapter as adapter
     elif isinstance(model, str | bytes | bytearray | os.PathLike):
         return _adapter_of_file(model)
+    elif _is(model, "keras", "Model"):
+        from esvdfair.models.keras import KerasAdapter as adapter
     elif _is(model, "torch", "Module"):
         from esvdfair.models.torch import TorchAdapter as adapter
     elif _is(model, "sklearn", "BaseEstimator") or (

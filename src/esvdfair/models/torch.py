@@ -65,11 +65,15 @@ class TorchAdapter(ModelAdapter):
     def __init__(self, model: nn.Module, *, output: Selector | None = None) -> None:
         self._model = model
         check_initialised(unwrap(model))
-        self._core = private(unwrap(model))
+        self._core = self._private(model)
         self._output = output
         self._takes_whole: bool | None = None  # whether whole numbers go in as such; None until some are seen
         self._probed: tuple[tuple[LinearLayer, ...], Tail] | None = None
         self._lock = threading.Lock()  # hooks of one call must not be seen by another
+
+    def _private(self, model: nn.Module) -> nn.Module:
+        """What runs: a copy of the module."""
+        return private(unwrap(model))
 
     @property
     def n_features(self) -> int | None:

@@ -1,0 +1,153 @@
+"""Modules that other libraries make: transformers, peft, Lightning, TabM."""
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from esvdfair import ESVDFair, ks_distance
+from esvdfair.models import adapt
+
+X = np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32)
+
+
+def check(model, rows, last, *, output=None, kind="identity", tolerance=2e-4):
+    """List, capture, replace and head agree with the model, which is left alone; returns the edited one."""
+    state = copy.deepcopy(model.state_dict())
+    adapter = adapt(model, output=output)
+    layer = adapter.layers(rows)[-1]
+    assert layer.name == last
+    head, before = adapter.head(rows), adapter.predict(rows).astype(np.float64)
+    assert head.kind == kind
+    inputs, _ = adapter.capture(rows, [last])
+    features, bias = inputs[last].double().numpy(), 0.0 if layer.bias is None else layer.bias[0]
+    np.testing.assert_allclose(head.apply(features @ layer.weight[0] + bias), before, rtol=tolerance, atol=tolerance)
+    weight = np.random.default_rng(1).normal(size=layer.weight.shape)
+    edited = adapter.replace({last: (weight, None)})
+    expected = head.apply(features @ weight[0] + bias)
+    np.testing.assert_allclose(edited.predict(rows), expected, rtol=tolerance, atol=tolerance * np.abs(expected).max())
+    assert type(edited.model) is type(model)
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    return edited
+
+
+def decoder(name):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed (dev extra)")
+    torch.manual_seed(0)
+    if name == "gpt2":
+        sizes = {"vocab_size": 40, "n_positions": 12, "n_embd": 16, "n_layer": 1, "n_head": 2}
+        config = transformers.GPT2Config(**sizes, num_labels=1, pad_token_id=0)
+        return transformers.GPT2ForSequenceClassification(config)
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_labels=1, pad_token_id=0)
+    return transformers.LlamaForSequenceClassification(config)
+
+
+def padded(rows=200):
+    rng = np.random.default_rng(0)
+    tokens, length = rng.integers(1, 40, (rows, 9)), rng.integers(2, 10, rows)
+    keep = np.arange(9) < length[:, None]
+    return {"input_ids": torch.tensor(tokens * keep), "attention_mask": torch.tensor(keep.astype(np.int64))}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_decoder_is_read_at_the_last_token_of_each_row(name):
+    rows = padded()
+    edited = check(decoder(name), rows, "score", output="logits")
+    few = {key: value[:7, :4] for key, value in rows.items()}  # batches of another length
+    assert edited.predict(few).shape == (7,)
+
+
+def test_repair_of_a_decoder():
+    rows = padded(1000)
+    group = np.where(np.random.default_rng(1).random(1000) < 0.5, "a", "b")
+    tokens = rows["input_ids"]
+    tokens[:] = torch.where(tokens > 0, tokens % 15 + 1 + 20 * torch.tensor(group == "a")[:, None], 0)
+    model = decoder("gpt2")
+    with torch.no_grad():
+        model.transformer.wte.weight[20:] += model.score.weight[0]
+    before = adapt(model, output="logits").predict(rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a model that was not trained
+        fair = ESVDFair(model, method="parity", output="logits").fit(rows, sensitive_features=group)
+    assert [edit.layer for edit in fair.edits_] == ["score"]
+    after = fair.predict(rows)
+    distances = [ks_distance(values, sensitive_features=group) for values in (before, after)]
+    assert distances[1] < 0.5 * distances[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_low_rank_update_beside_the_head():
+    peft = pytest.importorskip("peft", reason="peft is not installed (dev extra)")
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+    model = peft.get_peft_model(base, peft.LoraConfig(r=2, lora_alpha=4, target_modules=["2"]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    prefix = "base_model.model.2"
+    check(model, X, f"{prefix}.base_layer + {prefix}.lora_B.default", kind="affine")
+    merged = model.merge_and_unload()
+    check(merged, X, "2")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_lightning_module_keeps_working_with_its_trainer(tmp_path):
+    lightning = pytest.importorskip("pytorch_lightning", reason="pytorch-lightning is not installed (dev extra)")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.save_hyperparameters()
+            self.net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+
+        def forward(self, x):
+            return self.net(x)
+
+        def training_step(self, batch, index):
+            return nn.functional.mse_loss(self(batch[0]).squeeze(1), batch[1])
+
+        def predict_step(self, batch, index):
+            return self(batch[0])
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=0.02)
+
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(X.sum(axis=1)))
+    loader = torch.utils.data.DataLoader(data, batch_size=50)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    trainer = lightning.Trainer(max_epochs=2, enable_checkpointing=False, default_root_dir=tmp_path, **quiet)
+    model = Module()
+    trainer.fit(model, loader)
+    edited = check(model, X, "net.2")
+    predicted = torch.cat(trainer.predict(edited.model, loader)).numpy().ravel()
+    np.testing.assert_allclose(predicted, edited.predict(X), atol=1e-5)
+    again = lightning.Trainer(max_epochs=1, enable_checkpointing=False, default_root_dir=tmp_path, **quiet)
+    again.fit(edited.model, loader)  # it can still be trained
+    with pytest.raises(TypeError, match="its attribute lightning_module"):
+        adapt(trainer)
+
+
+@pytest.mark.parametrize("members", [4])
+def test_members_with_a_head_of_their_own(members):
+    """As TabM has them: one body, several heads, and the mean of what they give."""
+    torch.manual_seed(0)
+
+    class Members(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(6, 8)
+            self.scale = nn.Parameter(torch.randn(members, 8))
+            self.heads = nn.ModuleList([nn.Linear(8, 1) for _ in range(members)])
+
+        def forward(self, x):
+            h = self.body(x).relu()[:, None] * self.scale
+            return torch.stack([head(h[:, i]) for i, head in enumerate(self.heads)], dim=1)
+
+    names = " + ".join(f"heads.{i}" for i in range(members))
+    check(Members(), X, names, output=lambda result: result.mean(dim=1), kind="affine")
