@@ -88,7 +88,7 @@ def test_a_doctor_to_paste(invoke, monkeypatch):
         assert said in shown
     found = json.loads(invoke("doctor", "--json").stdout)
     assert found["onnx"]["onnxruntime"] == version("onnxruntime")
-    monkeypatch.setattr("esvdfair.cli.demo.version_of", lambda name: None)
+    monkeypatch.setattr("esvdfair.cli.doctor.version_of", lambda name: None)
     assert "torch is not installed: pip install 'esvdfair[torch]'" in invoke("doctor").stdout
 
 

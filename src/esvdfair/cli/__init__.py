@@ -25,7 +25,7 @@ _COMMANDS = {
     "summarise": "summarise:summarise_command",
     "show": "summarise:show_command",
     "demo": "demo",
-    "doctor": "demo",
+    "doctor": "doctor",
 }
 
 BAD_INPUT = 2

@@ -1,10 +1,6 @@
-"""Commands that need no file. `esvdfair demo`: a small network, repaired. `esvdfair doctor`: what is installed here."""
+"""`esvdfair demo`: a small network, repaired; needs no file."""
 
-import os
-import platform
-import re
 import warnings
-from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,22 +8,20 @@ import click
 
 from esvdfair.cli import _shared as cli
 from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.files import version_of
-from esvdfair.text import interval, number, share, verdict
+from esvdfair.text import summary_table, verdict
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from esvdfair.audit import Audit
 
-NAMES = ("As trained", "Repaired")
+NAMES = ("Original", "Repaired")
 SHARES = (0.4, 0.5)  # of all rows not to train on, and of those not to choose on either
 
 
 @click.command()
 @cli.target_ks_option(default=0.1)
 @cli.option("--report", "FILE", "Where the report goes.", default="demo-report.html", show_default=True)
-@cli.option("--plot", "FILE", "Also draw before and after: .png, .svg or .pdf.")
+@cli.option("--plot", "FILE", "Also draw the distributions before and after: .png, .svg or .pdf.")
 @cli.force_option
 @cli.seed_option
 @cli.json_option
@@ -37,10 +31,10 @@ def demo(
 ) -> int:
     """Repair a small network that predicts wages; needs no file.
 
-    Trains on the table `twoyear` (6,763 people; Kane and Rouse 1995) without their sex, repairs the network, and prints
-    how women and men fare before and after, on people whom neither step has seen; the report shows more. Those people
-    decide whether --target-ks is met: exit code 1 if it is not. Takes well under a minute. Without the extra `data`,
-    which holds the table, the people are made up.
+    Trains a network on the table `twoyear` (6,763 people; Kane and Rouse 1995) without their sex, repairs it, and
+    compares both on people whom neither step has seen. They decide whether --target-ks is met: exit code 1 if it is
+    not. Writes a report. Works offline, in less than a minute. Without the extra `data`, which contains the table, the
+    people are made up.
 
     \b
     Examples:
@@ -60,19 +54,19 @@ def demo(
     cli.check_free(written, force=force, inputs=[])
     with cli.at_work(3) as work:
         work.step("training a network")
-        (X, y, sex), validation, test = _people(seed)
+        (X, y, sex), validation, test = _split_wages(seed)
         X_test, y_test, sex_test = test
         network = MLPRegressor(hidden_layer_sizes=(64, 64), early_stopping=True, random_state=seed)
         model = make_pipeline(StandardScaler(), network).fit(X, y)
         work.step("repairing it")
         fair = ESVDFair(model, target_ks=target_ks, random_state=seed)
         fair.fit(X, y, sensitive_features=sex, validation=validation)
-        work.step("judging both")
+        work.step("comparing both")
         unseen = fair.assess(X_test, y_test, sensitive_features=sex_test)
         predictions = [m.predict(X_test) for m in (model, fair)]
         before, after = (audit_predictions(found, sex_test, y_test, seed=seed) for found in predictions)
         if plot is not None:
-            _draw(plot, predictions, sex_test)
+            _save_densities(plot, predictions, sex_test)
         write_report(
             report, fair, X, y, sensitive_features=sex, test=test,
             model="a network of two hidden layers of 64", data="wages of `twoyear` (Kane and Rouse 1995)",
@@ -85,22 +79,18 @@ def demo(
                 "before": before.to_dict(), "after": after.to_dict(), "summary": fair.summary_, "tested": unseen,
             })  # fmt: skip
         else:
-            click.echo(
-                f"Log hourly wages of {len(y_test):,} people whom neither training nor repair has seen, predicted"
-            )
-            click.echo("by a network that does not know their sex\n")
-            click.echo(_table(before, after) + "\n")
-            click.echo(cli.wrapped(f"Before: {before.verdict()}"))
-            click.echo(cli.wrapped(f"After:  {after.verdict()}"))
-            click.echo(cli.wrapped(f"Repair: {verdict(unseen)}"))
-            click.echo(
-                "\nThe repaired network is the same network with another last layer; it, too, never asks for the sex."
-            )
-            click.echo(f"wrote {', '.join(map(str, written))}")
+            title = f"Log hourly wages of {len(y_test):,} people whom neither training nor repair has seen, predicted"
+            cli.print_blocks(
+                cli.wrapped(f"{title} by a network that does not know their sex"),
+                cli.text_table(*summary_table(unseen)), cli.wrapped(f"Before: {before.verdict()}"),
+                cli.wrapped(f"After: {verdict(unseen)}"),
+                cli.wrapped("The repaired network has another last layer; it does not need the sex either."),
+                f"wrote {', '.join(map(str, written))}",
+            )  # fmt: skip
     return 1 if unseen["met"] is False else 0
 
 
-def _people(seed: int) -> list[tuple[Any, ...]]:
+def _split_wages(seed: int) -> list[tuple[Any, ...]]:
     """People to train on, to choose on, and to judge on: inputs, wages and sex of each."""
     from sklearn.model_selection import train_test_split
 
@@ -117,22 +107,7 @@ def _people(seed: int) -> list[tuple[Any, ...]]:
     return [(wages.X.loc[part], wages.y[part], sex[part].to_frame()) for part in (train, validation, test)]
 
 
-def _table(before: "Audit", after: "Audit") -> str:
-    lines = [
-        ["KS distance", share(before.between.ks), share(after.between.ks), interval(after.between.ks_interval, share)],
-        ["mean squared error", number(before.mse), number(after.mse), ""],
-    ]
-    for old, new in zip(before.groups, after.groups, strict=True):
-        lines.append([f"  of {old.group}", number(old.mse), number(new.mse), interval(new.mse_interval)])
-    lines.append(["R²", share(before.r2), share(after.r2), ""])
-    for old, new in zip(before.groups, after.groups, strict=True):
-        lines.append(
-            [f"mean prediction of {old.group}", number(old.mean), number(new.mean), interval(new.mean_interval)]
-        )
-    return cli.text_table(["", "before", "after", "95% interval, after"], lines)
-
-
-def _draw(path: Path, predictions: list[Any], sex: "pd.DataFrame") -> None:
+def _save_densities(path: Path, predictions: list[Any], sex: "pd.DataFrame") -> None:
     """Densities before and after, side by side on common axes."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -146,62 +121,3 @@ def _draw(path: Path, predictions: list[Any], sex: "pd.DataFrame") -> None:
         ax.set_xlabel("predicted log hourly wage")
         ax.locator_params(nbins=5)
     cli.save_figure(figure, path, replace=True)
-
-
-# --- doctor --------------------------------------------------------------------------------------------------------
-
-FOR_USERS = ("torch", "onnx", "plots", "data", "peers")
-"""Extras that a user may want; the others are for developers."""
-VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-@click.command()
-@cli.json_option
-def doctor(as_json: bool) -> None:
-    """Print versions, threads and extras.
-
-    Nothing is sent anywhere; paste it into an issue.
-
-    \b
-    Example:
-      esvdfair doctor
-    """
-    found: dict[str, Any] = {
-        "esvdfair": version_of("esvdfair") or "not installed, run from its source",
-        "python": f"{platform.python_version()} on {platform.platform()}",
-        **_packages(),
-        "threads": _threads(),
-    }
-    if as_json:
-        cli.print_json(found)
-        return
-    for name, value in found.items():
-        lines = [f"{key} {item}" for key, item in value.items()] if isinstance(value, dict) else [value]
-        click.echo(f"{name:10}" + f"\n{'':10}".join(lines))
-
-
-def _packages() -> dict[str, dict[str, str]]:
-    """Versions of what is needed always, then of what each extra needs."""
-    try:
-        needed = requires("esvdfair") or []
-    except PackageNotFoundError:
-        needed = []
-    found: dict[str, dict[str, str]] = {name: {} for name in ("needs", *FOR_USERS)}
-    for line in needed:
-        package = re.match(r"[\w.-]+", line)
-        extra = re.search(r"extra == ['\"]([\w-]+)", line)
-        name = extra[1] if extra else "needs"
-        if package and name in found:
-            missing = "is not installed" + (f": pip install 'esvdfair[{name}]'" if extra else "")
-            found[name][package[0]] = version_of(package[0]) or missing
-    return found
-
-
-def _threads() -> dict[str, Any]:
-    from threadpoolctl import threadpool_info
-
-    pools = {f"{pool['internal_api']} {pool['version']}": f"uses {pool['num_threads']}" for pool in threadpool_info()}
-    given = {name: f"is {os.environ[name]}" for name in VARIABLES if name in os.environ}
-    return (
-        {"cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()} | pools | given
-    )

@@ -1,0 +1,68 @@
+"""`esvdfair doctor`: what is installed here."""
+
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, requires
+from typing import Any
+
+import click
+
+from esvdfair.cli import _shared as cli
+from esvdfair.files import version_of
+
+FOR_USERS = ("torch", "onnx", "lightgbm", "xgboost", "catboost", "plots", "data")
+"""Extras for users; the others are for developers."""
+VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@click.command()
+@cli.json_option
+def doctor(as_json: bool) -> None:
+    """Print versions of this package and those it needs, for bug reports.
+
+    Nothing is sent anywhere.
+
+    \b
+    Example:
+      esvdfair doctor
+    """
+    found: dict[str, Any] = {
+        "esvdfair": version_of("esvdfair") or "not installed, run from its source",
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        **_packages(),
+        "threads": _threads(),
+    }
+    if as_json:
+        cli.print_json(found)
+        return
+    for name, value in found.items():
+        lines = [f"{key} {item}" for key, item in value.items()] if isinstance(value, dict) else [value]
+        click.echo(f"{name:10}" + f"\n{'':10}".join(lines))
+
+
+def _packages() -> dict[str, dict[str, str]]:
+    """Versions of what is needed always, then of what each extra needs."""
+    try:
+        needed = requires("esvdfair") or []
+    except PackageNotFoundError:
+        needed = []
+    found: dict[str, dict[str, str]] = {name: {} for name in ("needs", *FOR_USERS)}
+    for line in needed:
+        package = re.match(r"[\w.-]+", line)
+        extra = re.search(r"extra == ['\"]([\w-]+)", line)
+        name = extra[1] if extra else "needs"
+        if package and name in found:
+            missing = "is not installed" + (f": pip install 'esvdfair[{name}]'" if extra else "")
+            found[name][package[0]] = version_of(package[0]) or version_of(f"{package[0]}-cpu") or missing
+    return found
+
+
+def _threads() -> dict[str, Any]:
+    from threadpoolctl import threadpool_info
+
+    pools = {f"{pool['internal_api']} {pool['version']}": f"uses {pool['num_threads']}" for pool in threadpool_info()}
+    given = {name: f"is {os.environ[name]}" for name in VARIABLES if name in os.environ}
+    return (
+        {"cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()} | pools | given
+    )
