@@ -256,7 +256,6 @@ REASON = "Long because"
 TOO_LARGE: set[str] = {
     "_columns",
     "_load",
-    "_table",
     "batches.py",
     "batches.py:_check_indexes",
     "models/__init__.py:_parts",
