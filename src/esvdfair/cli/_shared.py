@@ -73,7 +73,7 @@ def flag(names: str, text: str) -> Option:
 
 
 def target_ks_option(
-    text: str = "Largest KS distance between groups to aim at.", *, default: float | None = None
+    text: str = "Largest KS distance between groups that is allowed.", *, default: float | None = None
 ) -> Option:
     """The option --target-ks; with a default, a target that is always there."""
     return option("--target-ks", "KS", text, default=default, show_default=True, type=click.FloatRange(0, 1))
@@ -89,16 +89,18 @@ def layer_option(text: str) -> Option:
 
 
 json_option = flag("--json as_json", "Print JSON, for machines.")
-force_option = flag("--force", "Replace files that are there.")
-seed_option = option("--seed", "N", "Of all that is drawn.", default=0, show_default=True, type=click.IntRange(min=0))
-validation_option = option("--validation", "FILE", "Rows that the model was not trained on, to choose and to judge.")
+force_option = flag("--force", "Overwrite existing files.")
+seed_option = option("--seed", "N", "Random seed.", default=0, show_default=True, type=click.IntRange(min=0))
+validation_option = option(
+    "--validation", "FILE", "Rows that the model was not trained on, to choose among candidates."
+)
 test_option = option(
-    "--test", "FILE", "Rows that neither fit nor choose: what is printed and reported is then about them."
+    "--test", "FILE", "Rows used for neither training nor choosing. Results are then evaluated on them."
 )
 max_mse_option = option(
     "--max-mse-increase",
     "PART",
-    "Instead of --target-ks: the fairest candidate whose error grows by at most this part (0.05: five per cent).",
+    "Instead of --target-ks: the fairest candidate whose error increases by at most this part (0.05: 5%).",
     type=click.FloatRange(min=0),
 )
 
@@ -113,12 +115,12 @@ def output_option(command: Command) -> Command:
     patience = option(
         "--model-timeout",
         "SECONDS",
-        "How long the model may take for a batch of rows before it is given up, 600 unless said otherwise.",
+        "Stop when the model takes longer for one batch of rows.  [default: 600]",
         type=click.FloatRange(min=0, min_open=True),
         callback=set_limit,
         expose_value=False,
     )
-    return option("--output", "NAME", "Which output of the model is the prediction, if several.")(patience(command))
+    return option("--output", "NAME", "Which output of the model is the prediction.")(patience(command))
 
 
 def model_and_data(command: Command) -> Command:
@@ -145,20 +147,20 @@ def table_options(
     A command that can do without a table is not ``sensitive``: it calls :func:`check_sensitive` where it has one.
     """
     options = [
-        option("--sensitive", "COL", "Column with the group of each person; repeat it for several, whose combinations "
-               "become the groups.", multiple=True, required=sensitive),
+        option("--sensitive", "COL", "Column with the group of each person. Repeat it to compare combinations.",
+               multiple=True, required=sensitive),
         option("--target", "COL", target),
-        option("--features", "A,B,C", "The model's inputs in its order. Default: all other columns in file order; a "
-               "sensitive column is an input only when named here."),
-        option("--weight", "COL", "Column that says how much each row counts."),
-        option("--control", "COL", "Column that people may rightly differ in (job, region): gaps are adjusted for it. "
-               "Repeat it for several. It stays an input of the model.", multiple=True),
-        flag("--drop-missing", "Leave out rows with a missing value."),
-        flag("--missing-group", "People without a value of a sensitive column become a group of their own."),
-        option("--min-group-rows", "N", "Do not compare groups with fewer rows; a note names them.",
+        option("--features", "A,B,C", "The model's inputs, in its order.  [default: the columns that the model names, "
+               "else all other columns in file order]"),
+        option("--weight", "COL", "Column with the sample weight."),
+        option("--control", "COL", "Column to adjust for (job, region): people are compared within its strata. Repeat "
+               "it for several. It stays an input of the model.", multiple=True),
+        flag("--drop-missing", "Leave out rows with missing values."),
+        flag("--missing-group", "Make a group of the people without a value in a sensitive column."),
+        option("--min-group-rows", "N", "Set aside groups with fewer rows; they are named.",
                default=30, show_default=True, type=click.IntRange(min=2)),
-        flag("--other", "Join these groups to one, `other`, instead."),
-        option("--sep", "MARK", "What separates the fields of CSV; `tab` for tabs.  [default: the header tells]",
+        flag("--other", "Merge these groups into one, `other`, instead."),
+        option("--sep", "MARK", "Separator of CSV fields, `tab` for tabs.  [default: found in the header]",
                callback=_one_mark),
     ]  # fmt: skip
 
@@ -189,18 +191,19 @@ def repair_options(*, one_method: bool = True, target_ks: float | None = None) -
     """What a repair aims at and how; the command gets them as ``options`` of ESVDFair, and which rows judge it."""
     aim = [
         target_ks_option(default=target_ks),
-        option("--confidence", "PART", "Take only what is certified to keep --target-ks; 0.9: wrongly in at most one "
-               "of ten samples.", type=click.FloatRange(0, 1, min_open=True, max_open=True)),
-        option("--certificate", None, "The bound behind it; hoeffding holds at every sample size and needs about three "
-               "times as many rows.", type=click.Choice(["normal", "hoeffding"]), default="normal", show_default=True),
+        option("--confidence", "PART", "Return only models that are certified to meet --target-ks; 0.9: with 90% "
+               "confidence.", type=click.FloatRange(0, 1, min_open=True, max_open=True)),
+        option("--certificate", None, "Bound of the certificate; hoeffding holds at every sample size and needs about "
+               "three times as many rows.",
+               type=click.Choice(["normal", "hoeffding"]), default="normal", show_default=True),
     ]  # fmt: skip
     which = [
-        option("--method", None, "transport: whole distributions, last layer. parity: means and variances, last layer. "
-               "exact: a hidden layer, then the last. paper: the paper's Algorithm 2.",
+        option("--method", None, "transport: match whole distributions. parity: match means and variances. exact: edit "
+               "a hidden layer, then the last. paper: Algorithm 2 of the paper.",
                type=click.Choice(["transport", "parity", "exact", "paper"]), default="transport", show_default=True),
         layer_option("Layer that exact and paper edit: index or name.  [default: -2]"),
     ]  # fmt: skip
-    quick = flag("--quick", "Try few candidates instead of many: for a first look.")
+    quick = flag("--quick", "Try few candidates, for a first look.")
     rows = option("--rows", "N", "Rows to keep of a large table, the same number of each large group; all others count "
                   "by their means and covariances.  [default: 160000]")  # fmt: skip
 

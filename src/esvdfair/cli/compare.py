@@ -91,14 +91,12 @@ def compare(
 ) -> None:
     """Run our methods and the baselines on the same rows.
 
-    Our methods do what `esvdfair repair` does with the same words: they learn from DATA, and the rows of --validation,
-    or a quarter of DATA, choose their point. The baselines learn from the same rows; with --control in weights that
-    give every group the same mix. All are evaluated on the rows of --test, or else on those that chose. Only our
-    methods know of --confidence, and none of --max-mse-increase, for which baselines have no rule.
+    Our methods do what `esvdfair repair` does with the same options: they are fitted on DATA and choose on the rows of
+    --validation, or on a quarter of DATA. The baselines are fitted on the same training rows. All are evaluated on the
+    rows of --test, or else on the validation rows.
 
-    The barycentre (Chzhen et al. 2020) and the private histogram (Xian et al. 2024) need to know a person's group at
-    prediction, or predict it; the unaware optimum is the best that can be done without it, as far as its guess of the
-    group is right, but is no longer the model.
+    The barycenter (Chzhen et al. 2020) and the private histogram (Xian et al. 2024) need a person's group at
+    prediction, or predict it. The unaware optimum needs no group, but replaces the model by another.
 
     \b
     Example:

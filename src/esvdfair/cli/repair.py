@@ -41,9 +41,9 @@ EDIT = ("layer", "multiplier", "budget", "achieved", "converged", "output_change
 @cli.test_option
 @cutoff_options
 @cli.option("-o --out", "FILE", "Where the repaired model goes.", required=True)
-@cli.option("--report", "FILE", "Also write a report of one HTML page.")
-@cli.option("--model-card", "FILE", "Also write a model card, as Hugging Face reads it.")
-@cli.option("--unit", "UNIT", "Unit of the target, for report and card: `EUR a year`.")
+@cli.option("--report", "FILE", "Also write a report, one HTML page.")
+@cli.option("--model-card", "FILE", "Also write a model card for Hugging Face.")
+@cli.option("--unit", "UNIT", "Unit of the target, for the report and the card: `EUR per year`.")
 @cli.force_option
 @cli.json_option
 @click.pass_context
@@ -65,15 +65,15 @@ def repair(
     force: bool,
     as_json: bool,
 ) -> int:
-    """Write a repaired model that predicts alike for every group.
+    """Write a repaired model whose predictions are distributed alike in every group.
 
-    Same graph, same inputs, other weights; predictions need no sensitive column. Beside FILE goes FILE.json, a record
-    of what was done: versions, fingerprints of data and models, parameters, what was reached. DATA may be the rows that
-    the model was trained on; then --validation gives rows that it has not seen. With --cutoff or --select-share: who is
-    selected there before and after, and the cut-off that selects as many people after the repair.
+    The repaired model has the same format and inputs, and other weights; predictions need no sensitive column.
+    FILE.json is a record of the repair: versions, hashes of data and models, parameters, results.
 
-    DATA may be a directory of Parquet files. Instead of DATA, --summary takes what `esvdfair summarise` has written;
-    then --report, --cutoff and --select-share need --test.
+    DATA is the training data, a table or a directory of Parquet files; --validation gives rows that the model was not
+    trained on. Instead of DATA, --summary takes files that `esvdfair summarise` wrote; then --report, --cutoff and
+    --select-share need --test. With --cutoff or --select-share, prints who is selected before and after, and the
+    cut-off that selects as many people after the repair.
 
     Exit code 1: done and written, but --target-ks was not met.
 
