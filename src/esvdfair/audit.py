@@ -291,9 +291,7 @@ def _widest(scores: Array, groups: Groups, pair: tuple[int, int], names: tuple[s
     }
 
 
-def _figures(
-    names: Sequence[str], groups: Groups, scores: Array, truth: Array | None
-) -> tuple[GroupFigures, ...]:
+def _figures(names: Sequence[str], groups: Groups, scores: Array, truth: Array | None) -> tuple[GroupFigures, ...]:
     """The figures of every group; the rows are put in order of their groups once, however many there are."""
     to_rest, weight = ks_to_rest(scores, groups), groups.weight
     order = np.argsort(groups.codes, kind="stable")
