@@ -175,10 +175,13 @@ def test_predictions_do_not_depend_on_how_the_rows_came(monkeypatch):
     import one_answer
 
     monkeypatch.setattr(one_answer, "METHODS", ("transport",))
-    rows = one_answer.compare("wages", 1, Effort.quick())
-    assert {way for _, way, _ in rows} >= {"batches of 317", "stream", "another order", "two threads"}
-    assert max(value for *_, value in rows) <= one_answer.GOAL
-    assert one_answer.markdown(rows).count("\n") == 1 + len(rows)
+    ways = {"batches of 317", "stream", "another order", "two threads", "partitions", "a merge tree"}
+    for dtype, goal in one_answer.GOALS.items():
+        lines = one_answer.compare("wages", 1, Effort.quick(), dtype=dtype)
+        assert {line[1] for line in lines} >= ways
+        assert max(line[2] for line in lines) <= goal
+        assert max(max(line[3:]) for line in lines) <= one_answer.MEASURED
+        assert one_answer.markdown(lines).count("\n") == 1 + len(lines)
 
 
 def test_promises_are_checked_and_their_tables_written(monkeypatch, tmp_path):
