@@ -28,11 +28,11 @@ from esvdfair.curve import Curve
 from esvdfair.estimator import ESVDFair
 from esvdfair.evaluation import evaluate
 from esvdfair.exceptions import ESVDFairWarning
+from esvdfair.gather import summarise
 from esvdfair.hidden import finetune
 from esvdfair.methods import Candidates
 from esvdfair.models import adapt
 from esvdfair.problem import Effort, Problem, make_problem
-from esvdfair.summary import summarise
 from esvdfair.targets import Refits
 from reproduction import network as nets
 from reproduction.config import Experiment, Part, Variant

@@ -24,7 +24,7 @@ from torch.optim.adam import adam
 from esvdfair.core.checks import encode_groups
 from esvdfair.datasets import Dataset, Examples, Split, split
 from esvdfair.files import whole_file
-from esvdfair.summary import few_threads
+from esvdfair.threads import few_threads
 from reproduction.config import Retraining, Training
 
 Array = NDArray[np.float64]

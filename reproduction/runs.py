@@ -28,7 +28,7 @@ from esvdfair.core.checks import encode_groups
 from esvdfair.core.metrics import ks_distance, ks_floor, mean_gap, variance_gap
 from esvdfair.datasets import Examples
 from esvdfair.files import whole_file
-from esvdfair.summary import few_threads
+from esvdfair.threads import few_threads
 from reproduction import datasets
 from reproduction.config import Experiment, Part, Variant
 

@@ -9,14 +9,13 @@ from esvdfair.batches import (
     Batch,
     Data,
     StreamBatches,
-    check_apart,
     check_groups,
-    hash_rows,
     held_out,
     is_stream,
     make_batches,
     row_key,
 )
+from esvdfair.copies import check_apart, hash_rows
 from esvdfair.exceptions import ESVDFairWarning
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from threadpoolctl import ThreadpoolController
 
-from esvdfair.summary import WIDE, few_threads, summarise
+from esvdfair.gather import summarise
+from esvdfair.threads import WIDE, few_threads
 
 torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
 

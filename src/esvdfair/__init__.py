@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from esvdfair.cutoffs import Decisions, decisions
     from esvdfair.estimator import ESVDFair, fit_curve
     from esvdfair.exceptions import ESVDFairWarning
+    from esvdfair.gather import summarise
     from esvdfair.problem import Effort
-    from esvdfair.summary import Summary, summarise
+    from esvdfair.summary import Summary
 
 __version__ = "0.1.0"
 
@@ -49,7 +50,7 @@ _HOMES = {
     "ks_null_quantile": "core.metrics",
     "ks_population": "core.metrics",
     "mean_gap": "core.metrics",
-    "summarise": "summary",
+    "summarise": "gather",
     "variance_gap": "core.metrics",
     "wasserstein_distance": "core.metrics",
 }

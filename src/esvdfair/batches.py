@@ -1,7 +1,6 @@
 """Anything that holds rows -> `Batch`es; what identifies a row, and which rows are held out, by a hash of it."""
 
 import hashlib
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
@@ -26,12 +25,9 @@ from esvdfair.core.checks import (
 )
 from esvdfair.core.ks import label_parts, make_cells, split_cell
 from esvdfair.core.moments import check_squares
-from esvdfair.exceptions import ESVDFairWarning, InputError
+from esvdfair.exceptions import InputError
 
 Array = NDArray[np.float64]
-
-BLOCK_ROWS = 512
-"""Rows that are copied at once: what lies between stays in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -108,38 +104,31 @@ class ArrayBatches:
         part: int | str = 0,
     ) -> None:
         self.rows = row_count(data.X)
-        self._x, self._batch_size = data.X, batch_size
+        self.x, self._batch_size = data.X, batch_size
         self._row_id = row_ids(row_id, part, np.arange(self.rows))
-        self._columns = _columns(data, missing, classes)
+        self._columns = _check_columns(data, missing, classes)
 
     def __iter__(self) -> Iterator[Batch]:
         for start in range(0, self.rows, self._batch_size):
             stop = min(start + self._batch_size, self.rows)
-            yield self._batch(row_slice(self._x, start, stop), start, stop)
+            yield self._batch(row_slice(self.x, start, stop), start, stop)
 
-    def row_hashes(self) -> NDArray[np.uint64] | None:
-        """A number for every row, equal for equal inputs and labels; None where inputs cannot be compared."""
-        found, y = hash_rows(self._x), self._columns[0]
-        return found if found is None or y is None else hash_rows((found.view(np.int64), y))
+    @property
+    def y(self) -> Array | None:
+        """Labels of all rows."""
+        return self._columns[0]
 
     def _batch(self, x: Any, start: int, stop: int) -> Batch:
         y, labels, codes, weight, group_parts = self._columns
         part = slice(start, stop)
-        return Batch(
-            x,
-            None if y is None else y[part],
-            labels,
-            codes[part],
-            None if weight is None else weight[part],
-            self._row_id[part],
-            group_parts,
-        )
+        own_y, own_weight = (None if column is None else column[part] for column in (y, weight))
+        return Batch(x, own_y, labels, codes[part], own_weight, self._row_id[part], group_parts)
 
 
 Columns = tuple[Array | None, tuple[Label, ...], NDArray[np.intp], Array | None, int]
 
 
-def _columns(data: Data, missing: str, classes: Sequence[Any] | None) -> Columns:
+def _check_columns(data: Data, missing: str, classes: Sequence[Any] | None) -> Columns:
     """Everything but the inputs, checked: labels, groups or cells and their codes, weights, parts of a group's name."""
     rows, y, weight = row_count(data.X), data.y, data.sample_weight
     _check_indexes(data)
@@ -159,22 +148,25 @@ def _check_indexes(data: Data) -> None:
 
     Indexes with other labels, or with labels that occur twice, do not tell which order is meant.
     """
-    found: dict[str, Any] = {}
+    indexes: list[tuple[str, pd.Index[Any]]] = []
     for field in fields(data):
         value = getattr(data, field.name)
-        for part in value.values() if isinstance(value, Mapping) and field.name in COLUMNS else (value,):
-            if not isinstance(part, pd.DataFrame | pd.Series):
-                continue
-            first = field.name
-            found.setdefault(first, part.index)
-            of, index = next(iter(found.items()))
-            if part.index.equals(index) or len(part) != len(index) or part.index.nlevels != index.nlevels:
-                continue
-            if part.index.is_unique and index.is_unique and part.index.isin(index).all():
-                raise InputError(
-                    f"`{first}` has the index of `{of}` in another order, and rows are matched by position. Reindex it "
-                    f"with {first}.loc[{of}.index], or pass arrays if the order is right."
-                )
+        parts = list(value.values()) if isinstance(value, Mapping) and field.name in COLUMNS else [value]
+        indexes += [(field.name, part.index) for part in parts if isinstance(part, pd.DataFrame | pd.Series)]
+    for name, index in indexes[1:]:
+        of, first = indexes[0]
+        if not index.equals(first) and _same_labels(index, first):
+            raise InputError(
+                f"`{name}` has the index of `{of}` in another order, and rows are matched by position. Reindex it "
+                f"with {name}.loc[{of}.index], or pass arrays if the order is right."
+            )
+
+
+def _same_labels(one: "pd.Index[Any]", other: "pd.Index[Any]") -> bool:
+    """Whether two indexes have the same labels, each once."""
+    if len(one) != len(other) or one.nlevels != other.nlevels or not (one.is_unique and other.is_unique):
+        return False
+    return bool(one.isin(other).all())
 
 
 def _named(x: Any, column: Any) -> Any:
@@ -214,7 +206,7 @@ class StreamBatches:
             got = f"{len(item)} items" if isinstance(item, tuple | list) else type(item).__name__
             raise ValueError(f"a batch must be (X, y, sensitive[, weight[, control[, row_id]]]); got {got}.")
         data, row_id = Data(as_pandas(item[0]), *item[1:5]), None if len(item) < 6 else item[5]
-        y, labels, codes, weight, group_parts = _columns(data, self._missing, self._classes)
+        y, labels, codes, weight, group_parts = _check_columns(data, self._missing, self._classes)
         row_id = row_ids(row_id, self._part, np.arange(start, start + row_count(data.X)))
         return Batch(data.X, y, labels, codes, weight, row_id, group_parts)
 
@@ -305,67 +297,6 @@ def make_batches(
 def is_read_once(x: Any) -> bool:
     """Whether x is an iterator, which can be read only once."""
     return is_stream(x) and not callable(x) and iter(x) is x
-
-
-# --- validation rows that are training rows ---------------------------------------------------------------------------
-
-
-def check_apart(training: Batches, validation: Batches | None, confidence: float | None) -> None:
-    """Warn if validation rows are training rows, inputs and labels alike; with a confidence, raise.
-
-    Only rows in memory are compared. Some rows coincide in discrete data: they count as copies where clearly more do
-    than by chance and most training rows are like no other, or where all rows are the same.
-    """
-    if not isinstance(training, ArrayBatches) or not isinstance(validation, ArrayBatches):
-        return
-    known, asked = training.row_hashes(), validation.row_hashes()
-    if known is None or asked is None or not len(asked):
-        return
-    repeated = int(np.isin(asked, known).sum())
-    _, counts = np.unique(known, return_counts=True)
-    by_chance = counts[counts > 1].sum() / len(known)  # of a row from the same population
-    noise = np.sqrt(by_chance * (1 - by_chance) * (1 / len(asked) + 1 / len(known)))
-    copied = by_chance < 0.5 and repeated / len(asked) - by_chance > max(0.1 * (1 - by_chance), 5 * noise)
-    if not copied and not (len(asked) == len(known) and np.array_equal(np.sort(asked), np.sort(known))):
-        return
-    words = (
-        f"{repeated:,} of {len(asked):,} rows of `validation` are also in `X`, so they cannot show how the repair does "
-        "on new rows. Pass rows that are not in `X`, or leave `validation` out."
-    )
-    if confidence is not None:
-        raise InputError(f"`confidence={confidence}` requires new rows: {words}")
-    warnings.warn(ESVDFairWarning(words), stacklevel=2)
-
-
-def hash_rows(x: Any) -> NDArray[np.uint64] | None:
-    """A number for every row, equal for equal rows; None of a sparse matrix."""
-    if hasattr(x, "tocsr"):
-        return None
-    several = several_inputs(x)
-    parts = [x] if several is None else list(several.values())
-    if isinstance(x, pd.DataFrame):
-        numbers = [i for i, dtype in enumerate(x.dtypes) if dtype.kind in "biuf"]
-        others = sorted(set(range(x.shape[1])) - set(numbers))
-        parts = [x.iloc[:, numbers], x.iloc[:, others].astype(object)]
-    total = np.zeros(row_count(x), dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        for part in parts:
-            values = to_numpy(part).reshape(len(total), -1)
-            for start in range(0, len(total), BLOCK_ROWS):
-                rows = slice(start, start + BLOCK_ROWS)
-                total[rows] = total[rows] * np.uint64(0x9E3779B97F4A7C15) + _mixed(values[rows]).sum(axis=1)
-    return total
-
-
-def _mixed(values: NDArray[Any]) -> NDArray[np.uint64]:
-    """(n, p) numbers that depend on a value and its column: of numbers by their float64, whatever their dtype."""
-    if values.dtype.kind in "biuf":
-        words = (values.astype(np.float64) + 0.0).view(np.uint64)  # -0.0 is 0.0
-    else:
-        words = pd.util.hash_array(values.astype(object).ravel(), categorize=False).reshape(values.shape)
-    factors = np.random.default_rng(0).integers(2**64 - 1, size=values.shape[1], dtype=np.uint64) | np.uint64(1)
-    words = (words ^ (words >> np.uint64(32))) * factors
-    return words ^ (words >> np.uint64(29))
 
 
 def row_ids(row_id: Any, part: int | str, positions: Any) -> NDArray[np.uint64]:

@@ -24,13 +24,13 @@ from esvdfair.batches import (
     Data,
     Rows,
     as_rows,
-    check_apart,
     held_out,
     inputs_of,
     is_read_once,
     is_stream,
     make_batches,
 )
+from esvdfair.copies import check_apart
 from esvdfair.core.checks import label_text, row_count, take, to_numpy
 from esvdfair.core.edits import PAPER_REDUCTIONS
 from esvdfair.core.moments import GroupMoments
@@ -39,6 +39,7 @@ from esvdfair.curve import Curve, choose
 from esvdfair.evaluation import evaluate
 from esvdfair.exceptions import ESVDFairWarning, InputError
 from esvdfair.fit_report import FitReport, make_report
+from esvdfair.gather import gather, summarise
 from esvdfair.methods import Candidates
 from esvdfair.models import adapt
 from esvdfair.models.base import ModelAdapter
@@ -54,7 +55,8 @@ from esvdfair.problem import (
     notice_missing_bias,
     original_fit,
 )
-from esvdfair.summary import Summary, few_threads, gather, summarise
+from esvdfair.summary import Summary
+from esvdfair.threads import few_threads
 
 
 class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn is untyped

@@ -18,7 +18,7 @@ from sklearn.neural_network import MLPRegressor
 
 from esvdfair import Effort, ESVDFair, fit_curve
 from esvdfair.batches import row_key
-from esvdfair.tables import Roles, TableBatches, files
+from esvdfair.tables import Roles, TableBatches, files, scan
 from esvdfair.tables import table as table_module
 
 FEATURES = ["a", "b", "c", "n"]
@@ -194,7 +194,7 @@ def test_a_quotation_mark_that_is_never_closed(tiny_chunks, monkeypatch, tmp_pat
 
 
 def test_sensitive_columns_of_too_many_values(small_chunks, monkeypatch, tmp_path):
-    monkeypatch.setattr(table_module, "MAX_GROUPS", 20)
+    monkeypatch.setattr(scan, "MAX_GROUPS", 20)
     table = people(300).assign(name=[f"p{i}" for i in range(300)])
     path = save(table, tmp_path)
     with pytest.raises(ValueError, match="the sensitive column 'name' makes more than 20 groups"):
@@ -433,3 +433,19 @@ def test_a_control_is_neither_the_group_nor_the_label(tmp_path):
     pd.DataFrame({"x": [1.0, 2], "sex": [0, 1], "y": [1.0, 2]}).to_csv(tmp_path / "people.csv", index=False)
     with pytest.raises(ValueError, match=r"column .sex. has another role already"):
         TableBatches(tmp_path / "people.csv", Roles(("sex",), "y", control=("sex",)))
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_parquet_inputs_are_read_once_and_nan_in_them_is_still_found(small_chunks, tmp_path, wrong):
+    """The first pass reads groups and labels where the file says that nothing is missing."""
+    data = people()
+    table = TableBatches(save(data, tmp_path, "parquet"), Roles(("sex",), "y"))
+    assert not table.scan.inputs_read
+    np.testing.assert_array_equal(joined(table).x[FEATURES], data[FEATURES])
+    values = pa.table(data.reset_index(drop=True))
+    place = values.column_names.index("b")
+    column = np.where(np.arange(len(data)) == 400, wrong, data["b"].to_numpy())
+    pa.parquet.write_table(values.set_column(place, "b", pa.array(column, from_pandas=False)), tmp_path / "nan.parquet")
+    table = TableBatches(tmp_path / "nan.parquet", Roles(("sex",), "y"))
+    with pytest.raises(ValueError, match=r"'b' (1|.* holds 1 infinite)"):
+        list(table)

@@ -48,7 +48,8 @@ def summarise_command(
     Example:
       esvdfair summarise model.onnx people.csv --sensitive sex --target income -o people.summary
     """
-    from esvdfair import summary
+    from esvdfair.gather import summarise
+    from esvdfair.summary import KEPT_ROWS
 
     adapter = cli.load_model(model, output)
     cli.check_free([out], force=force, inputs=[*cli.model_files(model), data])
@@ -57,7 +58,7 @@ def summarise_command(
         table = reading.table(data, adapter, min_groups=1, progress=work.read)
         table.part = part if part is not None else table.scan.sha256
         work.step("summarising")
-        found = summary.summarise(str(model), table, output=output, rows=rows or summary.KEPT_ROWS)
+        found = summarise(str(model), table, output=output, rows=rows or KEPT_ROWS)
         with whole_files(out, replace=force) as places:
             found.save(places[out])
     with cli.after_writing([out]):

@@ -22,7 +22,7 @@ from esvdfair.methods import Candidates, parity, solve_all
 from esvdfair.models import adapt
 from esvdfair.models.base import LinearLayer
 from esvdfair.problem import MIN_GROUP_ROWS, Effort
-from esvdfair.summary import few_threads
+from esvdfair.threads import few_threads
 
 Array = NDArray[np.float64]
 

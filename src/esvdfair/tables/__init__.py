@@ -4,6 +4,7 @@
 """
 
 from esvdfair.tables.files import open_table
-from esvdfair.tables.table import Progress, Roles, Scan, TableBatches, TableRows, read_rows
+from esvdfair.tables.scan import Progress, Roles, Scan
+from esvdfair.tables.table import TableBatches, TableRows, read_rows
 
 __all__ = ["Progress", "Roles", "Scan", "TableBatches", "TableRows", "open_table", "read_rows"]

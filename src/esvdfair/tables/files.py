@@ -10,7 +10,7 @@ import shutil
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -72,6 +72,10 @@ class TableFile:
     def cut(self) -> None:
         """Make chunks, before rows are read."""
         raise NotImplementedError
+
+    def is_complete(self, columns: Sequence[str]) -> bool:
+        """Whether the file itself says that these columns have a value in every row; NaN is a value there."""
+        return False
 
     def frames(
         self, wanted: Callable[[int], bool], columns: Sequence[str], texts: Sequence[str] = (), *, strict: bool = False
@@ -340,36 +344,52 @@ class ParquetFiles(TableFile):
     def cut(self) -> None:
         self._chunk_rows = min(CHUNK_ROWS, max(CHUNK_VALUES // max(len(self.columns), 1), 256))
 
+    def is_complete(self, columns: Sequence[str]) -> bool:
+        for part in self._parts:
+            groups = [part.metadata.row_group(i) for i in range(part.metadata.num_row_groups)]
+            places = {part.metadata.schema.column(i).path: i for i in range(part.metadata.num_columns)}
+            if not places.keys() >= set(columns):
+                return False
+            found = (group.column(places[name]).statistics for group in groups for name in columns)
+            if not all(known is not None and known.has_null_count and known.null_count == 0 for known in found):
+                return False
+        return True
+
     def frames(
         self, wanted: Callable[[int], bool], columns: Sequence[str], texts: Sequence[str] = (), *, strict: bool = False
     ) -> Iterator[tuple[int, pd.DataFrame, int]]:
+        import pyarrow as pa
+
+        done = 0
         with readable(self.path):
-            done = 0
             for chunk, batch in enumerate(self._batches(list(dict.fromkeys(columns)))):
                 done += batch.num_rows
                 if wanted(chunk):
                     frame: pd.DataFrame = batch.select(list(columns)).to_pandas()
                     frame.columns, frame.index = frame.columns.map(str), pd.RangeIndex(len(frame))
                     yield chunk, frame, self.size * done // self._rows
+            pa.default_memory_pool().release_unused()  # pyarrow would keep it
 
     def _batches(self, columns: list[str]) -> Iterator[Any]:
         """Rows with the columns and types of all files: a column that a file lacks is missing there."""
-        import pyarrow as pa
         from pyarrow import parquet
 
-        fields = [self._schema.field(name) for name in columns]
         for part, keys in zip(self._parts, self._keys, strict=True):
             own = [name for name in columns if name in part.physical_schema.names]
             with part.open() as source:
                 file = parquet.ParquetFile(source, buffer_size=_BUFFER, pre_buffer=False)
                 for batch in file.iter_batches(batch_size=self._chunk_rows, columns=own):
-                    if own == columns and len(self._parts) == 1:
-                        yield batch
-                        continue
-                    values = [
-                        batch.column(field.name).cast(field.type)
-                        if field.name in own
-                        else pa.repeat(pa.scalar(keys.get(field.name), field.type), batch.num_rows)
-                        for field in fields
-                    ]
-                    yield pa.RecordBatch.from_arrays(values, schema=pa.schema(fields, self._schema.metadata))
+                    yield batch if own == columns and len(self._parts) == 1 else self._unified(batch, columns, keys)
+
+    def _unified(self, batch: Any, columns: Sequence[str], keys: Mapping[str, Any]) -> Any:
+        """A batch of one file with the columns and types of all; keys are the values of its partition."""
+        import pyarrow as pa
+
+        fields = [self._schema.field(name) for name in columns]
+        values = [
+            batch.column(field.name).cast(field.type)
+            if field.name in batch.schema.names
+            else pa.repeat(pa.scalar(keys.get(field.name), field.type), batch.num_rows)
+            for field in fields
+        ]
+        return pa.RecordBatch.from_arrays(values, schema=pa.schema(fields, self._schema.metadata))

@@ -1,0 +1,298 @@
+"""Model + batches -> Summary: what is kept as the rows pass, and what is checked of them."""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esvdfair.batches import Batch, Batches, Data, Rows, make_batches, row_key
+from esvdfair.core.checks import Label, check_labels, count_not_finite, several_inputs, sort_key, take_rows
+from esvdfair.core.ks import split_cell
+from esvdfair.core.moments import GroupMoments
+from esvdfair.exceptions import InputError
+from esvdfair.models import adapt
+from esvdfair.models.base import LinearLayer, ModelAdapter, OutputLayer
+from esvdfair.summary import KEEP_SEED, KEPT_ROWS, Summary, level, smallest
+from esvdfair.threads import few_threads
+
+Array = NDArray[np.float64]
+
+KEPT_BYTES = 2**30
+"""Bytes of features that a summary keeps at most."""
+
+LARGEST = 1e120
+"""Labels, predictions and weights beyond it are refused: squares of sums of their squares leave float64."""
+
+
+def summarise(
+    model: Any,
+    X: Any,
+    y: Any = None,
+    *,
+    sensitive_features: Any = None,
+    sample_weight: Any = None,
+    control_features: Any = None,
+    row_id: Any = None,
+    part: int | str = 0,
+    output: Any = None,
+    missing: str = "error",
+    batch_size: int = 8192,
+    rows: int = KEPT_ROWS,
+    group_rows: Mapping[Label, int] | None = None,
+) -> Summary:
+    """Run the model over some rows, and summarise what :meth:`ESVDFair.fit_summary` needs of them.
+
+    Parameters
+    ----------
+    model, X, y, sensitive_features, sample_weight, control_features : as in :meth:`ESVDFair.fit`
+    row_id : (rows,) whole numbers or texts, one for each row
+        With it, the repair does not depend on the order of rows or on how they are divided into parts. A whole number i
+        is the row at position i of part 0.
+    part : int or str
+        Names the part, where there is no ``row_id``: rows are then identified by the part and their position in it.
+    output, missing, batch_size : as in :class:`ESVDFair`
+    rows : most rows to keep, the same for all parts
+    group_rows : {group: rows} of *all* parts, from a first count
+        A part then keeps only its share, so that little is sent around.
+
+    Returns
+    -------
+    Summary
+        ``a + b`` and ``sum(parts)`` are summaries of all their rows. A part may have no rows.
+    """
+    from esvdfair.models import fingerprint
+
+    adapter = model if isinstance(model, ModelAdapter) else adapt(model, output=output)
+    data = Data(X, y, sensitive_features, sample_weight, control_features)
+    batches = make_batches(
+        data, missing=missing, batch_size=batch_size, classes=adapter.classes, row_id=row_id, part=part
+    )
+    return gather(adapter, batches, rows=rows, group_rows=group_rows, model=fingerprint(adapter.model))
+
+
+class Watch(Protocol):
+    """Someone who looks at inputs of other layers as they pass."""
+
+    names: Sequence[str]
+
+    def add(self, batch: Batch, inputs: Mapping[str, Any]) -> None: ...
+
+
+def gather(
+    adapter: ModelAdapter,
+    batches: Batches,
+    *,
+    rows: int = KEPT_ROWS,
+    group_rows: Mapping[Label, int] | None = None,
+    model: str = "",
+    original: ModelAdapter | None = None,
+    watch: Watch | None = None,
+) -> Summary:
+    """Summarise batches, read once.
+
+    Parameters
+    ----------
+    original : whose predictions are the labels where there are none; default ``adapter``
+    watch : gets the inputs of the layers that it names
+    """
+    stream = iter(batches)
+    first = next((batch for batch in stream if len(batch.codes)), None)
+    if first is None:
+        return Summary(model, rows)
+    with few_threads(0):  # what the model is looked at with is small, however wide it is
+        output, widest = _look(adapter, first.x)
+    bound = max(min(rows, KEPT_BYTES // (8 * output.layer.weight.shape[1])), 2)
+    found = _Gathered(first, bound, group_rows or {})
+    names = [*(() if watch is None else watch.names), output.layer.name]
+    with few_threads(widest):
+        for batch in chain([first], stream):
+            if not len(batch.codes):
+                continue
+            _check_finite(adapter, batch.x)
+            inputs, prediction = adapter.capture(batch.x, names)
+            _check_prediction(prediction, len(batch.codes))
+            features = inputs[output.layer.name]
+            _check_features(output.layer, features, len(batch.codes))
+            y = batch.y
+            if y is None:
+                y = prediction if original is None else original.predict(batch.x)
+                y = np.asarray(take_rows(y, np.arange(len(batch.codes))), dtype=np.float64)
+            _check_unit(y, prediction)
+            found.add(batch, features, prediction, y)
+            if watch is not None:
+                watch.add(batch, inputs)
+    return found.summary(model, output)
+
+
+class _Gathered:
+    """A summary that grows batch by batch. Groups and strata are numbered in the order in which they come."""
+
+    def __init__(self, first: Batch, bound: int, group_rows: Mapping[Label, int]) -> None:
+        self.labelled, self.weighted, self.adjusted = first.y is not None, False, bool(first.group_parts)
+        names = tuple(getattr(first.x, "columns", ()))
+        self.columns = names if all(isinstance(name, str) for name in names) else ()
+        shape: tuple[int, ...] = tuple(getattr(first.x, "shape", ()))
+        self.n_features = int(shape[1]) if len(shape) > 1 else None
+        self.bound, self._limits = bound, _limits(group_rows, bound)
+        self.groups: list[Label] = []
+        self.strata: list[Label] = []
+        self.rows: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
+        self.mass: Array = np.zeros((0, 0))
+        self.cut: Array = np.zeros(0)
+        self.rest = GroupMoments()
+        self._columns: dict[str, NDArray[Any]] = {}
+        self._size = 0
+
+    def add(self, batch: Batch, features: Any, prediction: Any, y: Array) -> None:
+        if (batch.y is not None) != self.labelled:
+            raise ValueError("some batches have labels and some have none; give all rows labels, or none.")
+        self.weighted |= batch.weight is not None
+        codes, strata = self._numbered(batch)
+        weight = np.ones(len(codes)) if batch.weight is None else batch.weight
+        present = weight > 0
+        np.add.at(self.rows, (codes[present], strata[present]), 1)
+        np.add.at(self.mass, (codes[present], strata[present]), weight[present])
+        stays = present & (row_key(batch.row_id, KEEP_SEED) < self.cut[codes])
+        if (goes := present & ~stays).any():
+            self.rest.update_codes(features, self.groups, codes, weight * goes, beside=y)
+        index = np.flatnonzero(stays)
+        columns = {
+            "features": take_rows(features, index), "prediction": take_rows(prediction, index).astype(np.float64),
+            "y": y[index], "codes": codes[index], "weight": weight[index], "strata": strata[index],
+            "id": batch.row_id[index].astype(np.uint64),
+        }  # fmt: skip
+        self._put(columns, len(index))
+        if self._size > self.bound + self.bound // 4:
+            self._prune()
+
+    def _numbered(self, batch: Batch) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """(rows,) codes of groups and of strata; the tables grow with them."""
+        parts = batch.group_parts
+        pairs = [split_cell(label, parts) if parts else (label, "") for label in batch.labels]
+        for group, stratum in pairs:
+            self.groups += [] if group in self.groups else [group]
+            self.strata += [] if stratum in self.strata else [stratum]
+        check_labels(self.groups)
+        more = len(self.groups) - len(self.rows), len(self.strata) - self.rows.shape[1]
+        if any(more):
+            self.cut = np.append(self.cut, [self._limits.get(label, 1.0) for label in self.groups[len(self.cut) :]])
+            edges = (0, more[0]), (0, more[1])
+            self.rows, self.mass = np.pad(self.rows, edges), np.pad(self.mass, edges)
+        places = [(self.groups.index(group), self.strata.index(stratum)) for group, stratum in pairs]
+        place = np.array(places, dtype=np.intp).reshape(-1, 2)
+        return place[batch.codes, 0], place[batch.codes, 1]
+
+    def _put(self, columns: Mapping[str, NDArray[Any]], rows: int) -> None:
+        """Copy rows in. Arrays have room for all that may come: memory that is not written to costs nothing."""
+        stop = self._size + rows
+        for name, values in columns.items():
+            room = self._columns.get(name, values[:0])
+            dtype = np.result_type(room, values)
+            if stop > len(room) or dtype != room.dtype:
+                larger = np.empty((max(stop, self.bound + self.bound // 2), *values.shape[1:]), dtype=dtype)
+                larger[: self._size] = room[: self._size]
+                self._columns[name] = room = larger
+            room[self._size : stop] = values
+        self._size = stop
+
+    def _kept(self, index: Any = slice(None)) -> Rows:
+        return Rows(**{name: values[: self._size][index] for name, values in self._columns.items()})
+
+    def _prune(self) -> None:
+        """Move rows that cannot stay into ``rest``."""
+        kept = self._kept()
+        assert kept.id is not None
+        stays, self.cut = smallest(kept.id, kept.codes, self.cut, self.rows.sum(axis=1), self.bound)
+        gone = kept.take(~stays)
+        self.rest.update_codes(gone.features, self.groups, gone.codes, gone.weight, beside=gone.y)
+        index = np.flatnonzero(stays)
+        for column in self._columns.values():
+            for start in range(0, len(index), 8192):  # forwards, so that nothing is written over before it is read
+                part = index[start : start + 8192]
+                column[start : start + len(part)] = column[part]
+        self._size = len(index)
+
+    def summary(self, model: str, output: OutputLayer) -> Summary:
+        """What was gathered, with groups and strata in order."""
+        few = self._size < self.bound // 2
+        found = Summary(
+            model, self.bound, output, self.columns, self.n_features, self.labelled, self.weighted, self.adjusted,
+            tuple(self.groups), tuple(self.strata), self.rows, self.mass, self.cut,
+            self._kept(np.arange(self._size) if few else slice(None)), self.rest,
+        )  # fmt: skip
+        groups, strata = (tuple(sorted(labels, key=sort_key)) for labels in (self.groups, self.strata))
+        return found.relabelled(groups, strata).pruned()
+
+
+def _limits(group_rows: Mapping[Label, int], bound: int) -> dict[Label, float]:
+    """The key below which rows of each group may be kept, where all of them are counted: hardly more than will be."""
+    most = level(list(group_rows.values()), bound)
+    return {label: min((most + 6 * most**0.5 + 16) / max(n, 1), 1.0) for label, n in group_rows.items()}
+
+
+def _look(adapter: ModelAdapter, x: Any) -> tuple[OutputLayer, int]:
+    """The output layer of a model, and the inputs of its widest layer."""
+    width = adapter.n_features
+    if width is not None and len(getattr(x, "shape", ())) == 2 and x.shape[1] != width:
+        raise InputError(f"X has {x.shape[1]} features, but the model expects {width} features as input.")
+    layers = adapter.layers(x)
+    _check_size(layers)
+    with np.errstate(over="ignore", invalid="ignore"):  # predictions that are not finite are refused as they come
+        output = adapter.output_layer(x)
+    return output, int(max(layer.weight.shape[1] for layer in layers))
+
+
+def _check_size(layers: Sequence[LinearLayer]) -> None:
+    """Raise where weights are so large that squares of sums of them leave float64."""
+    for layer in layers:
+        largest = float(np.abs(layer.weight).max(initial=0.0))
+        if largest > LARGEST:
+            raise ValueError(
+                f"the layer {layer.name!r} has weights as large as {largest:.3g}, whose squares leave float64; check "
+                "the model."
+            )
+
+
+def _check_finite(adapter: ModelAdapter, X: Any) -> None:
+    # A scikit-learn pipeline may fill in missing values, and says itself when it cannot.
+    if adapter.trees or type(adapter.model).__module__.startswith("sklearn"):
+        return
+    for x in _each(X):
+        x = x.data if hasattr(x, "tocsr") else x  # of a sparse matrix what is stored
+        floats = str(getattr(x, "dtype", "")).startswith(("float", "torch.float"))
+        if floats and (bad := count_not_finite(x)):
+            raise InputError(f"`X` contains {bad} NaN or infinite values. Fill them in or drop those rows.")
+
+
+def _each(x: Any) -> list[Any]:
+    """The inputs, which are one or several."""
+    several = several_inputs(x)
+    return [x] if several is None else list(several.values())
+
+
+def _check_features(layer: LinearLayer, features: Any, rows: int) -> None:
+    if features.ndim != 2 or features.shape[0] != rows:
+        raise ValueError(
+            f"the last linear layer {layer.name!r} takes inputs of shape {tuple(features.shape)} for {rows} rows; "
+            "a repair of the output needs one feature vector for each row."
+        )
+
+
+def _check_prediction(prediction: Any, rows: int) -> None:
+    bad = count_not_finite(prediction)
+    if bad:
+        raise ValueError(
+            f"the model predicts NaN or infinite values for {bad} of {rows} rows; check X for missing values and the "
+            "model's weights."
+        )
+
+
+def _check_unit(y: Array, prediction: Any) -> None:
+    """Raise where labels or predictions are so large that squares leave float64."""
+    for name, values in (("y", y), ("the prediction", prediction)):
+        if len(values) and not (largest := float(abs(values).max())) <= LARGEST:
+            raise ValueError(
+                f"{name} is as large as {largest:.3g}, and sums of squares leave float64; give it in another unit."
+            )
