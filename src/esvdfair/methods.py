@@ -185,18 +185,19 @@ def _cross_fit(refits: Refits, solve: Solve) -> CrossFitted | None:
         mine = np.flatnonzero(rows.codes == code)
         fold[mine] = np.arange(len(mine)) % FOLDS
     pooled = problem.moments.has_own_pool
-    moments = [_fold_moments(rows.take(fold == k), problem, pooled=pooled) for k in range(FOLDS)]
+    folds = [rows.take(np.flatnonzero(fold == k)) for k in range(FOLDS)]
+    moments = [_fold_moments(each, problem, pooled=pooled) for each in folds]
     few = replace(refits.effort, transport_rows=refits.effort.transport_rows // 4)
     fits: list[Fit] = []
     predictions = np.empty((len(rows), 0))
     for k in range(FOLDS):
-        index, out = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
+        index = np.flatnonzero(fold != k)
         without = _merged([each for i, each in enumerate(moments) if i != k])
         part = replace(problem, moments=without, training=rows.take(index))
         fits = solve(Refits(part, few, whole=refits, index=index), True)
         if not k:
             predictions = np.empty((len(rows), len(fits)), order="F")
-        predictions[out] = outputs(problem.head, rows.take(out), fits)
+        predictions[fold == k] = outputs(problem.head, folds[k], fits)
     return CrossFitted(tuple(fits), predictions)
 
 

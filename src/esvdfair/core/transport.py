@@ -156,6 +156,10 @@ class TransportProblem:
         # Of more than two groups a power of two, so that the bins of one are whole bins of the other.
         self.bins = np.full(2, bins.min()) if n_groups == 2 else 2 ** np.floor(np.log2(bins)).astype(int)
         self._weight = np.concatenate([w / w.sum() for w in weights])  # 1 in every group
+        self._first = np.concatenate([[0], np.cumsum(self.bins)])  # bin of each group
+        # The bin of each row; by columns, so that a product reads rows in the order in which they lie in memory.
+        columns = np.zeros(len(order), dtype=np.int32), np.arange(len(order) + 1, dtype=np.int32)
+        self._indicator = scipy.sparse.csc_array((self._weight, *columns), shape=(int(self._first[-1]), len(order)))
 
     @property
     def pair_noise(self) -> list[float]:
@@ -174,35 +178,32 @@ class TransportProblem:
         Rows whose outputs lie within ``tie`` of their neighbours share their levels, so that their order is of no
         effect; a row that an edge cuts belongs to both bins in parts.
         """
-        sums = [
-            self._bin_sums(part, outputs[part], bins, tie) for part, bins in zip(self._parts, self.bins, strict=True)
-        ]
+        above = [self._divide(g, outputs[part], tie) for g, part in enumerate(self._parts)]
+        sums = np.split(np.asarray(self._indicator @ self._rows), self._first[1:-1])
+        for group, over in zip(sums, above, strict=True):
+            group[:-1] -= over
+            group[1:] += over
         return [self._block(sums[g], sums[h]) for g, h in self._pairs]
 
-    def _bin_sums(self, part: slice, outputs: Array, bins: int, tie: float) -> Array:
-        """(bins, r) sums of the weighted rows of one group between the quantiles of its outputs."""
+    def _divide(self, g: int, outputs: Array, tie: float) -> Array:
+        """Put the rows of a group into its bins, and return (bins − 1, r) what lies above the edges that cut them."""
+        part, edges = self._parts[g], np.arange(1, self.bins[g]) / self.bins[g]
         rows, weight, order = self._rows[part], self._weight[part], np.argsort(outputs)
-        if bins == 1:
-            return np.asarray(weight @ rows)[None]
         starts = np.flatnonzero(np.diff(outputs[order], prepend=-inf) > tie)  # of rows that share their levels
         ends = np.append(starts[1:], len(order))
         levels = np.cumsum(weight[order])[ends - 1]
-        edges = np.arange(1, bins) / bins
-        cut = np.searchsorted(levels, edges)  # the rows that an edge cuts, or that end there
-        # All rows up to those cut, and then without the part of these above the edge.
-        inside = np.empty(len(order), dtype=np.int32)
-        inside[order] = np.repeat(np.arange(bins), np.diff(ends[cut], prepend=0, append=len(order)))
-        # By columns, so that the product reads the rows in the order in which they lie in memory.
-        indicator = (weight, inside, np.arange(len(order) + 1, dtype=np.int32))
-        sums: Array = scipy.sparse.csc_array(indicator, shape=(bins, len(order))) @ rows
+        cut = np.searchsorted(levels, edges)  # the rows that an edge cuts, or that end there; they go below it
+        bins = np.arange(self._first[g], self._first[g + 1])
+        self._indicator.indices[part][order] = np.repeat(bins, np.diff(ends[cut], prepend=0, append=len(order)))
         share = (levels[cut] - edges) / (levels[cut] - np.append(0.0, levels)[cut])
+        if len(starts) == len(order) or not len(cut):
+            tied = order[cut]
+            return np.asarray((share * weight[tied])[:, None] * rows[tied])
         cut, which = np.unique(cut, return_inverse=True)
         tied = order[np.concatenate([np.arange(starts[i], ends[i]) for i in cut])]
         sizes = ends[cut] - starts[cut]
-        above = share[:, None] * np.add.reduceat(weight[tied, None] * rows[tied], np.cumsum(sizes) - sizes)[which]
-        sums[:-1] -= above
-        sums[1:] += above
-        return sums
+        sums = np.add.reduceat(weight[tied, None] * rows[tied], np.cumsum(sizes) - sizes)
+        return np.asarray(share[:, None] * sums[which])
 
     def _block(self, a: Array, b: Array) -> Array:
         """The difference of two groups' mean rows in the bins of the coarser, over √bins and √pairs."""
