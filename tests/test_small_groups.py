@@ -189,7 +189,7 @@ def test_training_rows_are_estimated_by_cross_fitting(over_fitted, monkeypatch):
     model, X, y, group = over_fitted
     ESVDFair(model, target_ks=0.15, targets="labels", effort=Effort.quick()).fit(X, y, sensitive_features=group)
     (candidates,) = seen
-    crossed, codes = candidates.cross_fitted, candidates.sample.training.codes
+    crossed, codes = candidates.cross_fitted, candidates.problem.training.codes
     place = {(fit.target, fit.ridge, fit.strength): i for i, fit in enumerate(candidates.fits)}
     apart, inside = [], []
     for j, fit in enumerate(crossed.fits):

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from threading import Lock, local
 from typing import Any
 
@@ -38,7 +39,7 @@ def few_threads(width: int) -> Iterator[None]:
     torch = sys.modules.get("torch")
     with _Pools.lock:
         if _Pools.inside == 0:
-            libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+            libraries = _blas_libraries(len(sys.modules))
             _Pools.before = tuple((library, library.num_threads) for library in libraries)
             _Pools.torch_threads = 1 if torch is None else torch.get_num_threads()
             for library in libraries:
@@ -57,6 +58,12 @@ def few_threads(width: int) -> Iterator[None]:
             _Pools.inside -= 1
             for library, threads in _Pools.before if _Pools.inside == 0 else ():
                 _set_threads(library, threads)
+
+
+@lru_cache(maxsize=1)
+def _blas_libraries(modules: int) -> list[Any]:
+    """The BLAS libraries that are loaded; searching takes milliseconds, and only new modules bring new ones."""
+    return list(ThreadpoolController().select(user_api="blas").lib_controllers)
 
 
 def _set_threads(library: Any, threads: int) -> None:
