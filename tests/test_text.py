@@ -109,6 +109,8 @@ def test_what_to_do_next():
 def test_small_groups_strata_and_bounds_are_named():
     found = str(verdict(BASE | {"groups_set_aside": {"x": 7}, "outside_support": 0.04}))
     assert "Too small to judge: x (7 rows)." in found
+    adjusted = verdict(BASE | {"ks_raw_before": 0.4}).measured
+    assert "KS distance, adjusted for the control features, 0.376 before, 0.098 after" in adjusted
     assert "4% of the rows are in strata that lack a group." in found
     assert "Its population KS is at most 0.110 with 95% confidence." in found
     assert "is at most" not in str(verdict(BASE | {"certified": True, "confidence": 0.9}))

@@ -187,7 +187,8 @@ def verdict(summary: Mapping[str, Any]) -> Verdict:
         math.isclose(summary[f"{key}_before"], summary[f"{key}_after"], rel_tol=1e-12) for key in ("mse", "ks")
     )
     answer, headline = _judge(summary, unchanged)
-    known = f"KS distance {share(summary['ks_before'])} before, {share(summary['ks_after'])} after"
+    distance = "KS distance" + (", adjusted for the control features," if "ks_raw_before" in summary else "")
+    known = f"{distance} {share(summary['ks_before'])} before, {share(summary['ks_after'])} after"
     noise = f"chance alone shows about {share(summary['ks_floor'])} at these group sizes"
     measured = f"Measured on {summary['rows']:,} rows, {EVALUATED_ON[summary['evaluated_on']]}: {known}; {noise}."
     details = [f"Why this model: {summary['decided_by']}."] if summary["target_ks"] is not None else []

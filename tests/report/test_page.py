@@ -413,3 +413,16 @@ def test_every_pair_has_its_own_noise_level_on_the_page(four):
         beyond = "yes" if pair["established"] else "no"
         assert " ".join([" and ".join(pair["groups"]), *figures, beyond]) in Outline(page).text
     assert len({f"{pair['ks_floor']:.3f}" for pair in told["pairs"]}) == 3
+
+
+def test_adjusted_differences_are_on_the_page_and_the_chart_shows_people_as_they_are(many):
+    _, X, y, groups = many
+    control = (X[:, 1] > 0).astype(int)
+    fair = ESVDFair(LinearRegression().fit(X, y), target_ks=0.1, effort=Effort.quick())
+    fair.fit(X, y, sensitive_features=groups, control_features=control)
+    page, s = render_report(fair, X, y, sensitive_features=groups), fair.summary_
+    row = [f"{s[key]:.3f}" for key in ("ks_raw_before", "ks_raw_after", "ks_before", "ks_after")]
+    assert " ".join(["KS distance", *row]) in Outline(page).text
+    numbers = chart_numbers(page)
+    assert numbers["steps"][0]["ks"] == pytest.approx(s["ks_raw_before"], rel=1e-3)
+    assert numbers["others"] == []  # their distances are adjusted

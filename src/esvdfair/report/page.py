@@ -56,14 +56,17 @@ class Table:
 
 
 def make_environment() -> jinja2.Environment:
-    """Templates in which all values are escaped."""
+    """Templates in which all values are escaped, with the forms of numbers and the tables as functions."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("esvdfair.report"), autoescape=jinja2.select_autoescape(["html"]),
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     forms = (interval, label_text, number, per_cent, percent, plain, share, some_names, too_small)
+    tables = (change_table, decisions_table, direction_table, distribution_table, feature_table, group_table,
+              layer_name, layer_table, mover_table, pair_table, peak_words, point_table, quantile_table)  # fmt: skip
     environment.filters |= {form.__name__: form for form in forms}
+    environment.globals |= {make.__name__: make for make in tables}
     return environment
 
 
@@ -82,23 +85,15 @@ def render(
     if command is not None:
         line = command if isinstance(command, str) else shlex.join(["esvdfair", *command])
     by = "" if content.attribute == "group" else f" by {content.attribute}"
-    models = content.before, content.after
     data = chart_data(content, None if isinstance(command, str) else command)
-    shown = {"groups": group_table, "pairs": pair_table, "features": feature_table, "points": point_table,
-             "layers": layer_table, "directions": direction_table}  # fmt: skip
-    people = explain_people(*(step.prediction for step in models), **named_groups(content.rows), top=10)
-    sizes = content.summary["group_sizes"]
+    predictions, sizes = (content.before.prediction, content.after.prediction), content.summary["group_sizes"]
     return make_environment().get_template("page.html").render(
         title=title or f"Repair report: parity{by}", about=about, command=line, content=content,
         summary=content.summary, verdict=verdict(content.summary), rows_are=EVALUATED_ON[content.rows_are],
         first_summary=content.fair.summary_, chosen_on=EVALUATED_ON[content.fair.summary_["evaluated_on"]],
         script=script, style=style, hashes=(_hash_of(script), _hash_of(style)),
-        data=data, here=data["steps"][content.chosen], drawn=GROUPS_DRAWN, layer_name=layer_name,
-        **{name: make(content) for name, make in shown.items()},
-        quantiles=[quantile_table(content, step) for step in models],
-        cdf=[_cdf_words(content, *each) for each in zip(("before", "after"), models, strict=True)],
-        decision=content.decision, decisions=[decisions_table(content, found) for found in content.decided],
-        people=people, changes=change_table(content, people), movers=mover_table(content, people),
+        data=data, here=data["steps"][content.chosen], drawn=GROUPS_DRAWN, decision=content.decision,
+        people=explain_people(*predictions, **named_groups(content.rows), top=10),
         few=[label_text(group) for group, rows in sizes.items() if rows < FEW_ROWS],
         made_by=f"esvdfair {version_of('esvdfair') or ''}".strip(),
         made_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -144,6 +139,22 @@ def quantile_table(content: Content, step: Step) -> Table:
         lines.append([name, f"{len(values):,}", number(float(step.means[g])), *map(number, found)])
     when = "original" if step is content.before else "chosen"
     return Table(f"Quantiles, {when} model", [content.attribute, "rows", "mean", *map(percent, levels)], lines)
+
+
+def distribution_table(content: Content, step: Step) -> Table:
+    grid = make_grid([content.before.prediction, content.after.prediction], 11)
+    below = zip(grid, _distribution(content, step, grid).T, strict=True)
+    rows = [[number(threshold), *map(percent, parts)] for threshold, parts in below]
+    return Table("Share of each group at or below a prediction", ["prediction", *content.names], rows)
+
+
+def peak_words(content: Content, step: Step) -> str:
+    """Where two groups differ most."""
+    peak, names = step.peak, content.names
+    return (
+        f"{percent(peak.high_share)} of {names[peak.high_group]} but {percent(peak.low_share)} of "
+        f"{names[peak.low_group]} score at or below {number(peak.threshold)}, where the groups differ most."
+    )
 
 
 def pair_table(content: Content) -> Table | None:
@@ -275,7 +286,8 @@ def chart_data(content: Content, command: Sequence[str] | None) -> dict[str, Any
         "densities": _densities(content, step.prediction, drawn, grid), "means": digits(step.means[drawn]),
     } for i, step in enumerate(content.steps)]  # fmt: skip
     shown = {point.index for point in content.points}
-    judged = content.fair.curve_.points if content.points and content.rows_judged else ()
+    known = content.points and content.rows_judged and not content.adjusted  # figures of the same rows, not adjusted
+    judged = content.fair.curve_.points if known else ()
     ratios = (ratios_by_share(p, **named_groups(content.rows)) for p in (old.prediction, new.prediction))
     return {
         "groups": [names[g] for g in drawn],
@@ -387,21 +399,6 @@ def _cdf(content: Content, step: Step, drawn: list[int]) -> dict[str, Any]:
         "low": step.peak.low_share,
         "high": step.peak.high_share,
     }
-
-
-def _cdf_words(content: Content, when: str, step: Step) -> dict[str, Any]:
-    """Where two groups differ most, in words, and the shares of all groups as a table."""
-    grid, peak = make_grid([content.before.prediction, content.after.prediction], 11), step.peak
-    below = zip(grid, _distribution(content, step, grid).T, strict=True)
-    rows = [[number(threshold), *map(percent, parts)] for threshold, parts in below]
-    more, fewer = content.names[peak.high_group], content.names[peak.low_group]
-    model = "Original model" if when == "before" else "Chosen model"
-    said = (
-        f"{model}: {percent(peak.high_share)} of {more} but {percent(peak.low_share)} of {fewer} score at or below "
-        f"{number(peak.threshold)}, where the groups differ most."
-    )
-    shown = Table(f"Share of each group at or below a prediction, {when}", ["prediction", *content.names], rows)
-    return {"name": f"cdf-{when}", "heading": model, "said": said, "table": shown}
 
 
 def _densities(content: Content, values: Array, groups: list[int], grid: Array) -> list[list[float]]:
