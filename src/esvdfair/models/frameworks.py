@@ -33,7 +33,9 @@ def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
 
 def _adapter_of(model: Any) -> Callable[..., ModelAdapter]:
     adapter: Callable[..., ModelAdapter]
-    if has_trees(model):
+    if is_mean(model):
+        from esvdfair.models.sums import MeanAdapter as adapter
+    elif has_trees(model):
         from esvdfair.models.trees import TreeAdapter as adapter
     elif isinstance(model, str | bytes | bytearray | os.PathLike):
         return _adapter_of_file(model)
@@ -88,4 +90,17 @@ def has_trees(model: Any) -> bool:
         return False
     from esvdfair.models.sklearn import levels
 
-    return any(base.__module__.startswith(_TREES) for base in type(levels(model)[-1]).__mro__)
+    return not is_mean(model) and any(b.__module__.startswith(_TREES) for b in type(levels(model)[-1]).__mro__)
+
+
+def is_mean(model: Any) -> bool:
+    """Whether the model is a `VotingRegressor`, or a `BaggingRegressor` of other models than trees, or wraps one."""
+    if not _is(model, "sklearn", "BaseEstimator"):
+        return False
+    from esvdfair.models.sklearn import levels
+
+    last = levels(model)[-1]
+    if not _is(last, "sklearn", "BaggingRegressor"):
+        return _is(last, "sklearn", "VotingRegressor")
+    member = getattr(last, "estimator_", last.estimator)
+    return member is not None and not type(levels(member)[-1]).__module__.startswith(_TREES)

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn import linear_model
 from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.cross_decomposition import PLSRegression
+from sklearn.ensemble import StackingClassifier, StackingRegressor
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import RANSACRegressor
@@ -69,21 +71,18 @@ class SklearnAdapter(ModelAdapter):
         if self._network:
             _check_network(self._last)
         else:
-            _check_line(self._last)
+            _check_line(self._last, self._levels)
             ((coefficients, _),) = self._whole()
             used = np.flatnonzero(coefficients.any(axis=0))
             self._used = used if 0 < len(used) < coefficients.shape[1] else None
-        if self._scores and (len(self._last.classes_) != 2 or len(self._arrays()[-1][0]) != 1):
-            raise ValueError(
-                f"the {type(self._last).__name__} tells {len(self._last.classes_)} classes apart; the score of one "
-                "class against one other can be repaired. Fit one model for each question."
-            )
+        _check_classes(self._last, len(self._arrays()[-1][0]))
         self.classes = self._last.classes_ if self._scores else None
         self._place = _check_place(len(self._arrays()[-1][0]), output)
         self._names = tuple(f"coefs_[{i}]" for i in range(len(self._arrays()))) if self._network else ("coef_",)
-        self._activation = (
-            str(self._last.out_activation_) if self._network else _link_of(self._last)
-        )  # after the last layer
+        # After the last layer. Calibration takes scores where there are some.
+        calibrated = _is_calibrated(self._levels) and hasattr(self._last, "decision_function")
+        link = str(self._last.out_activation_) if self._network else _link_of(self._last)
+        self._activation = "identity" if calibrated else link
 
     @property
     def n_features(self) -> int | None:
@@ -115,8 +114,8 @@ class SklearnAdapter(ModelAdapter):
     def _capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
         """Run one forward pass: inputs of the named layers and the prediction."""
         wanted = {name: self._layer(name).index for name in names}
-        inputs, last = self._forward(x)
-        return {name: inputs[index] for name, index in wanted.items()}, self._finish(last)
+        inputs, last = self.forward(x)
+        return {name: inputs[index] for name, index in wanted.items()}, self.finish(last)
 
     def _edited(self, weights: Weights) -> "SklearnAdapter":
         twin = SklearnAdapter(copy.deepcopy(self._model), output=self._place)
@@ -141,17 +140,21 @@ class SklearnAdapter(ModelAdapter):
 
     def _tail(self, rows: Any) -> Tail:
         """The output activation and the target transformers."""
-        last = self._forward(rows)[1]
+        last = self.forward(rows)[1]
 
         def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
             values = z.astype(last.dtype)
             with np.errstate(all="ignore"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a transformer may complain of values beyond its domain
-                return values, self._finish(values)
+                return values, self.finish(values)
 
         return Tail(self._names[-1], rows, last, run, operation=self._finishing())
 
-    def _forward(self, x: Any) -> tuple[list[NDArray[Any]], NDArray[Any]]:
+    def find(self, name: str) -> int:
+        """Index of a layer."""
+        return self._names.index(name)
+
+    def forward(self, x: Any) -> tuple[list[NDArray[Any]], NDArray[Any]]:
         """Input of every layer, and output of the last, (rows, outputs)."""
         value = self._transform(x)
         inputs: list[NDArray[Any]] = []
@@ -175,7 +178,7 @@ class SklearnAdapter(ModelAdapter):
             raise InputError(f"X has {table.shape[1]} features, but {kind} is expecting {width} features as input.")
         return table
 
-    def _finish(self, z: NDArray[Any]) -> NDArray[Any]:
+    def finish(self, z: NDArray[Any]) -> NDArray[Any]:
         """Prediction (rows,) of the last layer's output (rows, outputs)."""
         return self._column_of(finish_target(self._levels, _ACTIVATIONS[self._activation](z)))
 
@@ -229,12 +232,27 @@ def _check_network(network: Any) -> None:
         )
 
 
-def _check_line(model: Any) -> None:
+def _check_classes(model: Any, outputs: int) -> None:
+    """Raise for a classifier of more than two classes."""
+    classes = getattr(model, "classes_", None)
+    if classes is not None and (len(classes) != 2 or outputs != 1):
+        raise ValueError(
+            f"the {type(model).__name__} tells {len(classes)} classes apart; the score of one class against one other "
+            "can be repaired. Fit one model for each question."
+        )
+
+
+def _is_calibrated(found: tuple[Any, ...]) -> bool:
+    return any(isinstance(level, CalibratedClassifierCV) for level in found)
+
+
+def _check_line(model: Any, found: tuple[Any, ...]) -> None:
     """Raise unless the model has coefficients that are plain numbers, and a classifier a score."""
     kind = type(model).__name__
     if hasattr(model.coef_, "toarray"):
         raise ValueError(f"the coefficients of the {kind} are a sparse matrix. Call its densify() first.")
-    if hasattr(model, "classes_") and not hasattr(model, "predict_proba") and not _is_ridge(model):
+    scores = hasattr(model, "predict_proba") or _is_ridge(model) or _is_calibrated(found)
+    if hasattr(model, "classes_") and not scores:
         loss = f" with loss={model.loss!r}" if hasattr(model, "loss") else ""
         raise TypeError(
             f"cannot repair a {kind}{loss}: it has no predict_proba. Use a LogisticRegression, or an SGDClassifier "
@@ -298,7 +316,7 @@ def _known_levels(model: Any) -> tuple[Any, ...]:
 
 
 def levels(model: Any) -> tuple[Any, ...]:
-    """The model and what it wraps, down to what is no Pipeline, TransformedTargetRegressor, Frozen or search."""
+    """The model and what it wraps, down to what is no Pipeline, target transformer, search, stack or calibration."""
     found = [model]
     while True:
         level = found[-1]
@@ -312,8 +330,25 @@ def levels(model: Any) -> tuple[Any, ...]:
             found.append(getattr(level, "best_estimator_", level.estimator))
         elif isinstance(level, RANSACRegressor):
             found.append(getattr(level, "estimator_", level.estimator or linear_model.LinearRegression()))
+        elif isinstance(level, StackingRegressor | StackingClassifier):
+            found.append(getattr(level, "final_estimator_", level.final_estimator or linear_model.RidgeCV()))
+        elif isinstance(level, CalibratedClassifierCV):
+            found.append(_calibrated(level)[0])
         else:
             return tuple(found)
+
+
+def _calibrated(level: CalibratedClassifierCV) -> tuple[Any, Any]:
+    """The classifier and its calibrator, of which there must be one; None before it is fitted."""
+    several = getattr(level, "calibrated_classifiers_", None)
+    if several is None:
+        return level.estimator, None
+    if len(several) != 1:
+        raise TypeError(
+            f"cannot repair a CalibratedClassifierCV that averages {len(several)} classifiers. Fit it with "
+            "ensemble=False, or give it a fitted classifier in a FrozenEstimator."
+        )
+    return several[0].estimator, several[0].calibrators[0]
 
 
 def before_last(found: tuple[Any, ...], x: Any) -> Any:
@@ -321,27 +356,31 @@ def before_last(found: tuple[Any, ...], x: Any) -> Any:
     for level in found:
         if isinstance(level, Pipeline) and len(level) > 1:
             x = level[:-1].transform(x)
+        elif isinstance(level, StackingRegressor | StackingClassifier):
+            x = level.transform(x)
     return x
 
 
-def _transformers(found: tuple[Any, ...]) -> list[Any]:
-    return [level.transformer_ for level in reversed(found) if isinstance(level, TransformedTargetRegressor)]
-
-
 def finish_target(found: tuple[Any, ...], value: NDArray[Any]) -> NDArray[Any]:
-    """What target transformers make of the last model's prediction (rows, outputs)."""
-    for transformer in _transformers(found):
-        value = np.asarray(transformer.inverse_transform(value.reshape(len(value), -1)))
+    """What target transformers and calibrators make of the last model's prediction (rows, outputs)."""
+    for level in reversed(found):
+        if isinstance(level, TransformedTargetRegressor):
+            value = np.asarray(level.transformer_.inverse_transform(value.reshape(len(value), -1)))
+        elif isinstance(level, CalibratedClassifierCV):
+            value = np.asarray(_calibrated(level)[1].predict(value.ravel()))[:, None]
     return value
 
 
 def target_steps(found: tuple[Any, ...]) -> list[str]:
     """Names of what `finish_target` does, for an error."""
     names = []
-    for transformer in _transformers(found):
-        inverse = getattr(transformer, "inverse_func", None)
-        detail = f" with inverse_func={getattr(inverse, '__name__', inverse)}" if inverse is not None else ""
-        names.append(f"{type(transformer).__name__}.inverse_transform{detail}")
+    for level in reversed(found):
+        if isinstance(level, TransformedTargetRegressor):
+            inverse = getattr(level.transformer_, "inverse_func", None)
+            detail = f" with inverse_func={getattr(inverse, '__name__', inverse)}" if inverse is not None else ""
+            names.append(f"{type(level.transformer_).__name__}.inverse_transform{detail}")
+        elif isinstance(level, CalibratedClassifierCV):
+            names.append(f"calibration with method={level.method!r}")
     return names
 
 
