@@ -423,3 +423,14 @@ def test_validation_and_test_files_are_named_once_each(files, invoke, tmp_path):
     page = (tmp_path / "fair.html").read_text()
     assert f"{files.data.name}, validation data {files.new.name}, test data test.csv<" in page
     assert "judged on" not in page
+
+
+def test_rescaled_predictions_keep_their_mean_and_spread(files, invoke, tmp_path):
+    words = ["repair", files.model, files.data, *ROLES, "--target-ks", "0.2", "--quick", "--rescale"]
+    result = invoke(*words, "--validation", files.new, "-o", tmp_path / "fair.onnx", "--json")
+    assert result.exit_code in (0, 1), result.stderr
+    assert json.loads(result.stdout)["parameters"]["rescale"] is True
+    X = pd.read_csv(files.data)[["age", "hours", "school"]]
+    before, after = (OnnxAdapter(path).predict(X) for path in (files.model, tmp_path / "fair.onnx"))
+    assert (after.mean(), after.std()) == pytest.approx((before.mean(), before.std()), rel=1e-4)
+    assert np.abs(after - before).mean() > 0.05 * before.std()

@@ -80,12 +80,12 @@ def target_ks_option(
 
 
 def layer_option(text: str) -> Option:
-    """The option --layer: an index when it is a whole number, else a name."""
+    """The option --layer."""
+    return option("--layer", "LAYER", text, type=_index_or_name)
 
-    def layer(word: str) -> int | str:
-        return int(word) if word.removeprefix("-").isdecimal() else word
 
-    return option("--layer", "LAYER", text, type=layer)
+def _index_or_name(word: str) -> int | str:
+    return int(word) if word.removeprefix("-").isdecimal() else word
 
 
 json_option = flag("--json as_json", "Print JSON, for machines.")
@@ -203,6 +203,7 @@ def repair_options(*, one_method: bool = True, target_ks: float | None = None) -
                type=click.Choice(["transport", "parity", "exact", "paper"]), default="transport", show_default=True),
         layer_option("Layer that exact and paper edit: index or name.  [default: -2]"),
     ]  # fmt: skip
+    rescale = flag("--rescale", "Give repaired predictions the mean and standard deviation of the original ones.")
     quick = flag("--quick", "Try few candidates, for a first look.")
     rows = option("--rows", "N", "Rows to keep of a large table, the same number of each large group; all others count "
                   "by their means and covariances.  [default: 160000]")  # fmt: skip
@@ -215,12 +216,13 @@ def repair_options(*, one_method: bool = True, target_ks: float | None = None) -
             effort = Effort.quick() if quick else None
             effort = effort if rows is None else replace(effort or Effort(), rows=rows)
 
-            names = ("target_ks", "confidence", "certificate", "output", *("method", "layer") * one_method)
+            names = ("target_ks", "confidence", "certificate", "rescale", "output", *("method", "layer") * one_method)
             options = {name: rest.pop(name) for name in names}
             options |= {"random_state": seed, "effort": effort}
             return command(*args, options=options, **rest)
 
-        return with_options([*aim, *which * one_method, validation_option, quick, rows, seed_option], collected)
+        after = [rescale, validation_option, quick, rows, seed_option]
+        return with_options([*aim, *which * one_method, *after], collected)
 
     return decorate
 
