@@ -20,16 +20,14 @@ NAMES = """# API reference
 Made from the docstrings. What is not listed here may change without notice.
 """
 MODULES = {
-    "esvdfair": "repair, measure, moments; each name is imported when it is first used",
+    "esvdfair": "repair and measure",
     "esvdfair.plots": "results as matplotlib axes",
-    "esvdfair.explain": "where in the network the gap lives, and who is moved",
-    "esvdfair.report": "the page to forward",
-    "esvdfair.audit": "what can be said of predictions, groups and labels",
+    "esvdfair.explain": "which layers, directions, inputs and trees make the difference, and whose predictions change",
+    "esvdfair.report": "the report, the verdict and the model card",
+    "esvdfair.audit": "predictions and errors by group",
     "esvdfair.tables": "CSV and Parquet files of any size",
-    "esvdfair.datasets": "tables to try it on",
-    "esvdfair.baselines": "what others do",
-    "esvdfair.models": "one adapter for each framework",
-    "esvdfair.models.onnx": "ONNX files",
+    "esvdfair.datasets": "example data",
+    "esvdfair.baselines": "methods to compare with",
 }
 
 

@@ -17,6 +17,8 @@ from esvdfair.exceptions import InputError
 from esvdfair.problem import MIN_GROUP_ROWS
 from esvdfair.text import interval, label_text, number, share, too_small
 
+__all__ = ["Audit", "Distances", "GroupFigures", "PairFigures", "audit_predictions"]
+
 Array = NDArray[np.float64]
 Codes = NDArray[np.intp]
 
@@ -181,25 +183,38 @@ def audit_predictions(
     min_group_rows: int = MIN_GROUP_ROWS,
     seed: int = 0,
 ) -> Audit:
-    """Measure predictions by group, with errors when there are labels.
+    """Measure predictions by group, and errors if there are labels.
 
     Parameters
     ----------
-    predictions : (rows,)
-    groups : (rows,) labels or (rows, attributes), whose combinations are the groups
-    y : (rows,) labels, if there are any
-    sample_weight : (rows,) how many people a row stands for; rows of weight 0 are left out
-    control_features : (rows,) or several columns that gaps are adjusted for, next to the raw ones
-    min_group_rows : groups with fewer rows are not compared
-    seed : of the resamples behind the intervals
+    predictions : array-like of shape (rows,)
+        Predictions of one model.
+    groups : array-like of shape (rows,) or (rows, attributes)
+        Group of each row. Several columns are combined into groups.
+    y : array-like of shape (rows,), default=None
+        Labels.
+    sample_weight : array-like of shape (rows,), default=None
+        Weight of each row. Rows of weight 0 are left out.
+    control_features : array-like or DataFrame, default=None
+        Strata to adjust for. Raw and adjusted differences are both reported.
+    min_group_rows : int, default=30
+        Groups with fewer rows are set aside and not compared.
+    seed : int, default=0
+        Seed of the bootstrap samples behind the intervals.
+
+    Returns
+    -------
+    Audit
+        Figures of every group and every pair of groups, and the verdict.
 
     Raises
     ------
     ValueError
-        Fewer than two groups with enough rows, lengths that differ, missing or infinite values.
+        If fewer than two groups have enough rows, lengths differ, or values are missing or infinite.
 
     Examples
     --------
+    >>> from esvdfair.audit import audit_predictions
     >>> found = audit_predictions([1, 2, 3, 4], ["a", "a", "b", "b"], min_group_rows=2)
     >>> found.between.ks, found.between.mean_gap, [group.rows for group in found.groups]
     (1.0, 2.0, [2, 2])

@@ -4,6 +4,8 @@
 it when the estimate of each pair does and, where a confidence was asked for, when it is certified too.
 :meth:`Curve.meets` is the one place that decides it; the choice, the warning, the summary and the exit code of a
 command all ask it.
+
+Long because the public methods of a curve document their parameters and results.
 """
 
 import warnings
@@ -161,7 +163,20 @@ class Curve:
         return max(self.pair_resolved)
 
     def estimates(self, point: CurvePoint) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Estimated population KS of every pair, and its noise level: what is compared with a target."""
+        """Return the estimated population KS and the noise level of every pair of groups.
+
+        Parameters
+        ----------
+        point : CurvePoint
+            A point of the curve.
+
+        Returns
+        -------
+        estimates : tuple of float
+            Estimated population KS of each pair, which is compared with a target.
+        floors : tuple of float
+            Noise level of each pair.
+        """
         if point.target == ORIGINAL and self.original_pairs:
             return self.original_pairs, self.original_floors
         return point.ks_pairs, self.pair_floors
@@ -171,10 +186,22 @@ class Curve:
         return np.asarray(self.pair_floors) <= target_ks
 
     def meets(self, point: CurvePoint, target_ks: float) -> bool:
-        """Whether a point keeps the target, for every pair of groups.
+        """Tell whether a point meets a target.
 
-        Each estimate is within the target, no pair's noise level exceeds it and, where confidence was asked for, the
-        point is certified.
+        Every pair's estimate must be at most the target, no pair's noise level may exceed it, and, if confidence was
+        asked for, the point must be certified.
+
+        Parameters
+        ----------
+        point : CurvePoint
+            A point of the curve.
+        target_ks : float
+            Largest KS distance between two groups that is acceptable in the population.
+
+        Returns
+        -------
+        bool
+            Whether it does.
         """
         certified = point.ks_certified is None or point.ks_certified <= target_ks
         return certified and meets(*self.estimates(point), target_ks)
@@ -199,14 +226,24 @@ class Curve:
         return np.maximum(target_ks, self.pair_resolved)
 
     def select(self, *, target_ks: float) -> CurvePoint:
-        """The point to take for this target.
+        """Return the point to take for a target.
 
-        - The original model, if it meets the target already.
+        - The original model, if it meets the target.
         - Else the most accurate point that meets the target.
         - If none does, the most accurate of those that these rows cannot tell from the fairest.
 
-        A pair of groups whose noise level exceeds the target does not drive the choice. If that is so of all pairs, a
-        target below what these rows can tell from parity counts as that.
+        A pair of groups whose noise level exceeds the target does not drive the choice. If that is so for all pairs,
+        the target counts as the smallest KS that these rows can tell from parity.
+
+        Parameters
+        ----------
+        target_ks : float
+            Largest KS distance between two groups that is acceptable in the population.
+
+        Returns
+        -------
+        CurvePoint
+            The point.
         """
         if self.original is not None and self.meets(self.original, target_ks):
             return self.original
@@ -216,7 +253,15 @@ class Curve:
         return self._within(self._limits(target_ks), compared, target_ks)
 
     def closest_to_parity(self) -> CurvePoint:
-        """The point to take without a target: as for 0.05, or for what these rows can tell from parity if more."""
+        """Return the point to take without a target.
+
+        It is that of a target of 0.05, or of the smallest KS that these rows can tell from parity if that is larger.
+
+        Returns
+        -------
+        CurvePoint
+            The point.
+        """
         compared = {point.index: point.ks_pairs for point in self.points}
         return self._within(np.maximum(PARITY, self.pair_resolved), compared, np.inf)
 
@@ -234,11 +279,35 @@ class Curve:
         return _most_accurate(meeting)
 
     def model(self, i: int) -> Any:
-        """The repaired model of point i, of the type of the original model."""
+        """Return the repaired model of a point, of the type of the original model.
+
+        Parameters
+        ----------
+        i : int or CurvePoint
+            Index of the point, or the point.
+
+        Returns
+        -------
+        object
+            The repaired model.
+        """
         return self.adapter.replace(self.weights[range(len(self.points))[i]]).model
 
     def plot(self, *, target_ks: float | None = None, ax: Any = None) -> Any:
-        """Draw error over KS distance with matplotlib, as :func:`esvdfair.plots.plot_curve` does; returns the axes."""
+        """Draw error over KS distance, as :func:`esvdfair.plots.plot_curve` does.
+
+        Parameters
+        ----------
+        target_ks : float, default=None
+            Target to mark.
+        ax : matplotlib Axes, default=None
+            Axes to draw on. If None, new ones are made.
+
+        Returns
+        -------
+        Axes
+            The axes.
+        """
         return plot_curve(self, target_ks=target_ks, ax=ax)
 
     def _repr_html_(self) -> str:
@@ -260,7 +329,15 @@ class Curve:
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """One row for each point; ``ks_population`` and ``ks_certified`` are what the rule compares with a target."""
+        """Return a table with one row for each point.
+
+        ``ks_population`` and ``ks_certified`` are compared with a target.
+
+        Returns
+        -------
+        DataFrame
+            The points.
+        """
         frame = pd.DataFrame([point.to_dict() for point in self.points])
         return frame if self.confidence is not None else frame.drop(columns="ks_certified")
 

@@ -73,7 +73,13 @@ class Decisions:
     difference_after: dict[Label, float]
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row a group, with the cut-offs in columns of their own."""
+        """Return a table with one row for each group.
+
+        Returns
+        -------
+        DataFrame
+            Shares, ratios and cut-offs.
+        """
         import pandas as pd
 
         columns = {name: list(getattr(self, name).values()) for name in COLUMNS}
@@ -82,7 +88,13 @@ class Decisions:
         return pd.DataFrame(columns, index=index.rename("group")).assign(**cutoffs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, such as JSON takes."""
+        """Return all figures as plain values, ready for JSON.
+
+        Returns
+        -------
+        dict
+            The figures.
+        """
         return asdict(self)
 
     @property
@@ -97,7 +109,13 @@ class Decisions:
         return min(large, key=lambda label: self.ratio_after[label])
 
     def cutoff_words(self) -> str:
-        """Which cut-off to use after the repair, and what ties do to it."""
+        """Say which cut-off to use after the repair, and what ties do to it.
+
+        Returns
+        -------
+        str
+            One or two sentences.
+        """
         if self.one_model:
             return f"A cut-off of {cutoff_text(self.cutoff_before)} selects {per_cent(self.share_before)}."
         old, new = cutoff_text(self.cutoff_before), cutoff_text(self.cutoff_after)
@@ -118,7 +136,13 @@ class Decisions:
         return " ".join(parts)
 
     def ratio_words(self) -> str:
-        """The lowest adverse-impact ratio before and after."""
+        """Say what the lowest adverse-impact ratio is before and after.
+
+        Returns
+        -------
+        str
+            One sentence.
+        """
         low = self.lowest_after
         if low == self.reference_after:
             return "All groups are selected alike."
@@ -144,37 +168,41 @@ def decisions(
 ) -> Decisions:
     """Compare who is selected at a cut-off before and after a repair.
 
-    The repaired model gets the cut-off that selects the same share of all people, because repaired predictions vary
-    less. Cut-offs are the shortest decimal numbers that separate the people selected from the next one. Where people
-    tie, the cut-off whose share is nearest is taken; ``tied_before`` and ``tied_after`` tell.
+    Repaired predictions vary less, so the repaired model gets the cut-off that selects the same share of all people.
+    Cut-offs are rounded to the fewest digits that select the same people. Where people tie, the cut-off whose share is
+    nearest is taken; ``tied_before`` and ``tied_after`` report the shares of people who tie.
 
     Parameters
     ----------
-    before, after : (rows,) predictions of the original and of the repaired model for the same people
-    sensitive_features : (rows,) group of each person, or several columns whose combinations are the groups
-    cutoff : float, default None
-        The cut-off of the original model.
-    select_share : float in (0, 1), default None
-        Share of all people to select, instead of a cut-off.
-    select : {"above", "below"}, default "above"
-        Whether people at or above the cut-off are selected, or those at or below it.
-    sample_weight : (rows,), default None
-        How many people a row stands for; rows of weight 0 are left out.
+    before, after : array-like of shape (rows,)
+        Predictions of the original and of the repaired model for the same rows.
+    sensitive_features : array-like of shape (rows,) or (rows, attributes)
+        Group of each row. Several columns are combined into groups.
+    cutoff : float, default=None
+        Cut-off of the original model.
+    select_share : float, default=None
+        Share of all people to select, between 0 and 1, instead of a cut-off.
+    select : {"above", "below"}, default="above"
+        Whether people at or above the cut-off are selected, or people at or below it.
+    sample_weight : array-like of shape (rows,), default=None
+        Weight of each row. Rows of weight 0 are left out.
 
     Returns
     -------
     Decisions
-        ``to_frame()`` has one row a group. The 95% interval of a ratio is Koopman's score interval, with effective
-        sizes where there are weights; it is about the share that would be selected of a large population at this
-        cut-off.
+        ``to_frame()`` has one row for each group. The 95% interval of a ratio is Koopman's score interval, with
+        effective sizes where there are weights; it is about the share that would be selected in a large population at
+        this cut-off.
 
     Raises
     ------
     ValueError
-        Neither or both of cutoff and select_share, one that selects nobody, lengths that differ, missing values.
+        If neither or both of ``cutoff`` and ``select_share`` are given, nobody is selected, lengths differ, or values
+        are missing.
 
     Examples
     --------
+    >>> from esvdfair import decisions
     >>> sex = ["f", "f", "f", "f", "m", "m", "m", "m"]
     >>> found = decisions([1, 2, 3, 6, 3, 5, 7, 8], [3, 4, 5, 7, 2, 4, 5, 6], sensitive_features=sex, cutoff=5)
     >>> round(found.ratio_before["f"], 3), found.ratio_after["f"], found.gained, found.lost

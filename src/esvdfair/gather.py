@@ -46,21 +46,49 @@ def summarise(
 
     Parameters
     ----------
-    model, X, y, sensitive_features, sample_weight, control_features : as in :meth:`ESVDFair.fit`
-    row_id : (rows,) whole numbers or texts, one for each row
-        With it, the repair does not depend on the order of rows or on how they are divided into parts. A whole number i
-        is the row at position i of part 0.
-    part : int or str
-        Names the part, where there is no ``row_id``: rows are then identified by the part and their position in it.
-    output, missing, batch_size : as in :class:`ESVDFair`
-    rows : most rows to keep, the same for all parts
-    group_rows : {group: rows} of *all* parts, from a first count
-        A part then keeps only its share, so that little is sent around.
+    model : estimator, torch.nn.Module, str, Path or bytes
+        The trained model, the same for all parts.
+    X : array-like, DataFrame, tensor, DataLoader or iterable
+        Rows of this part, as in :meth:`ESVDFair.fit`. There may be none.
+    y : array-like, default=None
+        Labels.
+    sensitive_features : array-like, DataFrame, dict or str, default=None
+        Group of each row.
+    sample_weight : array-like, default=None
+        Weight of each row.
+    control_features : array-like or DataFrame, default=None
+        Strata to adjust for.
+    row_id : array-like of shape (rows,), default=None
+        Whole numbers or strings that are unique over all parts. With them the repair does not depend on the order of
+        rows or on how they are divided into parts. A whole number i is the row at position i of part 0.
+    part : int or str, default=0
+        Name of the part, if there is no ``row_id``: rows are then identified by the part and their position in it.
+    output : str, int or callable, default=None
+        Which output is the prediction, as in :class:`esvdfair.ESVDFair`.
+    missing : {"error", "group"}, default="error"
+        Whether a missing attribute value is an error or a group of its own.
+    batch_size : int, default=8192
+        Rows that run through the model at once.
+    rows : int, default=160000
+        Largest number of rows to keep, the same for all parts.
+    group_rows : mapping, default=None
+        Number of rows of each group in *all* parts, from a first count. A part then keeps only its share, so that less
+        is sent between machines.
 
     Returns
     -------
     Summary
-        ``a + b`` and ``sum(parts)`` are summaries of all their rows. A part may have no rows.
+        ``a + b`` and ``sum(parts)`` are summaries of all their rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.linear_model import LinearRegression
+    >>> from esvdfair import summarise
+    >>> X, sex = np.random.default_rng(0).normal(size=(400, 3)), np.arange(400) % 2
+    >>> model = LinearRegression().fit(X, X[:, 0])
+    >>> summarise(model, X[:200], sensitive_features=sex[:200], part=0)
+    Summary(200 rows, of which it contains 200; groups 0: 100, 1: 100)
     """
     from esvdfair.models import fingerprint
 

@@ -14,6 +14,8 @@ from esvdfair.text import label_text, number
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+__all__ = ["plot_before_and_after", "plot_curve", "plot_densities", "plot_ratios"]
+
 Array = NDArray[np.float64]
 
 # Okabe and Ito's colours, safe for colour-blind readers; the same as in the report (report/page.css).
@@ -27,16 +29,33 @@ REPRESENTATIVES = 512
 
 
 def plot_curve(curve: Any, *, target_ks: float | None = None, ax: "Axes | None" = None) -> "Axes":
-    """The trade-off curve: mean squared error over KS distance, with intervals, the floor, and a chosen point.
+    """Draw the trade-off curve: error over KS distance, with intervals, the noise level and a chosen point.
 
-    A star is the model as it was; a dashed line the error with its last layer refitted *without* parity: what is gained
-    down to there is the refit's, what is lost from there is the price of parity.
+    A star is the original model. A dashed line is the error of its last layer refitted without fairness constraint.
 
     Parameters
     ----------
-    curve : Curve, from :func:`esvdfair.fit_curve` or ``ESVDFair.curve_``
-    target_ks : marks the target and the point that :meth:`Curve.select` takes for it
-    ax : axes to draw on; new ones by default
+    curve : Curve
+        From :func:`esvdfair.fit_curve` or ``ESVDFair.curve_``.
+    target_ks : float, default=None
+        Target to mark, with the point that :meth:`Curve.select` returns for it.
+    ax : matplotlib Axes, default=None
+        Axes to draw on. If None, new ones are made.
+
+    Returns
+    -------
+    Axes
+        The axes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.linear_model import LinearRegression
+    >>> from esvdfair import fit_curve
+    >>> from esvdfair.plots import plot_curve
+    >>> X, sex = np.random.default_rng(0).normal(size=(400, 3)), np.arange(400) % 2
+    >>> curve = fit_curve(LinearRegression().fit(X, X[:, 0]), X, X[:, 0], sensitive_features=sex)
+    >>> axes = plot_curve(curve, target_ks=0.2)
     """
     ax = _axes() if ax is None else ax
     ks, mse = (np.array([getattr(point, name) for point in curve.points]) for name in ("ks", "mse"))
@@ -145,18 +164,32 @@ def _drawn_pixels(ax: "Axes") -> Array:
 
 
 def plot_densities(y_pred: Any, *, sensitive_features: Any, ax: "Axes | None" = None) -> "Axes":
-    """How the predictions of every group are distributed, with the KS distance as title; ticks mark the means.
+    """Draw the distribution of every group's predictions; the title is the KS distance, ticks mark the means.
 
     Parameters
     ----------
-    y_pred : (rows,) predictions
-    sensitive_features : (rows,) group of each person, or several columns, whose combinations are the groups
-    ax : axes to draw on; new ones by default
+    y_pred : array-like of shape (rows,)
+        Predictions.
+    sensitive_features : array-like of shape (rows,) or (rows, attributes)
+        Group of each row. Several columns are combined into groups.
+    ax : matplotlib Axes, default=None
+        Axes to draw on. If None, new ones are made.
+
+    Returns
+    -------
+    Axes
+        The axes.
 
     Raises
     ------
     ValueError
-        Lengths that differ, values that are not finite, or fewer than two groups.
+        If lengths differ, values are not finite, or there are fewer than two groups.
+
+    Examples
+    --------
+    >>> from esvdfair.plots import plot_densities
+    >>> plot_densities([1, 2, 3, 4], sensitive_features=["a", "a", "b", "b"]).get_title(loc="left")
+    'KS distance 1.000'
     """
     values = check_column(y_pred, len(y_pred), "y_pred")
     labels, codes = check_groups(sensitive_features, len(values), "error")
@@ -191,18 +224,27 @@ def plot_ratios(
 
     Parameters
     ----------
-    before, after : array-like
-        Predictions of the original and of the repaired model for the same people, (rows,).
-    sensitive_features : array-like or DataFrame
-        Group of each row.
-    ax : Axes, default=None
-        Axes to draw on; new ones by default.
-    **options
+    before, after : array-like of shape (rows,)
+        Predictions of the original and of the repaired model for the same rows.
+    sensitive_features : array-like of shape (rows,) or (rows, attributes)
+        Group of each row. Several columns are combined into groups.
+    ax : matplotlib Axes, default=None
+        Axes to draw on. If None, new ones are made.
+    **options : dict
         ``select`` and ``sample_weight``, as in :func:`esvdfair.decisions`.
 
     Returns
     -------
     Axes
+        The axes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from esvdfair.plots import plot_ratios
+    >>> rng = np.random.default_rng(0)
+    >>> sex = rng.integers(0, 2, 400)
+    >>> axes = plot_ratios(rng.normal(size=400) + sex, rng.normal(size=400), sensitive_features=sex)
     """
     ax = _axes() if ax is None else ax
     ax.axhline(0.8, color=QUIET, linewidth=0.8, linestyle="--", zorder=1)
@@ -220,13 +262,28 @@ def plot_ratios(
 
 
 def plot_before_and_after(before: Any, after: Any, *, sensitive_features: Any, axes: Any = None) -> Any:
-    """The predictions of every group before and after a repair, one above the other, on the same scale.
+    """Draw the predictions of every group before and after a repair, one above the other, on the same scale.
 
     Parameters
     ----------
-    before, after : (rows,) predictions for the same people
-    sensitive_features : (rows,) group of each person, or several columns
-    axes : two axes to draw on; new ones by default
+    before, after : array-like of shape (rows,)
+        Predictions of the original and of the repaired model for the same rows.
+    sensitive_features : array-like of shape (rows,) or (rows, attributes)
+        Group of each row. Several columns are combined into groups.
+    axes : sequence of two matplotlib Axes, default=None
+        Axes to draw on. If None, new ones are made.
+
+    Returns
+    -------
+    sequence of two Axes
+        The axes.
+
+    Examples
+    --------
+    >>> from esvdfair.plots import plot_before_and_after
+    >>> axes = plot_before_and_after([1, 2, 3, 4], [2, 3, 2, 3], sensitive_features=["a", "a", "b", "b"])
+    >>> len(axes)
+    2
     """
     axes = _axes(2) if axes is None else axes
     for ax, y_pred, model in zip(axes, (before, after), ("original", "repaired"), strict=True):

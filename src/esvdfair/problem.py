@@ -37,19 +37,37 @@ SHIFT_COST = 0.02
 class Effort:
     """Search budget: which candidates are compared, and on how many rows.
 
-    Attributes
+    Parameters
     ----------
-    ridges : ρ of every refit, relative to the features' mean variance
-    strengths : λ_w of transport, ascending
-    levels : α of the optimum that transport may aim at, as parts of the original model's KS distance
-    mean_penalties, variance_reductions : the grid that parity scans for a target
-    factors : common factors on both reductions, which paper and exact scan for a target
-    regularisations : inverse strengths among which the estimate of P(group | features) is chosen
-    rows : rows that are kept, at most, weighted to represent all of their group; of all others the moments
-    transport_rows : rows of each group that transport couples (the quadratic sees all rows)
-    scanned_bytes : largest size of the inputs that paper and exact keep to scan their factors on
-    points : fewest points of a curve, if there are as many candidates
-    resamples : of every interval of a KS distance
+    ridges : tuple of float
+        Regularisation strengths of every refit, relative to the spread of each feature.
+    strengths : tuple of float
+        Strengths of the parity term of "transport", ascending.
+    levels : tuple of float
+        Levels of the fair optimum that "transport" may aim at, as fractions of the original model's KS distance.
+    mean_penalties, variance_reductions : tuple of float
+        Grid that "parity" searches for a target.
+    factors : tuple of float
+        Common factors on both reductions, which "paper" and "exact" search for a target.
+    regularisations : tuple of float
+        Inverse strengths among which the classifier of groups is chosen.
+    rows : int
+        Largest number of rows kept in memory, weighted to represent all rows of their group. Of all other rows only
+        moments are kept.
+    transport_rows : int
+        Rows of each group whose distributions "transport" matches. The error uses all rows.
+    scanned_bytes : int
+        Largest size of the inputs that "paper" and "exact" keep in memory to search their factors.
+    points : int
+        Smallest number of points of a curve, if there are as many candidates.
+    resamples : int
+        Bootstrap samples behind each interval of a KS distance.
+
+    Examples
+    --------
+    >>> from esvdfair import Effort
+    >>> len(Effort().strengths), len(Effort.quick().strengths)
+    (21, 5)
     """
 
     ridges: tuple[float, ...] = (1e-6, 1e-3)

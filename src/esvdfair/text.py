@@ -171,13 +171,24 @@ class Verdict:
 
 
 def verdict(summary: Mapping[str, Any]) -> Verdict:
-    """Judge a repair by its ``summary_``, or by what :meth:`ESVDFair.assess` returns.
+    """Judge a repair and say in words what was reached and what to do next.
+
+    Parameters
+    ----------
+    summary : mapping
+        ``ESVDFair.summary_``, or what :meth:`ESVDFair.assess` returns.
+
+    Returns
+    -------
+    Verdict
+        The answer and its sentences.
 
     Examples
     --------
     >>> import numpy as np
     >>> from sklearn.linear_model import LinearRegression
     >>> from esvdfair import ESVDFair
+    >>> from esvdfair.report import verdict
     >>> X, sex = np.random.default_rng(0).normal(size=(400, 3)), np.arange(400) % 2
     >>> fair = ESVDFair(LinearRegression().fit(X, X[:, 0]), target_ks=0.3).fit(X, X[:, 0], sensitive_features=sex)
     >>> print(verdict(fair.summary_).answer)

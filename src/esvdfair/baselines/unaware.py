@@ -20,14 +20,22 @@ class GroupPredictor(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
 
     Parameters
     ----------
-    classifier : object with ``fit(X, codes)`` and ``predict(X)``, or None
-        Any classifier of whole-number classes, for instance a network with a two-class head; it is cloned (copied,
-        when it is not a scikit-learn estimator). None takes a logistic regression, as the paper does for law.
+    classifier : object with ``fit(X, codes)`` and ``predict(X)``, default=None
+        Any classifier of whole-number classes, such as a network with two outputs. It is cloned (copied, if it is not a
+        scikit-learn estimator). None is a logistic regression, as in the paper for the law data.
 
     Attributes
     ----------
-    labels_ : tuple of group labels, sorted
-    classifier_ : the fitted copy; class i is ``labels_[i]``
+    labels_ : tuple
+        Group labels, sorted.
+    classifier_ : object
+        The fitted classifier; class i is ``labels_[i]``.
+
+    Examples
+    --------
+    >>> from esvdfair.baselines import GroupPredictor
+    >>> GroupPredictor().fit([[0.0], [1.0], [2.0], [3.0]], ["a", "a", "b", "b"]).predict([[-1.0], [4.0]]).tolist()
+    ['a', 'b']
     """
 
     def __init__(self, *, classifier: Any = None) -> None:
@@ -81,29 +89,31 @@ class GroupPredictor(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
 
 
 class WithPredictedGroups(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """A baseline that needs no attribute at prediction: it predicts one from the features.
+    """Wrap a baseline so that it predicts the attribute from the features instead of asking for it.
 
-    Fitted with the true groups, as in the paper; only predict replaces them. What the classifier gets wrong stays
-    unfair.
+    The baseline is fitted with the true groups, as in the paper; only ``predict`` replaces them. Where the classifier
+    is wrong, predictions stay unfair.
 
     Parameters
     ----------
-    baseline : WassersteinBarycenter, PrivateHistogram, or anything with their ``fit`` and ``predict``
-    group_predictor : GroupPredictor or None
-        None takes one with a logistic regression. Wrap a fitted one in ``sklearn.frozen.FrozenEstimator`` to share it
-        between baselines instead of fitting it again for each.
-    not_private : bool
-        A baseline with ``epsilon`` is refused unless this is True: its ε covers the histogram alone, and the classifier
-        of groups learns from the same rows without any noise.
+    baseline : object
+        `WassersteinBarycenter`, `PrivateHistogram`, or an object with the same ``fit`` and ``predict``.
+    group_predictor : GroupPredictor, default=None
+        None uses a logistic regression. Wrap a fitted one in ``sklearn.frozen.FrozenEstimator`` to share it between
+        baselines.
+    not_private : bool, default=False
+        A baseline with ``epsilon`` is refused unless this is True: its ε covers the histogram only, and the classifier
+        of groups learns from the same rows without noise.
 
     Attributes
     ----------
-    baseline_, group_predictor_ : the fitted copies
+    baseline_, group_predictor_ : object
+        The fitted copies.
 
     Examples
     --------
     >>> import numpy as np
-    >>> from esvdfair.baselines import WassersteinBarycenter
+    >>> from esvdfair.baselines import WassersteinBarycenter, WithPredictedGroups
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(200, 3))
     >>> groups = np.where(X[:, 0] > 0, "a", "b")

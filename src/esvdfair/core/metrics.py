@@ -1,4 +1,7 @@
-"""How far apart the groups' predictions are: KS with floor, interval and bound, Wasserstein, moment gaps, errors."""
+"""How far apart predictions of groups are: KS with noise level, interval and bound, Wasserstein, gaps, errors.
+
+Long because every public function documents its parameters.
+"""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -41,23 +44,32 @@ _SKETCH = 64  # fewest levels at which quantile functions are compared before th
 def ks_distance(
     y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None, control_features: Any = None
 ) -> float:
-    """Largest Kolmogorov–Smirnov distance between the predictions of two groups.
+    """Compute the largest Kolmogorov–Smirnov (KS) distance between the predictions of two groups.
 
-    ``max_{g,h} sup_t |F_g(t) − F_h(t)|`` with F_g the (weighted) empirical distribution function of group g.
-    Exact: no bins, ties count once. 0 is statistical parity, 1 is complete separation.
+    ``max_{g,h} sup_t |F_g(t) − F_h(t)|`` with F_g the (weighted) empirical distribution function of group g. 0 is
+    statistical parity, 1 is complete separation. The result is exact, also with ties.
 
     Parameters
     ----------
     y_pred : array-like of shape (rows,) or (rows, 1)
+        Predictions.
     sensitive_features : array-like of shape (rows,) or (rows, attributes)
-    sample_weight : array-like of shape (rows,), optional
-    control_features : array-like of shape (rows,) or (rows, attributes), optional
-        What people may rightly differ in: the groups are reweighted to the same mix of its values (docs/method.md 2.8).
+        Group of each row. Several columns are combined into groups.
+    sample_weight : array-like of shape (rows,), default=None
+        Weight of each row.
+    control_features : array-like of shape (rows,) or (rows, attributes), default=None
+        Strata, such as job or region: groups are compared as if each had the same mix of strata.
+
+    Returns
+    -------
+    float
+        Distance between 0 and 1.
 
     Raises
     ------
     ValueError
-        One group only, missing or infinite values, lengths that differ, weights below zero, a group of zero weight.
+        If there is only one group, a value is missing or infinite, lengths differ, a weight is negative, or a group has
+        no weight.
 
     Examples
     --------
@@ -68,9 +80,25 @@ def ks_distance(
 
 
 def demographic_parity_ks(y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None) -> float:
-    """`ks_distance` with the signature of a metric of Fairlearn or scikit-learn; ``y_true`` is not looked at.
+    """Compute `ks_distance` with the signature of a Fairlearn or scikit-learn metric.
 
-    0 for rows of one group, among which there is nobody to differ from, so that it can stand in a ``MetricFrame``.
+    It is 0 for rows of one group, so that it can be used in a ``MetricFrame``.
+
+    Parameters
+    ----------
+    y_true : object
+        Not used.
+    y_pred : array-like of shape (rows,) or (rows, 1)
+        Predictions.
+    sensitive_features : array-like of shape (rows,) or (rows, attributes)
+        Group of each row. Several columns are combined into groups.
+    sample_weight : array-like of shape (rows,), default=None
+        Weight of each row.
+
+    Returns
+    -------
+    float
+        Distance between 0 and 1.
 
     Examples
     --------
@@ -92,34 +120,60 @@ def ks_distance_ci(
     n_resamples: int = 1000,
     random_state: Seed = 0,
 ) -> tuple[float, float]:
-    """Interval of the population's KS distance: at least ``confidence`` of such intervals hold it.
+    """Compute a confidence interval of the population's KS distance.
 
-    With more than two groups it is of the largest distance of any pair: the lower end is the largest of the pairs' own,
-    with Bonferroni's correction for their number, the upper end is the largest of the pairs' own. For one pair, with T
-    the distance of these rows, D(t) the difference of two groups and α = 1 − confidence:
-
-    - upper end: `ks_bound` at 1 − α/2;
-    - lower end, from three floors on: T − q with q the 1 − α/2 quantile of ``sup_t (ε* − (T − D − c·sd)₊)``, where ε*
-      is bootstrap noise and sd the standard error of T − D(t): the noise wherever the true peak may be, c = 4 standard
-      errors being the doubt. (c = 0, the basic bootstrap, takes every threshold below the peak for truly lower and
-      misses the upward bias of a supremum.)
-    - lower end near parity, up to two floors: T − q with q the 1 − α quantile of the distance that parity shows. There
-      the upper end never fails, so the lower one may have all of α, and the interval leaves 0 out exactly where a test
-      of parity at level α rejects it. In between, both are mixed.
+    With more than two groups it is an interval of the largest distance of any pair: the lower end is the largest of the
+    pairs' own, with Bonferroni's correction for their number, the upper end is the largest of the pairs' own.
 
     Parameters
     ----------
-    n_resamples : int
-        Draws of the lower end.
+    y_pred : array-like of shape (rows,) or (rows, 1)
+        Predictions.
+    sensitive_features : array-like of shape (rows,) or (rows, attributes)
+        Group of each row. Several columns are combined into groups.
+    sample_weight : array-like of shape (rows,), default=None
+        Weight of each row.
+    control_features : array-like of shape (rows,) or (rows, attributes), default=None
+        Strata, such as job or region: groups are compared as if each had the same mix of strata.
+    confidence : float, default=0.95
+        Probability with which such intervals contain the distance.
+    n_resamples : int, default=1000
+        Bootstrap samples behind the lower end.
+    random_state : int, Generator or None, default=0
+        Seed of the simulation.
 
     Returns
     -------
-    (low, high) : tuple of float in [0, 1], the distance of these rows between them
+    low : float
+        Lower end, at most the distance of these rows.
+    high : float
+        Upper end, at least the distance of these rows.
 
     Raises
     ------
     ValueError
-        As `ks_distance`; also a group with one row, ``confidence`` outside (0, 1), ``n_resamples`` below 1.
+        As `ks_distance`; also for a group with one row, ``confidence`` outside (0, 1) or ``n_resamples`` below 1.
+
+    Notes
+    -----
+    For one pair, with T the distance of these rows, D(t) the difference of the two distribution functions and
+    α = 1 − confidence:
+
+    - upper end: `ks_bound` at 1 − α/2;
+    - lower end, from three noise levels on: T − q with q the 1 − α/2 quantile of ``sup_t (ε* − (T − D − c·sd)₊)``,
+      where ε* is bootstrap noise and sd the standard error of T − D(t): the noise wherever the true peak may be, with a
+      margin of c = 4 standard errors. (The basic bootstrap, c = 0, treats every threshold below the peak as truly
+      lower, and misses the upward bias of a supremum.)
+    - lower end near parity, up to two noise levels: T − q with q the 1 − α quantile of the distance that chance
+      produces. There the upper end never fails, so the lower one may use all of α, and the interval excludes 0 exactly
+      where a test of parity at level α rejects it. In between, both are mixed.
+
+    Examples
+    --------
+    >>> groups, scores = ["a", "b"] * 200, list(range(400))
+    >>> low, high = ks_distance_ci(scores, sensitive_features=groups)
+    >>> low, round(high, 3)
+    (0.0, 0.103)
     """
     _check_confidence(confidence)
     if n_resamples < 1:
@@ -138,26 +192,40 @@ def ks_bound(
     sample_weight: Any = None,
     control_features: Any = None,
 ) -> float:
-    """One-sided upper bound of the population's KS distance: it exceeds the bound in at most 1 − confidence of samples.
+    """Compute a one-sided upper confidence bound of the population's KS distance.
 
+    The distance exceeds the bound in at most 1 − confidence of samples. The rows must not have been used to fit or to
+    choose the model.
+
+    Parameters
+    ----------
+    y_pred : array-like of shape (rows,) or (rows, 1)
+        Predictions.
+    sensitive_features : array-like of shape (rows,) or (rows, attributes)
+        Group of each row. Several columns are combined into groups.
+    confidence : float, default=0.95
+        Between 0 and 1.
+    method : {"normal", "hoeffding"}, default="normal"
+        Normal approximation, or a bound that holds at every sample size and is wider.
+    sample_weight : array-like of shape (rows,), default=None
+        Weight of each row.
+    control_features : array-like of shape (rows,) or (rows, attributes), default=None
+        Strata, such as job or region: groups are compared as if each had the same mix of strata.
+
+    Returns
+    -------
+    float
+        The bound, at least the distance of these rows.
+
+    Notes
+    -----
     To show that no two groups differ by more than the bound at any threshold is an intersection–union test: it can fail
     only at the true peak, so a bound for a single threshold, taken at all of them, is enough. With δ = 1 − confidence:
 
     - ``"normal"``: ``sup over t and pairs of F_g − F_h + z_{1−δ} √(v_g + v_h)``, ``v = F(1 − F)/n``, and with weights
       ``v = Σ w²(1{x ≤ t} − F)²/(Σw)²``;
-    - ``"hoeffding"``: ``√(ln(1/δ)/2) √(1/n_g + 1/n_h)`` for the margin, which holds at every sample size and for every
-      distribution; with weights n is (Σw)²/Σw², and it holds when the weights do not depend on the predictions.
-
-    The rows must neither have fitted nor have chosen the model.
-
-    Parameters
-    ----------
-    y_pred : array-like of shape (rows,) or (rows, 1)
-    sensitive_features : array-like of shape (rows,) or (rows, attributes)
-    confidence : float in (0, 1)
-    method : {"normal", "hoeffding"}
-    sample_weight : array-like of shape (rows,), optional
-    control_features : as in `ks_distance`
+    - ``"hoeffding"``: the margin is ``√(ln(1/δ)/2) √(1/n_g + 1/n_h)``; with weights n is (Σw)²/Σw², and the bound holds
+      when the weights do not depend on the predictions.
 
     Examples
     --------
@@ -179,15 +247,41 @@ def ks_population(
     control_features: Any = None,
     random_state: Seed = 0,
 ) -> float:
-    """Estimate of the population's KS distance: ``√(T² − floor²)``, 0 below the noise level ``floor``.
+    """Estimate the population's KS distance: ``√(T² − noise²)``, or 0 if the distance T is below the noise level.
 
     With more than two groups it is the largest over the pairs, each with its own distance and noise level, corrected
     for pairs that nearly tie (docs/method.md 2.7).
 
-    T, the distance of these rows, is larger by sampling, about √(k² + floor²) for a population distance k. On known
-    populations (`benchmarks/promise.py`) the mean of the estimate is, at k = floor, a quarter too small where groups
-    differ at one sharp peak and a quarter too large where they differ over the whole range; at k = 2 floors a tenth too
-    small and a fifth too large; near k for a shift.
+    Parameters
+    ----------
+    y_pred : array-like of shape (rows,) or (rows, 1)
+        Predictions.
+    sensitive_features : array-like of shape (rows,) or (rows, attributes)
+        Group of each row. Several columns are combined into groups.
+    sample_weight : array-like of shape (rows,), default=None
+        Weight of each row.
+    control_features : array-like of shape (rows,) or (rows, attributes), default=None
+        Strata, such as job or region: groups are compared as if each had the same mix of strata.
+    random_state : int, Generator or None, default=0
+        Seed of the simulation.
+
+    Returns
+    -------
+    float
+        Estimate between 0 and 1.
+
+    Notes
+    -----
+    The distance T of these rows is larger than the population's k because of sampling, about √(k² + noise²). On known
+    populations (`benchmarks/promise.py`) the mean of the estimate at k = noise is a quarter too small where groups
+    differ at one sharp peak and a quarter too large where they differ over the whole range; at k = 2 noise it is a
+    tenth too small and a fifth too large; for a shift it is near k.
+
+    Examples
+    --------
+    >>> groups, scores = ["a", "b"] * 200, list(range(400))
+    >>> ks_population(scores, sensitive_features=groups)
+    0.0
     """
     scores, groups = _check_scores(y_pred, sensitive_features, sample_weight, control_features)
     pairs = Pairs(groups, scores, _seed(random_state))
@@ -207,21 +301,34 @@ def ks_floor(
     control_features: Any = None,
     random_state: Seed = 0,
 ) -> float:
-    """Expected `ks_distance` when every group is a sample of one and the same distribution.
+    """Compute the noise level: the expected `ks_distance` of groups that have the same distribution.
 
-    An estimate near the floor is what parity itself would show at these group sizes. For two groups, with
-    n_e = n₁n₂/(n₁+n₂): ``0.868731/√n_e − (max+2·min)/(6n₁n₂) + 0.06/n_e^{1.5}`` (within 2 % from three rows a group);
-    with more groups, or tied scores, it is simulated, by permutations where groups are small, else by their Gaussian
-    limit. Weighted groups count with their effective sizes (Σw)²/Σw².
+    A distance near the noise level cannot be told from parity at these group sizes.
 
     Parameters
     ----------
     sensitive_features : array-like of shape (rows,) or (rows, attributes)
-    y_pred : array-like of shape (rows,), optional
-        Only its ties matter: tied scores lower the floor. Without it the scores are taken to be all different.
-    sample_weight : array-like of shape (rows,), optional
-    random_state : int, Generator or None
-        Seeds the simulation.
+        Group of each row. Several columns are combined into groups.
+    y_pred : array-like of shape (rows,), default=None
+        Predictions, of which only ties matter: they lower the noise level. If None, all predictions are taken to
+        differ.
+    sample_weight : array-like of shape (rows,), default=None
+        Weight of each row.
+    control_features : array-like of shape (rows,) or (rows, attributes), default=None
+        Strata, such as job or region: groups are compared as if each had the same mix of strata.
+    random_state : int, Generator or None, default=0
+        Seed of the simulation.
+
+    Returns
+    -------
+    float
+        Noise level between 0 and 1.
+
+    Notes
+    -----
+    For two groups, with n_e = n₁n₂/(n₁+n₂), it is ``0.868731/√n_e − (max+2·min)/(6n₁n₂) + 0.06/n_e^{1.5}`` (within 2%
+    from three rows a group). With more groups or tied scores it is simulated, by permutations where groups are small,
+    else by their Gaussian limit. Weighted groups count with their effective sizes (Σw)²/Σw².
 
     Examples
     --------
@@ -239,10 +346,33 @@ def ks_null_quantile(
     sample_weight: Any = None,
     random_state: Seed = 0,
 ) -> float:
-    """The KS distance that groups of one distribution stay below with probability ``level``; arguments as `ks_floor`.
+    """Compute a quantile of the KS distance that chance alone produces.
 
-    A larger distance is a difference beyond chance at level 1 − level. The 95 % point is 1.56 floors for two groups,
-    1.46 for three, 1.37 for five.
+    A larger distance is a difference beyond chance at level 1 − level. The 95% point is 1.56 noise levels for two
+    groups, 1.46 for three, 1.37 for five.
+
+    Parameters
+    ----------
+    level : float, default=0.95
+        Between 0 and 1.
+    sensitive_features : array-like of shape (rows,) or (rows, attributes)
+        Group of each row. Several columns are combined into groups.
+    y_pred : array-like of shape (rows,), default=None
+        Predictions, of which only ties matter. If None, all predictions are taken to differ.
+    sample_weight : array-like of shape (rows,), default=None
+        Weight of each row.
+    random_state : int, Generator or None, default=0
+        Seed of the simulation.
+
+    Returns
+    -------
+    float
+        The KS distance that groups of one distribution stay below with probability ``level``.
+
+    Examples
+    --------
+    >>> round(ks_null_quantile(0.95, sensitive_features=["a"] * 100 + ["b"] * 100), 2)
+    0.19
     """
     if not 0 < level < 1:
         raise InputError(f"`level={level}` is not strictly between 0 and 1; use for example 0.95.")
@@ -263,10 +393,32 @@ def _null(
 def wasserstein_distance(
     y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None, control_features: Any = None, order: int = 1
 ) -> float:
-    """Largest Wasserstein distance of order 1 or 2 between the predictions of two groups.
+    """Compute the largest Wasserstein distance between the predictions of two groups.
 
     ``W_p = (∫₀¹ |Q_g(u) − Q_h(u)|^p du)^{1/p}`` with Q the quantile functions, summed exactly over their merged steps.
-    Of many groups only pairs that may be the farthest are summed: see `_farthest_first`.
+
+    Parameters
+    ----------
+    y_pred : array-like of shape (rows,) or (rows, 1)
+        Predictions.
+    sensitive_features : array-like of shape (rows,) or (rows, attributes)
+        Group of each row. Several columns are combined into groups.
+    sample_weight : array-like of shape (rows,), default=None
+        Weight of each row.
+    control_features : array-like of shape (rows,) or (rows, attributes), default=None
+        Strata, such as job or region: groups are compared as if each had the same mix of strata.
+    order : {1, 2}, default=1
+        The exponent p.
+
+    Returns
+    -------
+    float
+        Distance in the unit of the predictions.
+
+    Examples
+    --------
+    >>> wasserstein_distance([1, 2, 3, 4], sensitive_features=["a", "a", "b", "b"])
+    2.0
     """
     if order not in (1, 2):
         raise InputError(f"`order={order!r}` is not available; use order 1 or 2.")
@@ -286,7 +438,29 @@ def wasserstein_distance(
 
 
 def mean_gap(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None, control_features: Any = None) -> float:
-    """Largest absolute difference between the mean predictions of two groups."""
+    """Compute the largest absolute difference between the mean predictions of two groups.
+
+    Parameters
+    ----------
+    y_pred : array-like of shape (rows,) or (rows, 1)
+        Predictions.
+    sensitive_features : array-like of shape (rows,) or (rows, attributes)
+        Group of each row. Several columns are combined into groups.
+    sample_weight : array-like of shape (rows,), default=None
+        Weight of each row.
+    control_features : array-like of shape (rows,) or (rows, attributes), default=None
+        Strata, such as job or region: groups are compared as if each had the same mix of strata.
+
+    Returns
+    -------
+    float
+        Difference in the unit of the predictions.
+
+    Examples
+    --------
+    >>> mean_gap([1, 2, 3, 4], sensitive_features=["a", "a", "b", "b"])
+    2.0
+    """
     scores, groups = _check_scores(y_pred, sensitive_features, sample_weight, control_features)
     unit = unit_scale(scores)
     return unscaled(float(np.ptp(groups.means(np.ldexp(scores, -unit)))), unit, "the mean gap")
@@ -295,10 +469,31 @@ def mean_gap(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None,
 def variance_gap(
     y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None, control_features: Any = None
 ) -> float:
-    """Largest absolute difference between the unbiased variances of two groups' predictions.
+    """Compute the largest absolute difference between the unbiased variances of two groups' predictions.
 
-    The divisor is ``Σw − Σw²/Σw`` as for `numpy.cov` with ``aweights``: n − 1 without weights. A group needs two
-    rows with weight.
+    The divisor is ``Σw − Σw²/Σw`` as for `numpy.cov` with ``aweights``: n − 1 without weights. Every group needs two
+    rows with positive weight.
+
+    Parameters
+    ----------
+    y_pred : array-like of shape (rows,) or (rows, 1)
+        Predictions.
+    sensitive_features : array-like of shape (rows,) or (rows, attributes)
+        Group of each row. Several columns are combined into groups.
+    sample_weight : array-like of shape (rows,), default=None
+        Weight of each row.
+    control_features : array-like of shape (rows,) or (rows, attributes), default=None
+        Strata, such as job or region: groups are compared as if each had the same mix of strata.
+
+    Returns
+    -------
+    float
+        Difference in the squared unit of the predictions.
+
+    Examples
+    --------
+    >>> variance_gap([1, 2, 3, 5], sensitive_features=["a", "a", "b", "b"])
+    1.5
     """
     labels, groups = _check_groups(sensitive_features, sample_weight, control_features, rows_needed=2)
     scores = check_column(y_pred, len(groups.codes), "y_pred", of="sensitive_features")
@@ -312,7 +507,29 @@ def variance_gap(
 
 
 def group_mse(y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None) -> dict[Label, float]:
-    """Mean squared error within each group, keyed by label; a single group is allowed."""
+    """Compute the mean squared error of each group.
+
+    Parameters
+    ----------
+    y_true : array-like of shape (rows,)
+        Labels.
+    y_pred : array-like of shape (rows,) or (rows, 1)
+        Predictions.
+    sensitive_features : array-like of shape (rows,) or (rows, attributes)
+        Group of each row. Several columns are combined into groups.
+    sample_weight : array-like of shape (rows,), default=None
+        Weight of each row.
+
+    Returns
+    -------
+    dict
+        Mean squared error, keyed by group label. A single group is allowed.
+
+    Examples
+    --------
+    >>> group_mse([1, 2, 3, 5], [1, 2, 3, 4], sensitive_features=["a", "a", "b", "b"])
+    {'a': 0.0, 'b': 0.5}
+    """
     labels, groups = _check_groups(sensitive_features, sample_weight, groups_needed=1)
     scores = check_column(y_pred, len(groups.codes), "y_pred", of="sensitive_features")
     truth = check_column(y_true, len(scores), "y_true", of="y_pred")

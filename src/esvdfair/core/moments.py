@@ -109,20 +109,27 @@ class GroupMoments:
     # --- gathering ---------------------------------------------------------------------------------------------
 
     def update(self, x: Any, groups: Any, sample_weight: Any = None) -> Self:
-        """Add a batch of rows; returns self.
+        """Add a batch of rows.
 
         Parameters
         ----------
-        x : (batch, ..., n) NumPy array or torch tensor
-            Middle axes (a sequence, an image) are flattened into rows, each with the group of its first axis.
-        groups : (batch,) labels, or (batch, attributes) whose combinations become the groups
-        sample_weight : (batch,) non-negative weights; a row of weight 0 is left out
+        x : ndarray or torch.Tensor of shape (batch, ..., n)
+            Values. Middle axes (a sequence, an image) are flattened into rows, each with the group of its first axis.
+        groups : array-like of shape (batch,) or (batch, attributes)
+            Group of each row. Several columns are combined into groups.
+        sample_weight : array-like of shape (batch,), default=None
+            Weights. A row of weight 0 is left out.
+
+        Returns
+        -------
+        GroupMoments
+            This object.
 
         Raises
         ------
         ValueError
-            For lengths that differ, a width that changed, NaN or infinite values, negative weights, or a device
-            without float64. Nothing is added then.
+            If lengths differ, the width changed, values are NaN or infinite, weights are negative, or the device has no
+            float64. Nothing is added then.
         """
         return self.update_codes(x, *encode_groups(groups), sample_weight)
 
@@ -203,7 +210,18 @@ class GroupMoments:
         return self.__dict__ | {"_groups": deepcopy(self._groups), "_room": np.empty((0, 0))}
 
     def merge(self, other: "GroupMoments") -> Self:
-        """Add the rows that another accumulator has seen; returns self. ``other`` is left as it is."""
+        """Add the rows of another GroupMoments, which is not changed.
+
+        Parameters
+        ----------
+        other : GroupMoments
+            Moments of other rows.
+
+        Returns
+        -------
+        GroupMoments
+            This object.
+        """
         if not isinstance(other, GroupMoments):
             raise TypeError(f"merge takes GroupMoments, got {type(other).__name__}; load or gather them first.")
         for moments in (self, other):
@@ -264,19 +282,30 @@ class GroupMoments:
         return self._each("scatter")
 
     def mean_differences(self) -> NDArray[np.float64]:
-        """(pairs, n) D, one row ``x̄_g − x̄_h`` for each pair g < h."""
+        """Return the differences of group means.
+
+        Returns
+        -------
+        ndarray of shape (pairs, n)
+            D, one row ``x̄_g − x̄_h`` for each pair g < h.
+        """
         self.require_groups()
         means = self.means
         first, second = np.triu_indices(len(means), k=1)
         return np.asarray(means[first] - means[second])
 
     def covariances(self) -> NDArray[np.float64]:
-        """(G, n, n) unbiased covariance of each group: its scatter over ``Σw − Σw²/Σw``.
+        """Return the unbiased covariance of each group: its scatter over ``Σw − Σw²/Σw``.
 
         That is N_g − 1 without weights, and does not change when all weights are scaled (``numpy.cov`` with
         ``aweights``).
 
         Differs from the paper: its M divides both groups by N₁ − 1.
+
+        Returns
+        -------
+        ndarray of shape (G, n, n)
+            Covariances, in the order of ``labels``.
         """
         self.require_groups(rows=2)
         divisors = self.counts - self.weight_squares / self.counts
@@ -298,13 +327,25 @@ class GroupMoments:
         return float(self.counts.sum()) if self._everyone is None else self._everyone.weight
 
     def pooled_mean(self) -> NDArray[np.float64]:
-        """(n,) mean over all rows of all groups."""
+        """Return the mean over all rows of all groups.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            The mean.
+        """
         if self._everyone is not None:
             return to_numpy(self._everyone.mean)
         return np.asarray(self.counts @ self.means / self.counts.sum())
 
     def pooled_scatter(self) -> NDArray[np.float64]:
-        """(n, n) ``Σ w (x − x̄)ᵀ(x − x̄)`` over all rows: within plus between groups."""
+        """Return the scatter of all rows: within plus between groups.
+
+        Returns
+        -------
+        ndarray of shape (n, n)
+            ``Σ w (x − x̄)ᵀ(x − x̄)``.
+        """
         if self._everyone is not None:
             return to_numpy(self._everyone.scatter)
         centred = self.means - self.pooled_mean()
@@ -379,14 +420,36 @@ class GroupMoments:
     # --- files -------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to one file: a zip of plain arrays and a header, no pickle. It appears whole or not at all."""
+        """Write to one file of plain arrays and JSON, complete or not at all.
+
+        Parameters
+        ----------
+        path : str or Path
+            File to write.
+        """
         self._refuse_adjusted()
         arrays = {name: getattr(self, name) for name in FIELDS} if self._groups else {}
         array_file.write(path, "moments", 3, {"labels": self.labels}, arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "GroupMoments":
-        """Read what :meth:`save` wrote. A file of another kind, a damaged one, or impossible moments: ValueError."""
+        """Read what :meth:`save` wrote.
+
+        Parameters
+        ----------
+        path : str or Path
+            File to read.
+
+        Returns
+        -------
+        GroupMoments
+            The moments.
+
+        Raises
+        ------
+        ValueError
+            If the file is of another kind or damaged, or the moments are impossible.
+        """
         header, arrays = array_file.read(path, "moments", 3)
         try:
             return cls.from_file([array_file.label_from_json(item) for item in header["labels"]], arrays)

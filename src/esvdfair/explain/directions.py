@@ -125,8 +125,46 @@ def explain_directions(
     missing: str = "error",
     batch_size: int = 8192,
 ) -> Directions:
-    """Split the gap after a layer into directions, and name the input features that each of them follows.
+    """Split the gap after a layer into directions, and name the input features that follow each of them.
 
+    Parameters
+    ----------
+    model : estimator, torch.nn.Module, str, Path, bytes or fitted ESVDFair
+        The model. For a fitted ESVDFair, "after" is its repaired model; else it is the exact edit of this layer.
+    X : array-like, DataFrame, tensor or sparse matrix
+        Rows in memory, (rows, features).
+    sensitive_features : array-like of shape (rows,) or (rows, attributes)
+        Group of each row. Several columns are combined into groups.
+    sample_weight : array-like of shape (rows,), default=None
+        Weight of each row. Rows of weight 0 are left out.
+    control_features : array-like or DataFrame, default=None
+        Strata to adjust for, as in :meth:`esvdfair.ESVDFair.fit`.
+    layer : int or str, default=-2
+        Index among the linear layers, or name.
+    top : int, default=10
+        Largest number of directions of each kind.
+    feature_names : sequence of str, default=None
+        Names of the columns of X. If None, those of a DataFrame, else x0, x1, …
+    output : str, int or callable, default=None
+        Which output is the prediction, as in :class:`esvdfair.ESVDFair`.
+    missing : {"error", "group"}, default="error"
+        Whether a missing attribute value is an error or a group of its own.
+    batch_size : int, default=8192
+        Rows that run through the model at once.
+
+    Returns
+    -------
+    Directions
+        Directions of the mean gap and of the covariance gap.
+
+    Raises
+    ------
+    ValueError
+        If X is a stream of batches, there is only one group, the layer does not exist, or names do not match the
+        columns.
+
+    Notes
+    -----
     Mean: ``W Dᵀ = Σ σ_i u_i a_iᵀ``, the rows of D being the mean differences of all pairs of groups, so that
     ``d_e² = Σσ_i²`` with at most G − 1 directions: the paper's ``W S_e`` for ε → 0. Covariance, two groups:
     ``W M Wᵀ = Σ λ_i u_i u_iᵀ``, signed and exact, ``d_v² = Σλ_i²`` and ``σ_i = |λ_i|^½``; more groups: the paper's
@@ -134,22 +172,17 @@ def explain_directions(
 
     Differs from the paper: it splits the bound ``Σσ⁴ ≥ d_v²`` for two groups too.
 
-    Parameters
-    ----------
-    model : a model, or a fitted ESVDFair
-        Of an ESVDFair, "after" is its repaired model; of a model, the exact edit of this layer.
-    X : (rows, features) array, DataFrame, tensor or sparse matrix, in memory
-    sensitive_features, sample_weight : (rows,)
-    control_features : (rows,) or columns that the gaps are adjusted for
-    layer : index among the linear layers, or name
-    top : how many directions of each kind to describe, at most
-    feature_names : of the columns of X; default those of a DataFrame, else x0, x1, …
-    output, missing, batch_size : as in :class:`esvdfair.ESVDFair`; a fitted one has an ``output`` of its own
-
-    Raises
-    ------
-    ValueError
-        A stream of batches, one group only, a layer that is not there, names that do not match the columns.
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.neural_network import MLPRegressor
+    >>> from esvdfair.explain import explain_directions
+    >>> rng = np.random.default_rng(0)
+    >>> a = rng.integers(0, 2, 500)
+    >>> X = rng.normal(size=(500, 2)) + a[:, None] * [1, 0]
+    >>> model = MLPRegressor(hidden_layer_sizes=(8,), max_iter=1000, random_state=0).fit(X, X.sum(axis=1))
+    >>> "kind" in explain_directions(model, X, sensitive_features=a).to_frame()
+    True
     """
     if is_stream(X):
         raise ValueError(

@@ -108,23 +108,51 @@ def scan_layers(
     random_state: int = 0,
     **options: Any,
 ) -> LayerScan:
-    """Which layer carries the gap, and which is the one to edit.
+    """Measure the gap after every layer, and what an edit of each layer would reach.
 
-    Every hidden layer is edited as ``ESVDFair(model, method="exact", layer=...)`` does, the last as ``"parity"`` does.
-    One pass over the rows collects the moments of all layers, one more for each layer tells what its edit reaches.
+    Hidden layers are edited as by ``ESVDFair(model, method="exact", layer=...)``, the last as by ``method="parity"``.
+    The rows are read once for the moments of all layers, and once more for each layer.
 
     Parameters
     ----------
-    model, X, y : as in :class:`esvdfair.ESVDFair` and its ``fit``
-    mean_reduction, covariance_reduction : how many times smaller an edit makes the squared gaps
-    output, random_state : as in :class:`esvdfair.ESVDFair`
-    **options : ``sensitive_features``, ``sample_weight``, ``control_features``, ``validation`` as ``fit`` takes them;
-        ``missing``, ``batch_size``, ``validation_fraction`` and ``effort`` as :class:`esvdfair.ESVDFair` does
+    model : estimator, torch.nn.Module, str, Path or bytes
+        As in :class:`esvdfair.ESVDFair`.
+    X : array-like, DataFrame, tensor, DataLoader or iterable
+        Rows, as in :meth:`esvdfair.ESVDFair.fit`.
+    y : array-like, default=None
+        Labels.
+    mean_reduction, covariance_reduction : float
+        Factors by which the squared gaps shrink.
+    output : str, int or callable, default=None
+        Which output is the prediction, as in :class:`esvdfair.ESVDFair`.
+    random_state : int, default=0
+        Random seed.
+    **options : dict
+        ``sensitive_features``, ``sample_weight``, ``control_features`` and ``validation`` as in
+        :meth:`esvdfair.ESVDFair.fit`; ``missing``, ``batch_size``, ``validation_fraction`` and ``effort`` as in
+        :class:`esvdfair.ESVDFair`.
+
+    Returns
+    -------
+    LayerScan
+        One `LayerGap` for each layer.
 
     Raises
     ------
     ValueError
         As :meth:`esvdfair.ESVDFair.fit`; also for a model that predicts one value for everybody.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.neural_network import MLPRegressor
+    >>> from esvdfair.explain import scan_layers
+    >>> rng = np.random.default_rng(0)
+    >>> a = rng.integers(0, 2, 500)
+    >>> X = rng.normal(size=(500, 2)) + a[:, None] * [1, 0]
+    >>> model = MLPRegressor(hidden_layer_sizes=(8,), max_iter=1000, random_state=0).fit(X, X.sum(axis=1))
+    >>> len(scan_layers(model, X, sensitive_features=a).to_frame())
+    2
     """
     if not isinstance(random_state, int | np.integer):
         raise TypeError(

@@ -102,20 +102,32 @@ def explain_people(
 
     Parameters
     ----------
-    before, after : (rows,) predictions for the same people
-    sensitive_features : (rows,) group of each person, or several columns; one group is enough here
-    sample_weight : (rows,) weight in every mean, share and rank; a person of weight 0 is left out
-    threshold : what counts as moved; default a quarter of the standard deviation of ``before``
-    top : how many of the people who move most to list
-    missing : "error", or "group" for a group of those whose attribute is missing
+    before, after : array-like of shape (rows,)
+        Predictions of the original and of the repaired model for the same rows.
+    sensitive_features : array-like of shape (rows,) or (rows, attributes)
+        Group of each row. One group is enough here.
+    sample_weight : array-like of shape (rows,), default=None
+        Weight of each row. Rows of weight 0 are left out.
+    threshold : float, default=None
+        Smallest change that counts. If None, a quarter of the standard deviation of ``before``.
+    top : int, default=10
+        How many of the people whose predictions change most to list.
+    missing : {"error", "group"}, default="error"
+        Whether a missing attribute value is an error or a group of its own.
+
+    Returns
+    -------
+    People
+        Changes by group, and the largest ones.
 
     Raises
     ------
     ValueError
-        Lengths that differ, missing or infinite values, a negative threshold or ``top``.
+        If lengths differ, values are missing or infinite, or ``threshold`` or ``top`` is negative.
 
     Examples
     --------
+    >>> from esvdfair.explain import explain_people
     >>> people = explain_people([1, 2, 3], [2, 2, 1], sensitive_features=["a", "a", "b"], top=1)
     >>> people.movers[0].row, people.movers[0].change, people.movers[0].group
     (2, -2.0, 'b')

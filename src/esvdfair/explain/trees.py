@@ -58,17 +58,35 @@ def explain_trees(
 ) -> TreeGap:
     """Split the difference in means of a tree ensemble by input column and by tree.
 
-    With d(n) the share of the first group's rows that pass a node n minus that of the second's, and v̄(n) the mean leaf
-    value of all rows below n, a split of n into a and b adds ``d(a)v̄(a) + d(b)v̄(b) − d(n)v̄(n)`` to the part of its
-    column. The parts of a tree add up to ``Σ_leaf d·v``, which is its difference in means. Of more than two groups, the
-    two whose means are farthest apart are compared.
+    The parts add up exactly. Of more than two groups, the two whose means differ most are compared.
 
     Parameters
     ----------
-    model : tree ensemble, as :class:`esvdfair.ESVDFair` takes it, before or after the repair
-    X, sensitive_features, sample_weight, missing, output : as in :class:`esvdfair.ESVDFair` and its ``fit``
-    shap : bool, default False
+    model : tree ensemble
+        As :class:`esvdfair.ESVDFair` takes it, original or repaired.
+    X : array-like, DataFrame, tensor or sparse matrix
+        Rows in memory, (rows, features).
+    sensitive_features : array-like of shape (rows,) or (rows, attributes)
+        Group of each row. Several columns are combined into groups.
+    sample_weight : array-like of shape (rows,), default=None
+        Weight of each row. Rows of weight 0 are left out.
+    missing : {"error", "group"}, default="error"
+        Whether a missing attribute value is an error or a group of its own.
+    output : str, int or callable, default=None
+        Which output is the prediction, as in :class:`esvdfair.ESVDFair`.
+    shap : bool, default=False
         Also split by the mean TreeSHAP values of LightGBM, XGBoost or CatBoost, which takes longer.
+
+    Returns
+    -------
+    TreeGap
+        Parts by column and by tree.
+
+    Notes
+    -----
+    With d(n) the share of the first group's rows that pass a node n minus that of the second's, and v̄(n) the mean leaf
+    value of all rows below n, a split of n into a and b adds ``d(a)v̄(a) + d(b)v̄(b) − d(n)v̄(n)`` to the part of its
+    column. The parts of a tree add up to ``Σ_leaf d·v``, which is its difference in means.
 
     Examples
     --------

@@ -44,36 +44,65 @@ def render_report(
     title: str | None = None,
     cutoffs: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
-    """The report of a fitted ESVDFair as one HTML page.
+    """Render the report of a repair as one HTML page.
 
-    All numbers of the page are about one set of rows, at most 10,000 of each group: ``test`` if it is given; else
-    ``judged``; else those of the rows given that judged the repair, if they are among them; else all rows given. The
-    page says which.
+    All numbers are about one set of rows, at most 10,000 of each group: ``test`` if given, else ``judged``, else the
+    validation rows among the given rows, else all given rows. The page says which.
 
     Parameters
     ----------
-    fair : fitted ESVDFair
-    X : (rows, features) array, DataFrame, tensor or sparse matrix, in memory
-    y : (rows,) labels, if there are any
-    sensitive_features : (rows,) group of each person, or several columns
-    sample_weight : (rows,) how many people a row stands for
-    judged : (X, y, sensitive_features[, sample_weight[, control_features]]), the rows that judged the repair, where
-        ``X`` are those that fitted it; y may be None
-    test : the same, of rows that neither fitted nor chose
-    summary : what :meth:`ESVDFair.assess` says of the test rows, if it is known already
-    model, data : what to call them; default the kind of model, and the size of the data
-    predicts, unit : what is predicted, and in which unit; default the name of ``y`` if it has one
-    command : words after ``esvdfair`` on the command line, or a line to show as it is; the page ends with it
-    title : of the page
-    cutoffs : where decisions are compared: options of :func:`esvdfair.decisions`, such as ``[{"cutoff": 2.61}]`` or
-        ``[{"select_share": 0.2}]``, one mapping a cut-off; default the top 10, 20 and 50%
+    fair : ESVDFair
+        A fitted ESVDFair.
+    X : array-like, DataFrame, tensor or sparse matrix
+        Rows in memory, (rows, features).
+    y : array-like of shape (rows,), default=None
+        Labels.
+    sensitive_features : array-like of shape (rows,) or (rows, attributes)
+        Group of each row. Several columns are combined into groups.
+    sample_weight : array-like of shape (rows,), default=None
+        Weight of each row.
+    judged : tuple, default=None
+        Validation rows, ``(X, y, sensitive_features[, sample_weight[, control_features]])``, if ``X`` has the training
+        rows. y may be None.
+    test : tuple, default=None
+        Test rows, in the same form.
+    summary : mapping, default=None
+        What :meth:`ESVDFair.assess` returned for the test rows, if known already.
+    model, data : str, default=None
+        Names of the model and the data.
+    predicts, unit : str, default=None
+        What is predicted, and its unit.
+    command : str or sequence of str, default=None
+        Command to show at the end of the page.
+    title : str, default=None
+        Title of the page.
+    cutoffs : sequence of mapping, default=None
+        Options of :func:`esvdfair.decisions` for each cut-off, such as ``[{"cutoff": 2.61}]`` or
+        ``[{"select_share": 0.2}]``. If None, the top 10, 20 and 50%.
+
+    Returns
+    -------
+    str
+        The HTML page.
 
     Raises
     ------
     ValueError
-        A stream of batches, one group only, a group of one row, lengths that differ.
+        If X is a stream of batches, there is only one group, a group has one row, or lengths differ.
     sklearn.exceptions.NotFittedError
-        ``fair`` is not fitted.
+        If ``fair`` is not fitted.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.linear_model import LinearRegression
+    >>> from esvdfair import ESVDFair
+    >>> from esvdfair.report import render_report
+    >>> X, sex = np.random.default_rng(0).normal(size=(400, 3)), np.arange(400) % 2
+    >>> y = X[:, 0] + sex
+    >>> fair = ESVDFair(LinearRegression().fit(X, y), method="parity").fit(X, y, sensitive_features=sex)
+    >>> render_report(fair, X, y, sensitive_features=sex)[:15].lower()
+    '<!doctype html>'
     """
     check_is_fitted(fair, "estimator_")
     named = predicts or getattr(y, "name", None) or "a number that nobody named"
@@ -92,12 +121,36 @@ def render_report(
 
 
 def write_report(path: str | os.PathLike[str], fair: ESVDFair, X: Any, y: Any = None, **options: Any) -> None:
-    """Write the page of :func:`render_report`, which takes the same options, to ``path``, complete or not at all.
+    """Write the report of a repair to a file.
+
+    Parameters
+    ----------
+    path : str or Path
+        HTML file to write, complete or not at all.
+    fair : ESVDFair
+        A fitted ESVDFair.
+    X : array-like, DataFrame, tensor or sparse matrix
+        Rows in memory, (rows, features).
+    y : array-like of shape (rows,), default=None
+        Labels.
+    **options : dict
+        As in :func:`render_report`.
 
     Raises
     ------
     OSError
-        The file cannot be written; what was there before is still there.
+        If the file cannot be written; an older file is then kept.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.linear_model import LinearRegression
+    >>> from esvdfair import ESVDFair
+    >>> from esvdfair.report import write_report
+    >>> X, sex = np.random.default_rng(0).normal(size=(400, 3)), np.arange(400) % 2
+    >>> y = X[:, 0] + sex
+    >>> fair = ESVDFair(LinearRegression().fit(X, y), method="parity").fit(X, y, sensitive_features=sex)
+    >>> write_report("report.html", fair, X, y, sensitive_features=sex)
     """
     page = render_report(fair, X, y, **options)
     with whole_file(path) as file:
@@ -140,24 +193,38 @@ def model_card(
     hashes: Mapping[str, str] | None = None,
     summary: Mapping[str, Any] | None = None,
 ) -> str:
-    """The model card of a fitted ESVDFair, as Markdown.
+    """Write the model card of a repaired model as Markdown.
 
     Parameters
     ----------
-    fair : fitted ESVDFair
-    name : of the repaired model
-    base : name of the model before
-    data : what rows did ("Fitted on") -> which they are ("people.csv, 2,500 rows")
-    inputs : columns that the model takes
-    attribute : name of the sensitive column or columns
-    predicts, unit : what is predicted, and in which unit
-    hashes : file -> its SHA-256
-    summary : what was reached; ``fair.summary_`` by default, or what :meth:`ESVDFair.assess` says of other rows
+    fair : ESVDFair
+        A fitted ESVDFair.
+    name : str
+        Name of the repaired model.
+    base : str, default=None
+        Name of the original model.
+    data : mapping, default=None
+        Data sets by their use, such as ``{"Fitted on": "people.csv, 2,500 rows"}``.
+    inputs : sequence of str, default=None
+        Columns that the model takes.
+    attribute : str, default="group"
+        Name of the sensitive column or columns.
+    predicts, unit : str, default=None
+        What is predicted, and its unit.
+    hashes : mapping, default=None
+        SHA-256 of files, by name.
+    summary : mapping, default=None
+        Figures to show. If None, ``fair.summary_``; else what :meth:`ESVDFair.assess` returns for other rows.
+
+    Returns
+    -------
+    str
+        The model card.
 
     Raises
     ------
     sklearn.exceptions.NotFittedError
-        ``fair`` is not fitted.
+        If ``fair`` is not fitted.
 
     Examples
     --------
