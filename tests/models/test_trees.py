@@ -50,6 +50,8 @@ MODELS = {
     "xgboost gamma": (xgboost.XGBRegressor, XGB | {"objective": "reg:gamma"}, "positive"),
     "xgboost poisson": (xgboost.XGBRegressor, XGB | {"objective": "count:poisson"}, "positive"),
     "xgboost tweedie": (xgboost.XGBRegressor, XGB | {"objective": "reg:tweedie"}, "positive"),
+    "xgboost forests": (xgboost.XGBRegressor, XGB | {"num_parallel_tree": 3, "subsample": 0.7}, "y"),
+    "xgboost logistic": (xgboost.XGBRegressor, XGB | {"objective": "reg:logistic"}, "class"),
     "xgboost binary": (xgboost.XGBClassifier, XGB, "class"),
     "catboost": (catboost.CatBoostRegressor, CAT, "nan"),
     "catboost depthwise": (catboost.CatBoostRegressor, CAT | {"grow_policy": "Depthwise"}, "y"),
@@ -65,6 +67,9 @@ MODELS = {
     "boosting from zero": (ensemble.GradientBoostingRegressor, SKL | {"init": "zero"}, "y"),
     "histogram": (ensemble.HistGradientBoostingRegressor, {"max_iter": 12}, "nan"),
     "histogram gamma": (ensemble.HistGradientBoostingRegressor, {"max_iter": 12, "loss": "gamma"}, "positive"),
+    "tree binary": (tree.DecisionTreeClassifier, {"max_depth": 5, "random_state": 0}, "class"),
+    "extra trees binary": (ensemble.ExtraTreesClassifier, SKL, "class"),
+    "bagging binary": (ensemble.BaggingClassifier, {"n_estimators": 9, "random_state": 0}, "class"),
     "forest binary": (ensemble.RandomForestClassifier, SKL, "class"),
     "boosting binary": (ensemble.GradientBoostingClassifier, SKL, "class"),
     "boosting exponential": (ensemble.GradientBoostingClassifier, SKL | {"loss": "exponential"}, "class"),
@@ -165,6 +170,31 @@ def test_early_stopping_edits_the_trees_that_predict():
         (layer,) = adapter.layers(X)
         twin = adapter.replace({"leaves": (0.5 * layer.weight, 0.5 * layer.bias)})
         assert np.allclose(twin.predict(X), 0.5 * model.predict(X), atol=1e-5)
+
+
+def test_early_stopping_of_parallel_trees():
+    X, y, _ = rows()
+    options = XGB | {"n_estimators": 300, "num_parallel_tree": 3, "subsample": 0.8, "early_stopping_rounds": 3}
+    model = xgboost.XGBRegressor(**options).fit(X[:400], y[:400], eval_set=[(X[400:], y[400:])], verbose=False)
+    adapter = adapt(model)
+    assert len(adapter.library.sizes) == 3 * (model.best_iteration + 1) < 900
+    adapter.head(X)
+    (layer,) = adapter.layers(X)
+    twin = adapter.replace({"leaves": (0.5 * layer.weight, 0.5 * layer.bias)})
+    assert np.allclose(twin.predict(X), 0.5 * model.predict(X), atol=1e-5)
+
+
+def test_catboost_with_a_scale_and_after_a_pickle():
+    X, y, _ = rows()
+    model = catboost.CatBoostRegressor(**CAT).fit(X, y)
+    model.set_scale_and_bias(1.7, 0.4)
+    for given in (model, pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        adapter = adapt(given)
+        adapter.head(X)
+        (layer,) = adapter.layers(X)
+        twin = adapter.replace({"leaves": (0.5 * layer.weight, layer.bias + 1)})
+        assert np.allclose(twin.predict(X), 0.5 * (model.predict(X) - 0.4) + 1.4, atol=1e-9)
+        assert twin.model.get_scale_and_bias()[0] == 1.7
 
 
 def test_boosters_and_categories():
