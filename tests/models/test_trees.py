@@ -247,6 +247,27 @@ def test_says_once_that_training_rows_mislead():
     fair.set_params(model=ensemble.RandomForestRegressor(**SKL)).fit(X, y, sensitive_features=group)  # fitted here
 
 
+SIGNS = [1, 0, -1, 0]
+CONSTRAINED = [
+    lightgbm.LGBMRegressor(**LGB, monotone_constraints=SIGNS),
+    xgboost.XGBRegressor(**XGB, monotone_constraints=tuple(SIGNS)),
+    catboost.CatBoostRegressor(**CAT, monotone_constraints=SIGNS),
+    ensemble.HistGradientBoostingRegressor(max_iter=12, monotonic_cst=SIGNS),
+    ensemble.RandomForestRegressor(**SKL, monotonic_cst=np.array(SIGNS)),
+]
+
+
+@pytest.mark.parametrize("model", CONSTRAINED, ids=lambda model: type(model).__name__)
+def test_every_library_says_which_constraints_an_edit_breaks(model):
+    X, y, _ = rows()
+    adapter = adapt(model.fit(X, y))
+    adapter.head(X)
+    (layer,) = adapter.layers(X)
+    weight = np.random.default_rng(1).normal(size=layer.weight.shape)
+    with pytest.warns(ESVDFairWarning, match=r"monotone constraint on column '?(Column_|)0'?[ .,]"):
+        adapter.replace({"leaves": (weight, layer.bias)})
+
+
 def test_monotone_constraints_are_checked():
     X, y, group = rows()
     model = lightgbm.LGBMRegressor(**LGB, monotone_constraints=[1, 0, 0, 0]).fit(X[:SEEN], y[:SEEN])

@@ -103,6 +103,10 @@ class TreeLibrary(ABC):
         self.model = model
         self.scores = is_classifier(model) if hasattr(model, "__sklearn_tags__") else False
 
+    def memo(self) -> dict[int, Any]:
+        """Parts of the model that are copied already, for `copy.deepcopy`."""
+        return {}
+
     def twin(self, model: Any) -> Self:
         """The trees of a deep copy of the model."""
         return type(self)(model)

@@ -83,6 +83,15 @@ class SklearnTrees(TreeLibrary):
         chosen = zip(self._trees, self.model.estimators_features_, strict=True)
         return np.stack([part.apply(np.ascontiguousarray(x[:, columns])) for part, columns in chosen], axis=1)
 
+    def memo(self) -> dict[int, Any]:
+        """Copies of the trees: `deepcopy` alone would copy each twice, first its state."""
+        copies: dict[int, Any] = {}
+        for part in self._trees:
+            make, given, state = part.__reduce__()
+            copies[id(part)] = make(*given)
+            copies[id(part)].__setstate__(state)
+        return copies
+
     def write(self, values: Array, base: float) -> None:
         for part, new in zip(self._trees, self.parts(values), strict=True):
             leaf = part.children_left < 0

@@ -145,7 +145,8 @@ class TreeAdapter(ModelAdapter):
     def _edited(self, weights: Weights) -> Self:
         (weight, bias), library = weights[_LAYER], self.library
         alpha, scale = np.asarray(weight[0, :-1], dtype=np.float64), float(weight[0, -1])
-        values = scale * library.values + np.sign(self.codes) * alpha[np.abs(self.codes) - 1]
+        values = np.concatenate([[0.0], alpha, -alpha[::-1]])[self.codes]  # of a negative code, counted from the end
+        values += scale * library.values
         base = library.base if bias is None else float(bias[0])
         if library.base_tree is not None:
             every = library.base_tree < 0
@@ -153,14 +154,14 @@ class TreeAdapter(ModelAdapter):
             values[part] += (base - library.base) / (len(library.sizes) if every else 1)
             base = library.base
         twin = self._twin()
-        twin._model = copy.deepcopy(self._model)
+        twin._model = copy.deepcopy(self._model, library.memo())
         twin._levels = levels(twin._model)
         twin._use(library.twin(twin._levels[-1]))
         twin.library.write(values, base)
         twin.library.values, twin.library.base, twin._codes = values, base, self.codes
         if self._rows is not None:
             self._check_written(twin)
-        twin._check_constraints()
+        twin._check_constraints(library.constraints)
         return twin
 
     def _twin(self) -> Self:
@@ -182,14 +183,13 @@ class TreeAdapter(ModelAdapter):
                 f"{wanted[row]:.6g}. This version of the library, or an option of the model, is not supported."
             )
 
-    def _check_constraints(self) -> None:
-        """Warn where new leaf values no longer keep a monotone constraint."""
-        constraints = np.asarray(self.library.constraints, dtype=int)
-        if not constraints.any():
+    def _check_constraints(self, constraints: Sequence[int]) -> None:
+        """Warn where new leaf values no longer keep a monotone constraint; a copy may have forgotten its own."""
+        if not any(constraints):
             return
         broken: set[int] = set()
         for tree, values in zip(self.library.trees(), self.library.parts(self.library.values), strict=True):
-            broken |= _broken(tree, values, constraints)
+            broken |= _broken(tree, values, np.asarray(constraints, dtype=int))
         if broken:
             names = self.library.columns
             columns = ", ".join(repr(names[c]) if names is not None else str(c) for c in sorted(broken))
@@ -226,23 +226,21 @@ class TreeAdapter(ModelAdapter):
 
 def _codes(library: TreeLibrary) -> NDArray[np.int16]:
     """(nodes,) ``sign · (bucket + 1)`` of the group of leaves that each node belongs to."""
-    trees = list(library.trees())
-    leaves = sum(np.count_nonzero(tree.left < 0) for tree in trees)
-    grown = sum(tree.rows[0] for tree in trees) < GROWN * leaves
-    owners = [_owner(tree, MIN_ROWS_GROWN if grown else MIN_ROWS) for tree in trees]
-    groups = [np.unique(owner[tree.left < 0]) for tree, owner in zip(trees, owners, strict=True)]
+    leaves = (sum(library.sizes) + len(library.sizes)) // 2
+    grown = next(iter(library.trees())).rows[0] * len(library.sizes) < GROWN * leaves
     codes = np.empty(int(library.starts[-1]), dtype=np.int16)
-    exact = sum(map(len, groups)) <= BUCKETS
+    own: list[NDArray[np.int16]] = []  # a bucket for each group of leaves, while there are as many
     used = 0
-    for start, owner, group in zip(library.starts, owners, groups, strict=False):
-        if exact:
-            code = np.searchsorted(group, owner).clip(max=len(group) - 1) + used + 1
+    for start, tree in zip(library.starts[:-1], library.trees(), strict=True):
+        owner = _owner(tree, MIN_ROWS_GROWN if grown else MIN_ROWS)
+        number = _scrambled((owner + start).astype(np.uint64))
+        bucket = (number % BUCKETS + 1).astype(np.int16)
+        codes[start : start + len(owner)] = np.where(number >> np.uint64(63), bucket, -bucket)
+        if used <= BUCKETS:
+            group = np.unique(owner[tree.left < 0])
+            own.append((np.searchsorted(group, owner).clip(max=len(group) - 1) + used + 1).astype(np.int16))
             used += len(group)
-        else:
-            number = _scrambled((owner + start).astype(np.uint64))
-            code = (number % BUCKETS + 1).astype(np.int16) * np.where(number >> np.uint64(63), 1, -1)
-        codes[start : start + len(owner)] = code
-    return codes
+    return np.concatenate(own) if used <= BUCKETS else codes
 
 
 def _owner(tree: Tree, least: int) -> NDArray[np.intp]:
