@@ -185,6 +185,8 @@ class Content:
     @cached_property
     def scan(self) -> explain.LayerScan | str:
         """Of the layers, judged on the rows of the page; or why there is none."""
+        if self._model.trees:
+            return "trees have no layers."
         fair, judges = self.fair, (self.rows.x, self._given_labels(self.rows), *named_groups(self.rows).values())
         y = self._given_labels(self.fitting) if self.has_labels else None
         options: dict[str, Any] = {"output": fair.output, "batch_size": fair.batch_size, "effort": fair.effort}
@@ -198,6 +200,13 @@ class Content:
         if all(layer.ks is None for layer in scan.layers):
             return "after an edit of any layer the network would predict one value for everybody."
         return scan
+
+    @cached_property
+    def trees(self) -> explain.TreeGap | None:
+        """Of a tree ensemble, the original model's difference in means by column and by tree."""
+        if not self._model.trees:
+            return None
+        return explain.explain_trees(self.fair.model_, self.rows.x, output=self.fair.output, **named_groups(self.rows))
 
     def _given_labels(self, rows: Batch) -> Any:
         """Labels as the model knows them: those of a classifier are classes, not 0 and 1."""

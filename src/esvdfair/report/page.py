@@ -64,7 +64,7 @@ def make_environment() -> jinja2.Environment:
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     forms = (interval, label_text, number, per_cent, percent, plain, share, some_names, too_small)
     tables = (change_table, decisions_table, direction_table, distribution_table, feature_table, group_table,
-              layer_name, layer_table, mover_table, pair_table, peak_words, point_table, quantile_table)  # fmt: skip
+              layer_name, layer_table, mover_table, pair_table, peak_words, point_table, quantile_table, tree_table)  # fmt: skip
     environment.filters |= {form.__name__: form for form in forms}
     environment.globals |= {make.__name__: make for make in tables}
     return environment
@@ -256,6 +256,17 @@ def direction_table(content: Content) -> Table | None:
     header = ["direction", whole, "difference", "σ before", f"σ {after}", "follows (correlation)"]
     caption = f"The main directions, the difference of mean or variance ({of_two}), and the inputs they go with"
     return Table(caption, header, rows, left=(5,))
+
+
+def tree_table(content: Content) -> Table | None:
+    found = content.trees
+    if found is None:
+        return None
+    trees = sorted(enumerate(found.trees), key=lambda item: -abs(item[1]))[:5]
+    parts = [*found.columns[:15], *((f"tree {place}", part) for place, part in trees)]
+    rows = [[name, number(part), percent(part / (found.mean_gap or 1.0))] for name, part in parts]
+    caption = f"{' minus '.join(map(label_text, found.groups))}: {number(found.mean_gap)}, before the model’s link"
+    return Table(caption, ["column or tree", "difference in means", "share"], rows)
 
 
 def layer_name(found: LayerGap | Directions) -> str:
