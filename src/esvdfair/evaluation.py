@@ -59,7 +59,7 @@ def evaluate(
     # Of test rows a model is compared as an audit does, with its own ties; candidates share those of the original.
     scores = predicted[:, 0] if problem.evaluated_on == "test" else None
     here = Evaluator(rows, len(problem.labels), seed, scores)
-    found = _estimate(candidates, here, predicted)
+    found = _estimate(candidates, here, predicted, trees=adapter.trees)
     if confidence is not None:
         found = replace(found, certified=_certified(here, predicted, found.order, confidence, certificate))
     kept = _kept(fits, here.errors(predicted), found, effort.points)
@@ -172,13 +172,14 @@ class _Estimates:
     certified: Array | None = None
 
 
-def _estimate(candidates: Candidates, here: "Evaluator", predicted: Array) -> _Estimates:
+def _estimate(candidates: Candidates, here: "Evaluator", predicted: Array, *, trees: bool = False) -> _Estimates:
     """Estimate the population KS of every candidate and pair (docs/method.md 2.7).
 
     From the validation rows alone the square is T² − floor², and the smallest of many is a lucky one; so it is made to
     rise with what the training rows say, and the larger of this and its own is taken. All candidates share the luck of
     the validation rows, though; so candidates that are fitted without them are measured on folds of the training rows
-    too (cross-fitting), and the estimate lies between the mean of both, weighted by 1/noise², and the larger.
+    too (cross-fitting), and the estimate lies between the mean of both, weighted by 1/noise², and the larger. Trees fit
+    the rows that they were trained on too closely for that: of a tree ensemble the larger counts alone.
 
     The original model was neither fitted to parity nor picked among many: where rows were held out, whether it meets a
     target is decided on all rows, as an audit of them does.
@@ -196,17 +197,25 @@ def _estimate(candidates: Candidates, here: "Evaluator", predicted: Array) -> _E
         own = np.where(original[:, None], squares, distances**2)
         squares = own if training is None else np.maximum(own, training.squares)
     elif len(fits) > 1 and training is not None:
-        squares = np.column_stack([rising(*each) for each in zip(squares.T, training.squares.T, strict=True)])
-        if training.complete:
-            # The better known of the two counts more. Neither is taken for being small: what is chosen is.
-            trust = floors**2 / (floors**2 + training.floors**2)
-            mean = squares + trust * (training.squares - squares)
-            squares = LARGER * np.maximum(squares, training.squares) + (1 - LARGER) * np.maximum(mean, training.squares)
-            noise = floors * np.sqrt(1 - trust)
+        squares, noise = _with_training(squares, training, floors, trees=trees)
     pairs, population = here.pairs.largest(squares, noise)
     order = np.zeros(len(fits)) if training is None else training.squares.max(axis=1)
     known = _on_all_rows(candidates, int(original.argmax()), here.seed) if original.any() else None
     return _Estimates(distances, pairs, population, order, known)
+
+
+def _with_training(squares: Array, training: "_Training", floors: Array, *, trees: bool) -> tuple[Array, Array]:
+    """Squares (k, P) of the validation rows with what the training rows say, and their noise (P,)."""
+    squares = np.column_stack([rising(*each) for each in zip(squares.T, training.squares.T, strict=True)])
+    if not training.complete:
+        return squares, floors
+    larger = np.maximum(squares, training.squares)
+    if trees:
+        return larger, floors
+    # The better known of the two counts more. Neither is taken for being small: what is chosen is.
+    trust = floors**2 / (floors**2 + training.floors**2)
+    mean = squares + trust * (training.squares - squares)
+    return LARGER * larger + (1 - LARGER) * np.maximum(mean, training.squares), floors * np.sqrt(1 - trust)
 
 
 def _on_all_rows(candidates: Candidates, i: int, seed: int) -> Comparison | None:

@@ -1,9 +1,12 @@
 """What serves networks serves trees: summaries, strata, weights, several groups, certificates; copies and files."""
 
+import re
+
 import catboost
 import joblib
 import lightgbm
 import numpy as np
+import pandas as pd
 import pytest
 import xgboost
 from skl2onnx import to_onnx
@@ -14,6 +17,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from esvdfair import Effort, ESVDFair, ESVDFairWarning, ks_distance, summarise
+from esvdfair.explain import explain_trees
+from esvdfair.report import render_report
+from esvdfair.text import number
 
 pytestmark = pytest.mark.filterwarnings("ignore:No candidate meets")
 
@@ -126,6 +132,27 @@ def test_error_is_judged_on_rows_that_the_trees_have_not_seen(method):
     assert point.mse == pytest.approx(np.mean((fair.predict(X[HELD]) - Y[HELD]) ** 2))
     assert point.mse > 1.5 * np.mean((fair.predict(X[TRAIN]) - Y[TRAIN]) ** 2)
     assert fair.summary_["evaluated_on"] == "validation"
+
+
+def test_the_estimate_is_never_below_what_validation_rows_say():
+    fair = fit(MODELS["forest"](), target_ks=0.3)
+    seen = [point for point in fair.curve_.points if point.target != "original"]
+    floor = fair.curve_.ks_floor
+    told = np.array([max(0.0, point.ks**2 - floor**2) for point in seen])
+    said = np.array([point.ks_population**2 for point in seen])
+    assert len(seen) > 3
+    assert said.mean() >= told.mean() - 1e-3  # point by point it is smoothed
+
+
+def test_the_report_splits_the_difference_in_means():
+    fair = fit(MODELS["lightgbm"]())
+    table = pd.DataFrame(X[HELD], columns=["age", "priors", "height", "weight"])
+    page = render_report(fair, table, Y[HELD], sensitive_features=GROUP[HELD])
+    found = explain_trees(fair.model, table, sensitive_features=GROUP[HELD])
+    assert "by the columns that its trees split on" in page
+    assert "Layer by layer" not in page
+    name, part = found.columns[0]
+    assert re.search(rf"<t[hd][^>]*>{name}</t[hd]>\s*<td[^>]*>{re.escape(number(part))}</td>", page)
 
 
 # --- copies and files -------------------------------------------------------------------------------------------------
