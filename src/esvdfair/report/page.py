@@ -64,7 +64,8 @@ def make_environment() -> jinja2.Environment:
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     forms = (interval, label_text, number, per_cent, percent, plain, share, some_names, too_small)
     tables = (change_table, decisions_table, direction_table, distribution_table, feature_table, group_table,
-              layer_name, layer_table, mover_table, pair_table, peak_words, point_table, quantile_table, tree_table)  # fmt: skip
+              layer_name, layer_table, mover_table, pair_table, peak_words, point_table, quantile_table,
+              tree_table)  # fmt: skip
     environment.filters |= {form.__name__: form for form in forms}
     environment.globals |= {make.__name__: make for make in tables}
     return environment
