@@ -103,8 +103,9 @@ def _tree_blocks(found: "TreeGap", top: int) -> list[str]:
 
     trees = sorted(((f"{index}", part) for index, part in enumerate(found.trees)), key=lambda tree: -abs(tree[1]))
     shown = f"The {min(top, len(trees))} of {len(trees):,} trees with the largest part:"
+    difference = f"Difference in mean predictions, {names}: {number(found.mean_gap)}"
     return [
-        cli.wrapped(f"Difference in means, {names}, before the model's link function: {number(found.mean_gap)}."),
+        cli.wrapped(f"{difference} (before a link function, if the model has one)."),
         parts("column", found.columns),
         shown,
         parts("tree", trees),
