@@ -958,3 +958,68 @@ def test_a_missing_package_names_the_extra(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=r"need onnx and onnxruntime .*pip install 'esvdfair\[onnx\]'"):
         adapt("model.onnx")
+
+
+# --- graphs of other tools --------------------------------------------------------------------------------------------
+
+
+def test_float16_between_float_inputs_and_outputs():
+    model = network(dtype=np.float16)
+    for node in model.graph.node:
+        node.input[:] = ["half" if name == "x" else name for name in node.input]
+        node.output[:] = ["result" if name == "y" else name for name in node.output]
+    model.graph.node.insert(0, make_node("Cast", ["x"], ["half"], to=TensorProto.FLOAT16))
+    model.graph.node.append(make_node("Cast", ["result"], ["y"], to=TensorProto.FLOAT))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT
+    adapter = OnnxAdapter(model.SerializeToString())
+    assert adapter.head(X).kind in ("identity", "affine")
+    name = adapter.layers(X)[-1].name
+    edited = adapter.replace({name: OTHER[2]})
+    np.testing.assert_allclose(edited.predict(X), forward(X, [*LAYERS[:2], OTHER[2]])[1], atol=0.02)
+
+
+def test_nodes_out_of_order_are_put_in_order():
+    model = network()
+    nodes = list(model.graph.node)[::-1]
+    expected = OnnxAdapter(model.SerializeToString()).predict(X)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    onnxruntime.InferenceSession(model.SerializeToString())  # which minds no order
+    adapter = OnnxAdapter(model.SerializeToString())
+    assert [layer.name for layer in adapter.layers(X)] == ["dense 0", "dense 1", "dense 2"]
+    np.testing.assert_array_equal(adapter.predict(X), expected)
+    onnx.checker.check_model(onnx.load_from_string(adapter.replace({"dense 2": OTHER[2]}).model))
+
+
+def test_hidden_layers_that_onnxruntime_has_fused_are_no_obstacle(tmp_path):
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "fused.onnx")
+    onnxruntime.InferenceSession(network().SerializeToString(), options, providers=["CPUExecutionProvider"])
+    assert "FusedGemm" in [node.op_type for node in onnx.load(tmp_path / "fused.onnx").graph.node]
+    adapter = OnnxAdapter(tmp_path / "fused.onnx")
+    (layer,) = adapter.layers(X)
+    assert adapter.head(X).kind == "identity"
+    edited = adapter.replace({layer.name: OTHER[2]})
+    np.testing.assert_allclose(edited.predict(X), forward(X, [*LAYERS[:2], OTHER[2]])[1], atol=1e-5)
+
+
+def test_a_sum_of_two_layers_is_one_wide_layer():
+    deep, weights = gemm(0, "x", "z0")
+    last, more = gemm_by_output(2, "h1", "deep")
+    middle, others = gemm(1, "h0", "z1")
+    wide = make_node("MatMul", ["x", "wide weight"], ["wide"], "wide")
+    relus = [make_node("Relu", [f"z{i}"], [f"h{i}"]) for i in range(2)]
+    tail = [make_node("Mul", ["wide", "two"], ["scaled"]), make_node("Add", ["deep", "scaled"], ["y"])]
+    factor = np.arange(1.0, 7.0)[:, None]
+    tensors = [*weights, *others, *more, tensor("wide weight", factor), tensor("two", 2.0)]
+    model = model_of([*deep, relus[0], *middle, relus[1], *last, wide, *tail], tensors)
+    adapter = OnnxAdapter(model.SerializeToString())
+    layer, head = adapter.layers(X)[-1], adapter.head(X)
+    assert (layer.name, layer.weight.shape, head.kind) == ("dense 2 + wide", (1, 13), "affine")
+    np.testing.assert_allclose(adapter.predict(X), forward(X)[1] + 2 * (X @ factor)[:, 0], rtol=1e-4, atol=1e-4)
+    features = adapter.capture(X, [layer.name])[0][layer.name]
+    weight = RNG.normal(size=(1, 13))
+    edited = adapter.replace({layer.name: (weight, np.array([0.5]))})
+    np.testing.assert_allclose(edited.predict(X), head.apply(features @ weight[0] + 0.5), rtol=1e-4, atol=1e-4)

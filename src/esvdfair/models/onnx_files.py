@@ -4,11 +4,13 @@ A model in memory is self-contained: tensors in external data are read in, by a 
 model's folder, and neither onnx nor onnxruntime is ever given a file name.
 """
 
+import copy
 import math
 import os
 import stat
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import IO
 
@@ -144,7 +146,11 @@ def _parse(data: bytes, label: str) -> onnx.ModelProto:
 
 
 def _check(model: onnx.ModelProto, label: str) -> None:
-    """Run `onnx.checker`; and look at tensors, whose type and size not every version of it does."""
+    """Run `onnx.checker`; and look at tensors, whose type and size not every version of it does.
+
+    Nodes out of order, which onnxruntime runs all the same, are put in order.
+    """
+    _sort(model.graph)
     try:
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, UnicodeDecodeError) as error:
@@ -157,6 +163,30 @@ def _check(model: onnx.ModelProto, label: str) -> None:
             fault = f"of shape {tuple(tensor.dims)} holds {len(tensor.raw_data)} bytes; it needs {size}"
         if fault:
             raise ValueError(f"{label} is not a valid ONNX model: tensor {tensor.name!r} {fault}.")
+
+
+def _sorted(graph: onnx.GraphProto) -> bool:
+    """Whether no node reads what a later one makes."""
+    later = {name for node in graph.node for name in node.output if name}
+    for node in graph.node:
+        if later & {*node.input}:
+            return False
+        later -= {*node.output}
+    return True
+
+
+def _sort(graph: onnx.GraphProto) -> None:
+    """Put nodes in an order in which each comes after those that it reads, if they are in none and there is one."""
+    if _sorted(graph):
+        return
+    makers = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
+    needs = {place: {makers[n] for n in node.input if n in makers} for place, node in enumerate(graph.node)}
+    try:
+        order = [copy.deepcopy(graph.node[place]) for place in TopologicalSorter(needs).static_order()]
+    except CycleError:  # which the checker reports
+        return
+    del graph.node[:]
+    graph.node.extend(order)
 
 
 def first_line(error: BaseException) -> str:

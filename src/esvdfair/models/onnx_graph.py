@@ -3,17 +3,22 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
-from scipy.special import expit, softmax
 
-from esvdfair.models.base import rounded
+from esvdfair.models.onnx_layers import (
+    EDITABLE,
+    GraphLayer,
+    Parameter,
+    attribute,
+    classic_layer,
+    tree_layer,
+    weight_parameter,
+)
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -27,98 +32,6 @@ _QUANTISED = frozenset({
     "MatMulBnb4", "MatMulFpQ4",
 })  # fmt: skip
 _FUSED = frozenset({"FusedGemm", "FusedMatMul", "FusedMatMulActivation", "GemmFastGelu", "GemmFloat8"})
-_EDITABLE: dict[int, tuple[str, Any]] = {  # where a tensor holds its values when they are not raw bytes, and as what
-    TensorProto.FLOAT: ("float_data", np.float32),
-    TensorProto.DOUBLE: ("double_data", np.float64),
-    TensorProto.FLOAT16: ("int32_data", np.uint16),
-}
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A layer's weight (m, n) or bias (m,): `scale · A`, or `scale · Aᵀ` if it is transposed, for A that is stored.
-
-    It is stored in a tensor, or in an attribute of a LinearRegressor or LinearClassifier, as float32. Of two classes
-    that mirror each other, -w and w, the second is the layer and the first follows it.
-    """
-
-    holder: onnx.TensorProto | onnx.AttributeProto
-    shape: tuple[int, ...]
-    transposed: bool = False
-    scale: float = 1.0  # that the operator applies: alpha or beta of a Gemm
-    mirrored: bool = False
-
-    @property
-    def data_type(self) -> int:
-        """In which it is stored, as ONNX numbers types."""
-        return int(self.holder.data_type if isinstance(self.holder, onnx.TensorProto) else TensorProto.FLOAT)
-
-    def read(self) -> NDArray[np.float64]:
-        """Values that the layer works with."""
-        return self.scale * self._stored()
-
-    def write(self, values: NDArray[Any], layer: str) -> None:
-        """Store `values`, rounded to the dtype of what is stored; entries equal to those of `read` keep every bit."""
-        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.data_type))
-        values = np.asarray(values, dtype=np.float64)
-        new = rounded(layer, np.where(values == self.read(), self._stored(), values / self.scale), dtype)
-        flat = np.ravel(new.T if self.transposed else new)
-        if isinstance(self.holder, onnx.AttributeProto):
-            self.holder.floats[:] = [*(-flat if self.mirrored else []), *flat]
-        elif self.holder.HasField("raw_data"):
-            self.holder.raw_data = flat.astype(dtype.newbyteorder("<")).tobytes()
-        else:
-            field, kind = _EDITABLE[self.data_type]
-            getattr(self.holder, field)[:] = flat.view(kind).tolist()
-
-    def _stored(self) -> NDArray[np.float64]:
-        if isinstance(self.holder, onnx.TensorProto):
-            with np.errstate(invalid="ignore"):  # a signalling NaN, which the prediction will show
-                values = np.asarray(numpy_helper.to_array(self.holder), dtype=np.float64)
-        else:
-            values = np.array(self.holder.floats, dtype=np.float64)[-math.prod(self.shape) :]
-        return values.reshape(self.shape[::-1]).T if self.transposed else values.reshape(self.shape)
-
-
-@dataclass(frozen=True)
-class GraphLayer:
-    """A linear layer `Z = X Wᵀ + b`: the tensors X and Z by name, W and b as constants of the graph.
-
-    A LinearClassifier does not show Z: its `output` is what its `transform` makes of it.
-    """
-
-    name: str
-    input: str
-    output: str
-    weight: Parameter
-    bias: Parameter | None
-    transform: str | None = None
-    trees: onnx.NodeProto | None = None  # of a tree ensemble, its node; the weight are the values of its leaves
-
-    @property
-    def data_type(self) -> int:
-        """Of `output`, as ONNX numbers types."""
-        floats = self.trees is not None and self.trees.op_type != "TreeEnsemble"
-        return int(TensorProto.FLOAT) if floats else (self.bias or self.weight).data_type
-
-    def finish(self, z: NDArray[Any]) -> NDArray[Any]:
-        """`output` of Z (rows, m), in its dtype."""
-        if self.transform is None:
-            return z
-        scores = z.astype(np.float64)
-        if self.weight.mirrored:
-            scores = np.hstack([-scores, scores])
-        if self.transform == "LOGISTIC":
-            scores = expit(scores)
-        elif self.transform == "SOFTMAX":
-            scores = softmax(scores, axis=1)
-        return scores.astype(z.dtype)
-
-    @property
-    def operations(self) -> tuple[str, ...]:
-        """What stands between Z and `output`, as an operator of its own would be called."""
-        names = {None: (), "NONE": (), "LOGISTIC": ("Sigmoid",), "SOFTMAX": ("Softmax",)}
-        return names.get(self.transform, (f"{self.transform} of a LinearClassifier",))
 
 
 class Graph:
@@ -146,7 +59,7 @@ class Graph:
     @cached_property
     def layers(self) -> tuple[GraphLayer, ...]:
         """Linear layers that feed the output, in order of execution; `ValueError` if one of them cannot be edited."""
-        found = [layer for node in self._running for layer in self._layer(node)]
+        found = self._found()
         found = [layer for layer in found if layer.trees is None or layer is found[-1]]
         if not found:
             kinds = ", ".join(dict.fromkeys(node.op_type for node in self._running)) or "none that depend on the input"
@@ -160,15 +73,43 @@ class Graph:
         # Names of nodes are free text in ONNX; names of tensors are not.
         return tuple(replace(layer, name=layer.output) for layer in found)
 
+    def _found(self) -> list[GraphLayer]:
+        """Layers that can be edited; `ValueError` if one that cannot comes after them."""
+        closed = {node.output[0]: self._closed(node, node.name or node.output[0]) for node in self._running}
+        found = [layer for node in self._running if not closed[node.output[0]] for layer in self._layer(node)]
+        passed = self._reached(layer.output for layer in found)
+        for name, problem in closed.items():  # hidden layers that cannot be edited are no obstacle to the last
+            if problem and (name in passed or not found):
+                raise ValueError(problem)
+        return found
+
     @property
     def ends_in_trees(self) -> bool:
         """Whether the last layer is a tree ensemble."""
         kinds = [node.op_type for node in self._running if node.op_type in _LINEAR | _CLASSIC | _TREES]
         return bool(kinds) and kinds[-1] in _TREES
 
-    def path(self, source: str) -> tuple[list[str], str | None]:
-        """Operations by which a tensor reaches the output, in order, and the first that joins it with other inputs."""
-        carried = self._downstream([source])
+    @cached_property
+    def last_layers(self) -> tuple[GraphLayer, ...]:
+        """The layers after which no other one comes; the last in order where one of them goes round another."""
+        passed = self._reached(layer.output for layer in self.layers)
+        found = tuple(layer for layer in self.layers if layer.output in passed)
+        after = self._downstream(layer.output for layer in found)
+        alone = not found or any(layer.input in after for layer in found)
+        return self.layers[-1:] if alone else found
+
+    def _reached(self, ends: Iterable[str]) -> set[str]:
+        """Tensors that the output depends on with none of some others in between, and those of them that end a way."""
+        reached, stops = {self.output}, set(ends)
+        for node in reversed(self._nodes):
+            stopped = not stops.isdisjoint(node.output) or node.op_type in _SHAPE_ONLY
+            if not reached.isdisjoint(node.output) and not stopped:
+                reached.update(_reads(node))
+        return reached
+
+    def path(self, *sources: str) -> tuple[list[str], str | None]:
+        """Operations by which tensors reach the output, in order, and the first that joins them with other inputs."""
+        carried = self._downstream(sources)
         nodes = [node for node in self._running if _meets(node, carried)]
         others = self._varying - carried
         joining = (str(node.op_type) for node in nodes if not others.isdisjoint(_reads(node)))
@@ -180,7 +121,7 @@ class Graph:
             switch = self._stored("".join(node.input[2:3])) if node.op_type == "Dropout" else None
             drops = switch is not None and bool(numpy_helper.to_array(switch).any())
             adapts = node.op_type == "BatchNormalization" and (
-                _attribute(node, "training_mode", 0) or any(node.output[1:])
+                attribute(node, "training_mode", 0) or any(node.output[1:])
             )
             if drops or adapts:
                 raise ValueError(
@@ -199,68 +140,74 @@ class Graph:
     def _layer(self, node: onnx.NodeProto) -> Iterator[GraphLayer]:
         """The layer that a node is, if it is one."""
         label = node.name or node.output[0]
-        self._refuse_closed(node, label)
         if node.op_type in _CLASSIC and node.domain == "ai.onnx.ml":
-            yield _classic_layer(node, label)
+            yield classic_layer(node, label)
         if node.op_type in _TREES and node.domain == "ai.onnx.ml":
-            yield _tree_layer(node, label)
+            yield tree_layer(node, label)
         if node.op_type not in _LINEAR or node.domain not in _STANDARD:
             return
         x, w = node.input[:2]
         if x not in self._varying or w in self._varying:
             return  # a product of two activations, or one that mixes rows
-        if _attribute(node, "transA", 0):
+        if attribute(node, "transA", 0):
             raise ValueError(f"layer {label!r} takes its input transposed (transA=1), which is not supported.")
         tensor, flipped = self._constant(w, label, "weight")
-        by_output, scale = flipped != bool(_attribute(node, "transB", 0)), _attribute(node, "alpha", 1.0)
-        weight = _weight_parameter(label, tensor, by_output=by_output, scale=scale)
+        by_output, scale = flipped != bool(attribute(node, "transB", 0)), attribute(node, "alpha", 1.0)
+        weight = weight_parameter(label, tensor, by_output=by_output, scale=scale)
         output, bias = self._bias(node, weight.shape[0], label)
         yield GraphLayer(node.name, x, output, weight, bias)
 
     def _bias(self, node: onnx.NodeProto, width: int, label: str) -> tuple[str, Parameter | None]:
         """The tensor that a layer ends in, and its bias: the third input of a Gemm, or a constant that an Add adds."""
-        product, third, scale = str(node.output[0]), "".join(node.input[2:]), _attribute(node, "beta", 1.0)
+        third, scale = "".join(node.input[2:]), attribute(node, "beta", 1.0)
         if third and scale != 0:
-            if third in self._varying:
-                raise ValueError(f"layer {label!r} adds {third!r}, which depends on the input, as its bias.")
-            tensor, _ = self._constant(third, label, "bias")
-            if not _is_bias(tensor, width):
-                raise ValueError(
-                    f"the bias {third!r} of layer {label!r} has shape {tuple(tensor.dims)}, which does not hold one "
-                    f"number for each of {width} outputs."
-                )
-            return product, Parameter(tensor, (width,), scale=scale)
-        value, reader = product, self._only_reader(product)
-        while reader is not None and _keeps_values(reader, width) and reader.input[0] == value:
-            value, reader = reader.output[0], self._only_reader(reader.output[0])
+            return str(node.output[0]), self._third(third, scale, width, label)
+        value = str(node.output[0])
+        while (reader := self._only_reader(value)) is not None and _keeps_values(reader, width):
+            if reader.input[0] != value:
+                break
+            value = reader.output[0]
         if reader is not None and reader.op_type == "Add" and reader.domain in _STANDARD:
             (other,) = (name for name in reader.input if name != value)
             added = self._stored(other)
             if added is not None and _is_bias(added, width):
                 self._constant(other, label, "bias")  # refuses one that has other readers
                 return str(reader.output[0]), Parameter(added, (width,))
-        return product, None
+        return str(node.output[0]), None
+
+    def _third(self, name: str, scale: float, width: int, label: str) -> Parameter:
+        """The bias of a Gemm."""
+        if name in self._varying:
+            raise ValueError(f"layer {label!r} adds {name!r}, which depends on the input, as its bias.")
+        tensor, _ = self._constant(name, label, "bias")
+        if not _is_bias(tensor, width):
+            raise ValueError(
+                f"the bias {name!r} of layer {label!r} has shape {tuple(tensor.dims)}, which does not hold one "
+                f"number for each of {width} outputs."
+            )
+        return Parameter(tensor, (width,), scale=scale)
 
     def _only_reader(self, name: str) -> onnx.NodeProto | None:
         """The node that reads a tensor, if it is one alone, reads it once, and the tensor is no output."""
         readers = self._readers[name]
         return readers[0] if len(readers) == 1 and name not in self._outputs else None
 
-    def _refuse_closed(self, node: onnx.NodeProto, label: str) -> None:
-        """Raise if the node holds a linear layer that cannot be got at."""
+    def _closed(self, node: onnx.NodeProto, label: str) -> str | None:
+        """Why a linear layer that the node holds cannot be edited, if it holds one."""
         if node.op_type in _QUANTISED:
-            raise ValueError(_is_quantised(label, node.op_type))
+            return _is_quantised(label, node.op_type)
         if node.op_type in _FUSED:
-            raise ValueError(
+            return (
                 f"layer {label!r} is an operator fused by an optimiser ({node.op_type}). Repair the model as it was "
                 "before the optimisation."
             )
         inner = next((kind for kind in self._inner_kinds(node) if kind in _LINEAR | _QUANTISED | _FUSED), None)
-        if inner is not None:
-            raise ValueError(
-                f"{label!r} ({node.op_type}) holds a linear layer ({inner}) inside a function or subgraph, where its "
-                "weights cannot be edited. onnx.inliner.inline_local_functions takes functions apart."
-            )
+        if inner is None:
+            return None
+        return (
+            f"{label!r} ({node.op_type}) holds a linear layer ({inner}) inside a function or subgraph, where its "
+            "weights cannot be edited. onnx.inliner.inline_local_functions takes functions apart."
+        )
 
     def _inner_kinds(self, node: onnx.NodeProto) -> Iterator[str]:
         """Operators in the subgraphs and functions that a node runs."""
@@ -286,7 +233,7 @@ class Graph:
         """The tensor, and those it is no more than a view of."""
         yield name
         while (node := self._producer.get(name)) is not None and node.domain in _STANDARD:
-            swaps = node.op_type == "Transpose" and list(_attribute(node, "perm", [1, 0])) == [1, 0]
+            swaps = node.op_type == "Transpose" and list(attribute(node, "perm", [1, 0])) == [1, 0]
             if node.op_type != "Identity" and not swaps:
                 return
             name = node.input[0]
@@ -316,24 +263,6 @@ class Graph:
         return tensor, flips % 2 == 1
 
 
-def _weight_parameter(layer: str, tensor: onnx.TensorProto, *, by_output: bool, scale: float) -> Parameter:
-    """A weight stored as (outputs, inputs) if `by_output`, else as (inputs, outputs); a vector has one output."""
-    if tensor.data_type not in _EDITABLE:
-        kind = TensorProto.DataType.Name(tensor.data_type)
-        raise ValueError(
-            f"the weight {tensor.name!r} of layer {layer!r} is {kind}; float16, float32 or float64 is needed."
-        )
-    dims = tuple(tensor.dims)
-    if not dims or math.prod(dims[:-2]) != 1 or scale == 0:
-        raise ValueError(
-            f"the weight {tensor.name!r} of layer {layer!r} has shape {dims} and factor {scale:g}; one matrix and a "
-            "factor other than 0 are needed."
-        )
-    rows, columns = dims[-2:] if len(dims) > 1 else (dims[0], 1)
-    shape = (rows, columns) if by_output else (columns, rows)
-    return Parameter(tensor, shape, transposed=not by_output, scale=scale)
-
-
 def _keeps_values(node: onnx.NodeProto, width: int) -> bool:
     """Whether a node hands on the output of a layer (rows, width): in another precision or, of one number, shape.
 
@@ -341,51 +270,14 @@ def _keeps_values(node: onnx.NodeProto, width: int) -> bool:
     """
     if node.domain not in _STANDARD:
         return False
-    casts = node.op_type == "Cast" and _attribute(node, "to", TensorProto.FLOAT) in FLOATS
+    casts = node.op_type == "Cast" and attribute(node, "to", TensorProto.FLOAT) in FLOATS
     return casts or node.op_type == "Identity" or (width == 1 and node.op_type in ("Reshape", "Squeeze", "Flatten"))
 
 
 def _is_bias(tensor: onnx.TensorProto, width: int) -> bool:
     """Whether a tensor holds `width` numbers along its last axis, of a type that can be edited."""
     dims = tuple(tensor.dims)
-    return math.prod(dims) == width and (width == 1 or dims[-1] == width) and tensor.data_type in _EDITABLE
-
-
-def _classic_layer(node: onnx.NodeProto, label: str) -> GraphLayer:
-    """The layer that a LinearRegressor or LinearClassifier is."""
-    stored = {item.name: item for item in node.attribute}
-    classifies = node.op_type == "LinearClassifier"
-    transform = _attribute(node, "post_transform", b"NONE").decode()
-    if "coefficients" not in stored or (transform != "NONE" and not classifies):
-        raise ValueError(f"layer {label!r} ({node.op_type}) has no coefficients, or {transform} applied to its output.")
-    classes = next((len(item.ints or item.strings) for name, item in stored.items() if "classlabels" in name), 0)
-    outputs = classes if classifies else _attribute(node, "targets", 1)
-    weight = np.array(stored["coefficients"].floats)
-    bias = np.array(stored["intercepts"].floats if "intercepts" in stored else [])
-    if not outputs or len(weight) % outputs or len(bias) not in (0, outputs) or (classifies and outputs < 2):
-        raise ValueError(f"layer {label!r} ({node.op_type}) has {len(weight)} coefficients for {outputs} outputs.")
-    first, second = weight[: len(weight) // 2], weight[len(weight) // 2 :]
-    mirrored = classifies and outputs == 2 and np.array_equal(first, -second) and (not len(bias) or bias[0] == -bias[1])
-    shown = 1 if mirrored else outputs
-    return GraphLayer(
-        node.name,
-        node.input[0],
-        node.output[1 if classifies else 0],
-        Parameter(stored["coefficients"], (shown, len(weight) // outputs), mirrored=mirrored),
-        Parameter(stored["intercepts"], (shown,), mirrored=mirrored) if len(bias) else None,
-        transform if classifies else None,
-    )
-
-
-def _tree_layer(node: onnx.NodeProto, label: str) -> GraphLayer:
-    """The trees of a node as a layer, in which their sum is linear; see `onnx_trees`."""
-    names = ("leaf_weights", "target_weights_as_tensor", "class_weights_as_tensor", "target_weights", "class_weights")
-    stored = next((item for item in node.attribute if item.name in names), None)
-    if stored is None:
-        raise ValueError(f"the trees {label!r} ({node.op_type}) have no leaf values, so there is nothing to edit.")
-    holder = stored.t if stored.HasField("t") else stored
-    size = math.prod(stored.t.dims) if stored.HasField("t") else len(stored.floats)
-    return GraphLayer(node.name, node.input[0], node.output[-1], Parameter(holder, (1, size)), None, trees=node)
+    return math.prod(dims) == width and (width == 1 or dims[-1] == width) and tensor.data_type in EDITABLE
 
 
 def upstream(nodes: Iterable[onnx.NodeProto], names: Iterable[str], *, values_only: bool = False) -> set[str]:
@@ -395,11 +287,6 @@ def upstream(nodes: Iterable[onnx.NodeProto], names: Iterable[str], *, values_on
         if not reached.isdisjoint(node.output) and not (values_only and node.op_type in _SHAPE_ONLY):
             reached.update(_reads(node))
     return reached
-
-
-def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
-    """Value of a node's attribute."""
-    return next((onnx.helper.get_attribute_value(item) for item in node.attribute if item.name == name), default)
 
 
 def _meets(node: onnx.NodeProto, names: set[str]) -> bool:
@@ -424,7 +311,7 @@ def _subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 def _is_quantised(label: str, kind: str) -> str:
     return (
         f"layer {label!r} is quantised ({kind}): its weights are small integers, which an edit cannot move freely. "
-        "Repair the model as it was before, then quantise it again."
+        "Repair the float model, then run onnxruntime.quantization (quantize_dynamic or quantize_static) again."
     )
 
 
@@ -432,5 +319,5 @@ def _operation_name(node: onnx.NodeProto) -> str:
     """Name of an operator, with what makes it another one: its domain, or the type that a Cast rounds to."""
     if node.domain not in ("", "ai.onnx", "ai.onnx.ml"):
         return f"{node.domain}.{node.op_type}"
-    to = _attribute(node, "to", TensorProto.FLOAT)
+    to = attribute(node, "to", TensorProto.FLOAT)
     return f"Cast to {TensorProto.DataType.Name(to)}" if node.op_type == "Cast" and to not in FLOATS else node.op_type
