@@ -48,7 +48,7 @@ def fingerprint(model: Any) -> str:
     elif hasattr(model, "__dict__") and (trees := _tree_library(model)) is not None:
         model = model, trees.content()
     digest = hashlib.sha256()
-    for part in _parts(model, ()):
+    for part in _content(model, ()):
         digest.update(len(part).to_bytes(8, "little") + part)  # the length keeps neighbours apart
     return digest.hexdigest()
 
@@ -68,7 +68,7 @@ def _tree_library(model: Any) -> Any:
         return None
 
 
-def _parts(value: Any, above: tuple[int, ...]) -> Iterator[bytes]:
+def _content(value: Any, above: tuple[int, ...]) -> Iterator[bytes]:
     """What a nested value consists of, in a fixed order; ``above`` are the objects that it stands in."""
     if hasattr(value, "detach"):  # a tensor
         yield str(value.dtype).encode()
@@ -80,19 +80,21 @@ def _parts(value: Any, above: tuple[int, ...]) -> Iterator[bytes]:
         yield value.tobytes()
     elif value is None or isinstance(value, bool | int | float | str | bytes):
         yield repr(value).encode()
-    elif isinstance(value, Mapping):
-        yield f"{len(value)} names".encode()
-        for key in sorted(value, key=str):
-            yield str(key).encode()
-            yield from _parts(value[key], above)
-    elif isinstance(value, list | tuple | np.ndarray):
-        yield f"{len(value)} items".encode()
-        for item in value:
-            yield from _parts(item, above)
+    elif isinstance(value, Mapping | list | tuple | np.ndarray):
+        yield from _content_of_several(value, above)
     else:
         named = getattr(value, "__name__", type(value).__qualname__)  # all that a ufunc has
         yield str(getattr(value, "__qualname__", named)).encode()
         if id(value) not in above:
             # What is private is the memory of training, such as the optimiser, not what predicts.
             public = {name: item for name, item in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
-            yield from _parts(public, (*above, id(value)))
+            yield from _content(public, (*above, id(value)))
+
+
+def _content_of_several(values: Any, above: tuple[int, ...]) -> Iterator[bytes]:
+    named = isinstance(values, Mapping)
+    yield f"{len(values)} {'names' if named else 'items'}".encode()
+    for item in sorted(values, key=str) if named else values:
+        if named:
+            yield str(item).encode()
+        yield from _content(values[item] if named else item, above)

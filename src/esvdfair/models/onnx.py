@@ -31,7 +31,7 @@ from esvdfair.core.checks import row_count
 from esvdfair.models import base, onnx_files, onnx_graph
 from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights
 from esvdfair.models.heads import name_operations
-from esvdfair.models.onnx_feeds import Feeds, ModelInput, Selector, choose_output, make_feeds, model_inputs
+from esvdfair.models.onnx_feeds import Feeds, ModelInput, Selector, choose_output, inputs_of_model, make_feeds
 from esvdfair.models.onnx_files import ModelSource, save_model
 from esvdfair.models.onnx_graph import Graph
 from esvdfair.models.onnx_layers import GraphLayer
@@ -130,7 +130,7 @@ class OnnxAdapter(ModelAdapter):
 
     @cached_property
     def _inputs(self) -> tuple[ModelInput, ...]:
-        return model_inputs(self._proto)
+        return inputs_of_model(self._proto)
 
     @cached_property
     def _batch(self) -> int | None:

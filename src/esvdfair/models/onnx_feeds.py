@@ -98,7 +98,7 @@ class ModelInput:
         return self.shape[1] if len(self.shape) == 2 else 1
 
 
-def model_inputs(model: onnx.ModelProto) -> tuple[ModelInput, ...]:
+def inputs_of_model(model: onnx.ModelProto) -> tuple[ModelInput, ...]:
     """Inputs that a caller must give: those without an initialiser."""
     graph = model.graph
     preset = {tensor.name for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))}
