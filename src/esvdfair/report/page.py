@@ -131,22 +131,21 @@ def _group_cells(content: Content, step: Step) -> list[list[str]]:
     return [[*cells, number(mse, beside=spread**2)] for cells, mse in zip(plain, step.group_mse, strict=True)]
 
 
-def quantile_table(content: Content, step: Step) -> Table:
+def quantile_table(content: Content, step: Step, model: str) -> Table:
     levels, lines = (0.1, 0.5, 0.9), []
     for g, name in enumerate(content.names):
         values, weight = _of_group(content, step.prediction, g)
         weight = np.ones(len(values)) if weight is None else weight
         found = np.quantile(values, levels, weights=weight, method="inverted_cdf")
         lines.append([name, f"{len(values):,}", number(float(step.means[g])), *map(number, found)])
-    when = "original" if step is content.before else "chosen"
-    return Table(f"Quantiles, {when} model", [content.attribute, "rows", "mean", *map(percent, levels)], lines)
+    return Table(f"Quantiles, {model}", [content.attribute, "rows", "mean", *map(percent, levels)], lines)
 
 
-def distribution_table(content: Content, step: Step) -> Table:
+def distribution_table(content: Content, step: Step, model: str) -> Table:
     grid = make_grid([content.before.prediction, content.after.prediction], 11)
     below = zip(grid, _distribution(content, step, grid).T, strict=True)
     rows = [[number(threshold), *map(percent, parts)] for threshold, parts in below]
-    return Table("Share of each group at or below a prediction", ["prediction", *content.names], rows)
+    return Table(f"Share of each group at or below a prediction, {model}", ["prediction", *content.names], rows)
 
 
 def peak_words(content: Content, step: Step) -> str:
