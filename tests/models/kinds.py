@@ -1,0 +1,176 @@
+"""Kinds of models that people have: one list, which the test repairs and ``docs/models.md`` shows.
+
+PYTHONPATH=src python -m tests.models.kinds        # write the tables of docs/models.md anew
+"""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+START, END = "<!-- {}: made by python -m tests.models.kinds -->", "<!-- end of {} -->"
+
+SCIKIT_LEARN = """
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import TransformedTargetRegressor, make_column_transformer
+from sklearn.cross_decomposition import PLSRegression
+from sklearn.ensemble import *
+from sklearn.frozen import FrozenEstimator
+from sklearn.kernel_ridge import KernelRidge
+from sklearn.linear_model import *
+from sklearn.model_selection import GridSearchCV
+from sklearn.neighbors import KNeighborsRegressor
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import *
+from sklearn.svm import SVC, SVR, LinearSVC, LinearSVR
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model: how it is passed, an expression; what comes back; the layer that is changed."""
+
+    given: str
+    back: str
+    changed: str
+    y: str = "numbers"  # "labels": 0 and 1; "counts": positive
+    needs: str = "sklearn"
+    code: str = SCIKIT_LEARN
+    fits: bool = True  # else `given` is a model that is trained elsewhere
+
+    @property
+    def name(self) -> str:
+        return self.given
+
+
+def linear(given: str, **more: str) -> Kind:
+    return Kind(given, given.partition("(")[0], "coef_", **more)
+
+
+TORCH = """
+import torch
+network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+"""
+
+KINDS = [
+    *map(linear, [
+        "LinearRegression()", "Ridge()", "Lasso(alpha=0.01)", "ElasticNet(alpha=0.01)", "Lars()",
+        "LassoLars(alpha=0.01)", "OrthogonalMatchingPursuit(n_nonzero_coefs=3)", "BayesianRidge()", "ARDRegression()",
+        "HuberRegressor()", "TheilSenRegressor(random_state=0)", "QuantileRegressor(alpha=0)",
+        "SGDRegressor(random_state=0)", "LinearSVR(random_state=0)", "PLSRegression(n_components=2)",
+    ]),
+    *(linear(given, y="counts") for given in ["PoissonRegressor()", "GammaRegressor()", "TweedieRegressor(power=1.5)"]),
+    *(linear(given, y="labels") for given in [
+        "LogisticRegression()", "SGDClassifier(loss='log_loss', random_state=0)", "RidgeClassifier()",
+    ]),
+    Kind("MLPRegressor(hidden_layer_sizes=(8,), max_iter=40)", "MLPRegressor", "coefs_[1]"),
+    Kind("MLPClassifier(hidden_layer_sizes=(8,), max_iter=40)", "MLPClassifier", "coefs_[1]", y="labels"),
+    Kind("make_pipeline(StandardScaler(), Ridge())", "Pipeline", "coef_"),
+    Kind("TransformedTargetRegressor(Ridge(), transformer=StandardScaler())", "TransformedTargetRegressor", "coef_"),
+    Kind("TransformedTargetRegressor(Ridge(), func=np.log1p, inverse_func=np.expm1)", "TransformedTargetRegressor",
+         "coef_", y="counts"),
+    Kind("TransformedTargetRegressor(Ridge(), transformer=PowerTransformer())", "TransformedTargetRegressor", "coef_"),
+    Kind("TransformedTargetRegressor(Ridge(), transformer=QuantileTransformer(n_quantiles=50))",
+         "TransformedTargetRegressor", "coef_"),
+    Kind("TransformedTargetRegressor(Ridge(), transformer=MinMaxScaler())", "TransformedTargetRegressor", "coef_"),
+    Kind("GridSearchCV(Ridge(), {'alpha': [0.1, 1]})", "GridSearchCV", "coef_"),
+    Kind("FrozenEstimator(Ridge().fit(X, y))", "FrozenEstimator", "coef_"),
+    Kind("RANSACRegressor(random_state=0)", "RANSACRegressor", "coef_"),
+    Kind("VotingRegressor([('a', Ridge()), ('b', Lasso(alpha=0.01))])", "VotingRegressor",
+         "estimators_[0].coef_ + estimators_[1].coef_"),
+    Kind("BaggingRegressor(Ridge(), n_estimators=2, random_state=0)", "BaggingRegressor",
+         "estimators_[0].coef_ + estimators_[1].coef_"),
+    Kind("StackingRegressor([('near', KNeighborsRegressor())], Ridge(), passthrough=True)", "StackingRegressor",
+         "coef_"),
+    Kind("CalibratedClassifierCV(LogisticRegression(), ensemble=False)", "CalibratedClassifierCV", "coef_",
+         y="labels"),
+    Kind("RandomForestRegressor(n_estimators=20, random_state=0)", "RandomForestRegressor", "leaves"),
+    Kind("GradientBoostingRegressor(random_state=0)", "GradientBoostingRegressor", "leaves"),
+    Kind("HistGradientBoostingRegressor(max_iter=30)", "HistGradientBoostingRegressor", "leaves"),
+    Kind("lightgbm.LGBMRegressor(n_estimators=20, verbose=-1)", "LGBMRegressor", "leaves", needs="lightgbm",
+         code="import lightgbm"),
+    Kind("xgboost.XGBRegressor(n_estimators=20)", "XGBRegressor", "leaves", needs="xgboost",
+         code="import xgboost"),
+    Kind("catboost.CatBoostRegressor(iterations=20, silent=True, allow_writing_files=False)", "CatBoostRegressor",
+         "leaves", needs="catboost", code="import catboost"),
+    Kind("skorch.NeuralNetRegressor(network, verbose=0)", "NeuralNetRegressor", "2", needs="skorch",
+         code="import skorch" + TORCH),
+    Kind("torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))", "Sequential", "2",
+         needs="torch", code=TORCH, fits=False),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A model that is refused, and what the error says of it; ``next_step`` is part of that message."""
+
+    given: str
+    next_step: str
+    y: str = "numbers"
+
+    @property
+    def name(self) -> str:
+        return self.given
+
+
+REFUSALS = [
+    Refusal("KNeighborsRegressor()", "see esvdfair.baselines"),
+    Refusal("SVR()", "see esvdfair.baselines"),
+    Refusal("KernelRidge()", "see esvdfair.baselines"),
+    Refusal("LinearSVC()", "Use a LogisticRegression, or an SGDClassifier with loss='log_loss'.", y="labels"),
+    Refusal("SGDClassifier()", "Use a LogisticRegression, or an SGDClassifier with loss='log_loss'.", y="labels"),
+    Refusal("CalibratedClassifierCV(LogisticRegression(), cv=3)", "Fit it with ensemble=False", y="labels"),
+    Refusal("VotingRegressor([('a', Ridge()), ('b', KNeighborsRegressor())])",
+            "Fit it without that one, or repair each model alone."),
+    Refusal("StackingRegressor([('a', Ridge())], SVR())", "see esvdfair.baselines"),
+    Refusal("AdaBoostRegressor(n_estimators=3)", "can be changed by esvdfair.baselines"),
+]  # fmt: skip
+
+
+def data(y: str = "numbers") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Two groups of some 600 people."""
+    rng = np.random.default_rng(0)
+    group = rng.integers(0, 2, 1200)
+    X = rng.normal(size=(1200, 4)) + group[:, None] * [0.8, 0, 0, 0]
+    score = X[:, 0] + 0.5 * X[:, 1] - 0.5 * X[:, 2] + 0.5 * rng.normal(size=1200)
+    if y == "counts":
+        return X, np.exp(0.5 * score) + 0.1, group
+    return X.astype(np.float32), (score > 0).astype(int) if y == "labels" else score.astype(np.float32), group
+
+
+def make(kind: Kind | Refusal, X: np.ndarray, y: np.ndarray) -> object:
+    """The fitted model: the expression of the table is what runs."""
+    pytest.importorskip(getattr(kind, "needs", "sklearn"), reason="needs an extra")
+    names = {"X": X, "y": y, "np": np}
+    exec(getattr(kind, "code", SCIKIT_LEARN), names)  # our own lines
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a network that is trained for a moment
+        model = eval(kind.given, names)
+        return model.fit(X, y[:, None] if "skorch" in kind.given else y) if getattr(kind, "fits", True) else model
+
+
+def tables() -> dict[str, str]:
+    """The tables of the page, by name."""
+    rows = [f"| `{kind.given}` | `{kind.back}` | `{kind.changed}` |" for kind in KINDS]
+    refused = [f"| `{refusal.given}` | … {refusal.next_step} |" for refusal in REFUSALS]
+    return {
+        "kinds": "\n".join(["| model, trained | what comes back | what is changed in it |", "|---|---|---|", *rows]),
+        "refusals": "\n".join(["| model | what the error says to do |", "|---|---|", *refused]),
+    }
+
+
+def page() -> str:
+    """The page with its tables made anew."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, table in tables().items():
+        head, rest = text.split(START.format(name))
+        text = f"{head}{START.format(name)}\n\n{table}\n\n{END.format(name)}{rest.split(END.format(name))[1]}"
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
