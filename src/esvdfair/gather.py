@@ -192,7 +192,7 @@ class _Gathered:
             "id": batch.row_id[index].astype(np.uint64),
         }  # fmt: skip
         self._put(columns, len(index))
-        if self._size > self.bound + self.bound // 4:
+        if self._size > self.bound + self.bound // 8:
             self._prune()
 
     def _numbered(self, batch: Batch) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -219,7 +219,7 @@ class _Gathered:
             room = self._columns.get(name, values[:0])
             dtype = np.result_type(room, values)
             if stop > len(room) or dtype != room.dtype:
-                larger = np.empty((max(stop, self.bound + self.bound // 2), *values.shape[1:]), dtype=dtype)
+                larger = np.empty((max(stop, self.bound + self.bound // 4), *values.shape[1:]), dtype=dtype)
                 larger[: self._size] = room[: self._size]
                 self._columns[name] = room = larger
             room[self._size : stop] = values

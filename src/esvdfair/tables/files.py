@@ -39,7 +39,8 @@ SEPARATORS = ",\t;|"
 _TOO_LONG = f"line {{}} is longer than {PIECE // 2**20} MB, as no line of a table is."
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _URI = re.compile(r"(\w{2,}):/+(.*)")  # a Path has one slash of the two or three
-_BUFFER = 2**18  # bytes that the reader of a column takes at once; without it, all that a row group has
+_BUFFER = 2**15  # bytes that the reader of a column takes at once; without it, all that a row group has
+_WHOLE = 128 * 2**20  # bytes of a row group that is read as a whole
 
 
 class TableFile:
@@ -378,18 +379,33 @@ class ParquetFiles(TableFile):
             own = [name for name in columns if name in part.physical_schema.names]
             with part.open() as source:
                 file = parquet.ParquetFile(source, buffer_size=_BUFFER, pre_buffer=False)
-                for batch in file.iter_batches(batch_size=self._chunk_rows, columns=own):
-                    yield batch if own == columns and len(self._parts) == 1 else self._unified(batch, columns, keys)
+                for rows in self._pieces(file, own):
+                    yield rows if own == columns and len(self._parts) == 1 else self._unified(rows, columns, keys)
 
-    def _unified(self, batch: Any, columns: Sequence[str], keys: Mapping[str, Any]) -> Any:
-        """A batch of one file with the columns and types of all; keys are the values of its partition."""
+    def _pieces(self, file: Any, columns: list[str]) -> Iterator[Any]:
+        """The rows of one file. A reader of batches holds pages of every column: more than a row group, if it is small."""
+        import pyarrow as pa
+
+        for i in range(file.metadata.num_row_groups):
+            group = file.metadata.row_group(i)
+            if group.total_byte_size > _WHOLE:
+                batches = file.iter_batches(batch_size=self._chunk_rows, row_groups=[i], columns=columns)
+                yield from (pa.Table.from_batches([batch]) for batch in batches)
+                continue
+            whole = file.read_row_group(i, columns=columns)
+            yield from (whole.slice(start, self._chunk_rows) for start in range(0, group.num_rows, self._chunk_rows))
+            del whole
+            pa.default_memory_pool().release_unused()  # it would keep several row groups
+
+    def _unified(self, rows: Any, columns: Sequence[str], keys: Mapping[str, Any]) -> Any:
+        """Rows of one file with the columns and types of all; keys are the values of its partition."""
         import pyarrow as pa
 
         fields = [self._schema.field(name) for name in columns]
         values = [
-            batch.column(field.name).cast(field.type)
-            if field.name in batch.schema.names
-            else pa.repeat(pa.scalar(keys.get(field.name), field.type), batch.num_rows)
+            rows.column(field.name).cast(field.type)
+            if field.name in rows.schema.names
+            else pa.repeat(pa.scalar(keys.get(field.name), field.type), rows.num_rows)
             for field in fields
         ]
-        return pa.RecordBatch.from_arrays(values, schema=pa.schema(fields, self._schema.metadata))
+        return pa.Table.from_arrays(values, schema=pa.schema(fields, self._schema.metadata))
