@@ -383,7 +383,7 @@ class ParquetFiles(TableFile):
                     yield rows if own == columns and len(self._parts) == 1 else self._unified(rows, columns, keys)
 
     def _pieces(self, file: Any, columns: list[str]) -> Iterator[Any]:
-        """The rows of one file. A reader of batches holds pages of every column: more than a row group, if it is small."""
+        """The rows of one file. A reader of batches holds pages of every column, often more than a row group."""
         import pyarrow as pa
 
         for i in range(file.metadata.num_row_groups):
