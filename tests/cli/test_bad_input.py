@@ -320,6 +320,6 @@ def test_a_full_disk_behind_stdout(files):
 
 def test_what_is_missing_is_explained(refused, files):
     said = refused("audit", files.model, files.data)
-    assert said.startswith("esvdfair: Missing option '--sensitive': Column with the group of each person;")
+    assert said.startswith("esvdfair: Missing option '--sensitive': Column with the group of each person.")
     assert said.endswith("See `esvdfair audit --help`.\n")
     assert "Missing argument 'MODEL.onnx'. See `esvdfair curve --help`." in refused("curve", "--sensitive", "sex")
