@@ -6,9 +6,13 @@ from collections import UserDict
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.compose import make_column_transformer
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV
 from sklearn.neural_network import MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from esvdfair import Effort, ESVDFair, ks_distance
 from esvdfair.batches import Batch
@@ -451,3 +455,21 @@ def test_a_lazy_table_is_to_be_collected_first():
     lazy = table_of("polars")[0]({"a": [1.0, 2.0]}).lazy()
     with pytest.raises(ValueError, match=r"`X` is a LazyFrame, which contains no rows yet; pass X\.collect\(\)"):
         ESVDFair(MLPRegressor()).fit(lazy, [0, 1], sensitive_features=[0, 1])
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "pyarrow"])
+def test_tables_with_categories_go_through_a_pipeline(kind):
+    rng = np.random.default_rng(0)
+    sex, job = rng.integers(0, 2, 600), np.array(["cook", "nurse", "pilot"])[rng.integers(0, 3, 600)]
+    frame = pd.DataFrame({"years": rng.normal(size=600) + 0.8 * sex, "job": pd.Categorical(job)})
+    y = frame["years"].to_numpy() + (job == "pilot") + 0.3 * rng.normal(size=600)
+    encode = make_column_transformer((OneHotEncoder(), ["job"]), remainder=StandardScaler())
+    model = make_pipeline(encode, Ridge()).fit(frame, y)
+    own = frame
+    if kind != "pandas":
+        own = table_of(kind)[0]({"years": frame["years"].tolist(), "job": job.tolist()})
+    options = QUICK | {"max_mse_increase": 3.0}
+    expected = ESVDFair(model, **options).fit(frame, y, sensitive_features=sex)
+    fair = ESVDFair(model, **options).fit(own, y, sensitive_features=sex)
+    np.testing.assert_array_equal(fair.predict(own), expected.estimator_.predict(frame))
+    assert fair.summary_["ks_after"] < 0.9 * fair.summary_["ks_before"]
