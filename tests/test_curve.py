@@ -43,6 +43,7 @@ class Weight:
     """A model that is nothing but the weight of its last layer."""
 
     model = None
+    trees = False
 
     def replace(self, weights):
         replaced = Weight()

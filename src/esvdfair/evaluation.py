@@ -179,7 +179,8 @@ def _estimate(candidates: Candidates, here: "Evaluator", predicted: Array, *, tr
     rise with what the training rows say, and the larger of this and its own is taken. All candidates share the luck of
     the validation rows, though; so candidates that are fitted without them are measured on folds of the training rows
     too (cross-fitting), and the estimate lies between the mean of both, weighted by 1/noise², and the larger. Trees fit
-    the rows that they were trained on too closely for that: of a tree ensemble the larger counts alone.
+    the rows that they were trained on too closely for that: of a tree ensemble the larger counts alone, and each ridge
+    has an order of its own.
 
     The original model was neither fitted to parity nor picked among many: where rows were held out, whether it meets a
     target is decided on all rows, as an audit of them does.
@@ -197,20 +198,28 @@ def _estimate(candidates: Candidates, here: "Evaluator", predicted: Array, *, tr
         own = np.where(original[:, None], squares, distances**2)
         squares = own if training is None else np.maximum(own, training.squares)
     elif len(fits) > 1 and training is not None:
-        squares, noise = _with_training(squares, training, floors, trees=trees)
+        ridges = np.array([fit.ridge for fit in fits]) if trees else None
+        squares, noise = _with_training(squares, training, floors, ridges)
     pairs, population = here.pairs.largest(squares, noise)
     order = np.zeros(len(fits)) if training is None else training.squares.max(axis=1)
     known = _on_all_rows(candidates, int(original.argmax()), here.seed) if original.any() else None
     return _Estimates(distances, pairs, population, order, known)
 
 
-def _with_training(squares: Array, training: "_Training", floors: Array, *, trees: bool) -> tuple[Array, Array]:
-    """Squares (k, P) of the validation rows with what the training rows say, and their noise (P,)."""
-    squares = np.column_stack([rising(*each) for each in zip(squares.T, training.squares.T, strict=True)])
+def _with_training(squares: Array, training: "_Training", floors: Array, ridges: Array | None) -> tuple[Array, Array]:
+    """Squares (k, P) of the validation rows with what the training rows say, and their noise (P,).
+
+    Trees over-fit less the larger the ridge is: where ridges (k,) are given, the order of training rows counts within
+    each.
+    """
+    squares = squares.copy()
+    for alike in [slice(None)] if ridges is None else [ridges == ridge for ridge in np.unique(ridges)]:
+        pairs = zip(squares[alike].T, training.squares[alike].T, strict=True)
+        squares[alike] = np.column_stack([rising(*each) for each in pairs])
     if not training.complete:
         return squares, floors
     larger = np.maximum(squares, training.squares)
-    if trees:
+    if ridges is not None:
         return larger, floors
     # The better known of the two counts more. Neither is taken for being small: what is chosen is.
     trust = floors**2 / (floors**2 + training.floors**2)

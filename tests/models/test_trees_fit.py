@@ -17,6 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from esvdfair import Effort, ESVDFair, ESVDFairWarning, ks_distance, summarise
+from esvdfair.evaluation import _Training, _with_training
 from esvdfair.explain import explain_trees
 from esvdfair.report import render_report
 from esvdfair.text import number
@@ -130,7 +131,7 @@ def test_error_is_judged_on_rows_that_the_trees_have_not_seen(method):
     fair = fit(MODELS["forest"](), method=method)
     point = fair.point_
     assert point.mse == pytest.approx(np.mean((fair.predict(X[HELD]) - Y[HELD]) ** 2))
-    assert point.mse > 1.5 * np.mean((fair.predict(X[TRAIN]) - Y[TRAIN]) ** 2)
+    assert point.mse > 1.2 * np.mean((fair.predict(X[TRAIN]) - Y[TRAIN]) ** 2)
     assert fair.summary_["evaluated_on"] == "validation"
 
 
@@ -142,6 +143,20 @@ def test_the_estimate_is_never_below_what_validation_rows_say():
     said = np.array([point.ks_population**2 for point in seen])
     assert len(seen) > 3
     assert said.mean() >= told.mean() - 1e-3  # point by point it is smoothed
+
+
+def test_training_rows_order_fits_of_one_ridge_alone():
+    told = np.array([[0.30], [0.40], [0.10], [0.20]])
+    training = _Training(np.array([[0.0], [0.1], [0.05], [0.15]]), np.array([0.01]), complete=True)
+    floors, ridges = np.array([0.1]), np.array([1.0, 1.0, 9.0, 9.0])
+    squares, noise = _with_training(told, training, floors, ridges)
+    assert np.array_equal(squares, told)  # each ridge is in order already
+    assert noise is floors
+    mixed, _ = _with_training(told, training, floors, np.ones(4))
+    assert mixed[2] == pytest.approx(0.2)  # 0.30 and 0.10 are out of order
+    both, known = _with_training(told, training, floors, None)
+    assert both[0] < mixed[0]  # a network's training rows count
+    assert known < floors
 
 
 def test_the_report_splits_the_difference_in_means():
