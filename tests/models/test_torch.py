@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from esvdfair import ESVDFair
 from esvdfair.core.checks import row_count, row_slice, take
 from esvdfair.models import adapt, find_layer
 from esvdfair.models.base import PREDICT_ROWS
@@ -875,6 +876,21 @@ def test_a_mapping_or_tuple_may_be_the_one_input():
     in_order = Wrapped(lambda self, x: self.net(x[0]) + 0 * x[1].double().mean(), net=mlp())
     assert adapt(by_name).predict({"a": X, "b": IDS}).shape == (300,)
     assert adapt(in_order).predict((X, IDS)).shape == (300,)
+
+
+@pytest.mark.parametrize("rows", [(IDS, None), [IDS, None], {"input_ids": IDS, "attention_mask": None}])
+def test_an_optional_input_may_be_none(rows):
+    def forward(self, input_ids, attention_mask=None):
+        assert attention_mask is None
+        return self.out(self.table(input_ids).mean(dim=1))
+
+    model = Wrapped(None, table=nn.Embedding(9, 4), out=nn.Linear(4, 1))
+    model.forward = forward.__get__(model)
+    adapter = adapt(model)
+    assert [layer.name for layer in adapter.layers(rows)] == ["out"]
+    assert adapter.predict(rows).shape == (300,)
+    fair = ESVDFair(model, target_ks=0.9).fit(rows, sensitive_features=np.arange(300) % 2)
+    assert fair.predict(rows).shape == (300,)
 
 
 def test_several_inputs_of_different_lengths():

@@ -84,15 +84,17 @@ def several_inputs(x: Any) -> dict[Any, Any] | None:
     """The inputs of a model that takes several of them, by name or place; None when `x` is one.
 
     Several are a mapping (a ``BatchEncoding`` is one; values without rows are left out), a tuple of arrays, or a list
-    of arrays of which one is more than a vector: a list of vectors is a table.
+    of arrays of which one is more than a vector: a list of vectors is a table. None stands for an optional input.
     """
     if hasattr(x, "shape"):
         return None
     if isinstance(x, Mapping):
         return {name: value for name, value in x.items() if hasattr(value, "__len__") and not isinstance(value, str)}
-    if not isinstance(x, tuple | list) or not x or not all(hasattr(item, "shape") for item in x):
+    if not isinstance(x, tuple | list) or not all(hasattr(item, "shape") or item is None for item in x):
         return None
-    return dict(enumerate(x)) if isinstance(x, tuple) or any(len(item.shape) > 1 for item in x) else None
+    given = {place: item for place, item in enumerate(x) if item is not None}
+    several = given and (isinstance(x, tuple) or any(len(item.shape) > 1 for item in given.values()))
+    return given if several else None
 
 
 def row_count(x: Any) -> int:
@@ -131,7 +133,7 @@ def each_input(x: Any, change: Callable[[Any], Any]) -> Any:
     if inputs is None:
         return None
     changed = {name: change(value) for name, value in inputs.items()}
-    return {**x, **changed} if isinstance(x, Mapping) else tuple(changed.values())
+    return {**x, **changed} if isinstance(x, Mapping) else tuple(changed.get(i, item) for i, item in enumerate(x))
 
 
 def take_rows(values: Any, index: NDArray[np.intp]) -> NDArray[Any]:

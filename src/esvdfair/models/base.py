@@ -14,7 +14,9 @@ Rules that every adapter keeps (for whoever writes the next one):
   another output only, is left out; asking for it by name is then an error of `find_layer` or of `capture`.
 - A layer that runs but cannot be edited by itself (tied weights, called twice, lazy, quantised) is a `ValueError` that
   names it, raised by `layers`: an index must not silently skip a layer. A hidden layer whose weight is computed from
-  others (spectral norm, pruning) is listed; `replace` refuses it.
+  others (spectral norm, pruning) is listed; `replace` refuses it. Hidden operators that an optimiser of ONNX
+  fused are left out.
+- A prediction that is a weighted sum of several last layers is listed as one layer at the end (see `readouts`).
 - `weight` is (outputs, inputs), however the framework stores it, in what it lists and in what `replace` takes back.
 - `capture` runs its whole argument in one pass and returns the framework's own arrays on the model's own device;
   the caller makes the batches. `predict` takes any number of rows, batches by itself and returns NumPy.

@@ -14,8 +14,9 @@ def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
 
     Parameters
     ----------
-    model : torch.nn.Module, fitted scikit-learn network or linear model, tree ensemble of scikit-learn, LightGBM,
-        XGBoost or CatBoost, or path or bytes of an ONNX file or of a file of these three libraries
+    model : torch.nn.Module, keras.Model on the torch backend, fitted scikit-learn network or linear model, tree
+        ensemble of scikit-learn, LightGBM, XGBoost or CatBoost, or path or bytes of an ONNX file or of a file of these
+        three libraries
         A scikit-learn model may be the last step of a Pipeline, inside a TransformedTargetRegressor, a FrozenEstimator
         or a GridSearchCV. Of a classifier of two classes the score P(second class | x) is the prediction.
     output : str, int, tuple or callable, optional
@@ -77,9 +78,9 @@ def _unsupported(model: Any) -> str:
         if hasattr(getattr(model, holder, None), "state_dict"):
             return f"cannot repair a {kind} itself; pass the network that it holds: its attribute {holder}."
     return (
-        f"cannot repair a {kind}. Supported are a torch.nn.Module, a network, linear model or tree ensemble of "
-        "scikit-learn (also in a Pipeline or GridSearchCV), a model of LightGBM, XGBoost or CatBoost, and a "
-        "path or the bytes of an ONNX model. The predictions of any other model can be moved by esvdfair.baselines."
+        f"cannot repair a {kind}. Supported are a torch.nn.Module, a Keras model, a network, linear model or tree "
+        "ensemble of scikit-learn (also in a Pipeline or GridSearchCV), a model of LightGBM, XGBoost or CatBoost, and "
+        "a path or the bytes of an ONNX model. The predictions of any other model can be moved by esvdfair.baselines."
     )
 
 
