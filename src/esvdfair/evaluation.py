@@ -199,7 +199,7 @@ def _estimate(candidates: Candidates, here: "Evaluator", predicted: Array, *, tr
         squares = own if training is None else np.maximum(own, training.squares)
     elif len(fits) > 1 and training is not None:
         ridges = np.array([fit.ridge for fit in fits]) if trees else None
-        squares, noise = _with_training(squares, training, floors, ridges)
+        squares, noise = _with_training(squares.copy(), training, floors, ridges)
     pairs, population = here.pairs.largest(squares, noise)
     order = np.zeros(len(fits)) if training is None else training.squares.max(axis=1)
     known = _on_all_rows(candidates, int(original.argmax()), here.seed) if original.any() else None
@@ -209,18 +209,14 @@ def _estimate(candidates: Candidates, here: "Evaluator", predicted: Array, *, tr
 def _with_training(squares: Array, training: "_Training", floors: Array, ridges: Array | None) -> tuple[Array, Array]:
     """Squares (k, P) of the validation rows with what the training rows say, and their noise (P,).
 
-    Trees over-fit less the larger the ridge is: where ridges (k,) are given, the order of training rows counts within
-    each.
+    Where ridges (k,) are given, of trees, the order of training rows counts within each: a large one over-fits less.
     """
-    squares = squares.copy()
     for alike in [slice(None)] if ridges is None else [ridges == ridge for ridge in np.unique(ridges)]:
         pairs = zip(squares[alike].T, training.squares[alike].T, strict=True)
         squares[alike] = np.column_stack([rising(*each) for each in pairs])
-    if not training.complete:
-        return squares, floors
     larger = np.maximum(squares, training.squares)
-    if ridges is not None:
-        return larger, floors
+    if not training.complete or ridges is not None:
+        return larger if training.complete else squares, floors
     # The better known of the two counts more. Neither is taken for being small: what is chosen is.
     trust = floors**2 / (floors**2 + training.floors**2)
     mean = squares + trust * (training.squares - squares)
