@@ -361,14 +361,17 @@ class ParquetFiles(TableFile):
     ) -> Iterator[tuple[int, pd.DataFrame, int]]:
         import pyarrow as pa
 
-        done = 0
-        with readable(self.path):
-            for chunk, batch in enumerate(self._batches(list(dict.fromkeys(columns)))):
-                done += batch.num_rows
-                if wanted(chunk):
-                    frame: pd.DataFrame = batch.select(list(columns)).to_pandas()
-                    frame.columns, frame.index = frame.columns.map(str), pd.RangeIndex(len(frame))
-                    yield chunk, frame, self.size * done // self._rows
+        done, rows, frame = 0, None, None
+        try:
+            with readable(self.path):
+                for chunk, rows in enumerate(self._batches(list(dict.fromkeys(columns)))):
+                    done += rows.num_rows
+                    if wanted(chunk):
+                        frame = rows.select(list(columns)).to_pandas()
+                        frame.columns, frame.index = frame.columns.map(str), pd.RangeIndex(len(frame))
+                        yield chunk, frame, self.size * done // self._rows
+        finally:
+            del rows, frame
             pa.default_memory_pool().release_unused()  # pyarrow would keep it
 
     def _batches(self, columns: list[str]) -> Iterator[Any]:

@@ -311,7 +311,7 @@ def scan_table(usage: Usage, *, keep: bool, quick: bool = False) -> tuple[Scan, 
     if quick and not keep and not usage.drop_missing and file.is_complete(usage.inputs):
         seen, _ = _observe(replace(usage, inputs=[]), (), False)
         chunk, frame = next(usage.read(lambda chunk: True, ()))
-        seen.heads = {chunk: frame[usage.inputs].iloc[:1]}
+        seen.heads = {chunk: frame[usage.inputs].iloc[:1].copy()}
         return replace(_settle(usage, seen, sha256, ()), inputs_read=False), {}
     texts: tuple[str, ...] = ()
     while True:
