@@ -53,6 +53,7 @@ def linear(given: str, **more: str) -> Kind:
 
 TORCH = """
 import torch
+torch.manual_seed(0)
 network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
 """
 
@@ -67,8 +68,8 @@ KINDS = [
     *(linear(given, y="labels") for given in [
         "LogisticRegression()", "SGDClassifier(loss='log_loss', random_state=0)", "RidgeClassifier()",
     ]),
-    Kind("MLPRegressor(hidden_layer_sizes=(8,), max_iter=40)", "MLPRegressor", "coefs_[1]"),
-    Kind("MLPClassifier(hidden_layer_sizes=(8,), max_iter=40)", "MLPClassifier", "coefs_[1]", y="labels"),
+    Kind("MLPRegressor(hidden_layer_sizes=(8,), max_iter=40, random_state=0)", "MLPRegressor", "coefs_[1]"),
+    Kind("MLPClassifier(hidden_layer_sizes=(8,), max_iter=40, random_state=0)", "MLPClassifier", "coefs_[1]", y="labels"),
     Kind("make_pipeline(StandardScaler(), Ridge())", "Pipeline", "coef_"),
     Kind("TransformedTargetRegressor(Ridge(), transformer=StandardScaler())", "TransformedTargetRegressor", "coef_"),
     Kind("TransformedTargetRegressor(Ridge(), func=np.log1p, inverse_func=np.expm1)", "TransformedTargetRegressor",
@@ -90,7 +91,7 @@ KINDS = [
          y="labels"),
     Kind("RandomForestRegressor(n_estimators=20, random_state=0)", "RandomForestRegressor", "leaves"),
     Kind("GradientBoostingRegressor(random_state=0)", "GradientBoostingRegressor", "leaves"),
-    Kind("HistGradientBoostingRegressor(max_iter=30)", "HistGradientBoostingRegressor", "leaves"),
+    Kind("HistGradientBoostingRegressor(max_iter=30, random_state=0)", "HistGradientBoostingRegressor", "leaves"),
     Kind("lightgbm.LGBMRegressor(n_estimators=20, verbose=-1)", "LGBMRegressor", "leaves", needs="lightgbm",
          code="import lightgbm"),
     Kind("xgboost.XGBRegressor(n_estimators=20)", "XGBRegressor", "leaves", needs="xgboost",
