@@ -3,6 +3,7 @@
     python benchmarks/scale.py                       # about ten minutes on two quiet cores
     python benchmarks/scale.py --quick               # under a minute, printed: does it run? The ratios mean little
     python benchmarks/scale.py --only fit,curve      # some of them; the other tables stay as they are
+    python benchmarks/scale.py --only fit --widths 256    # on a busy machine: 2048 takes minutes
 
 Needs the extras torch, onnx and peers (`make bench` installs them).
 
@@ -108,6 +109,7 @@ def main() -> None:
     parser.add_argument("--quick", dest="size", action="store_const", const="quick", help="the same as --size quick")
     parser.add_argument("--only", default=",".join(BENCHMARKS), help="benchmarks to run, with commas between")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--widths", default="", help="of fit: these alone, with commas between")
     parser.add_argument("--out", type=Path, default=None, help="default at full size: benchmarks/performance.md")
     arguments = parser.parse_args()
     chosen = arguments.only.split(",")
@@ -124,8 +126,12 @@ def main() -> None:
         began = time.perf_counter()
         run, sizes = BENCHMARKS[name]
         load = os.getloadavg()[0]
-        section = run(**sizes[arguments.size], threads=arguments.threads)
-        command = f"`python benchmarks/scale.py --only {name}`"
+        asked, command = dict(sizes[arguments.size]), f"`python benchmarks/scale.py --only {name}`"
+        if name == "fit" and arguments.widths:
+            asked["widths"] = tuple(map(int, arguments.widths.split(",")))
+            asked["repeats"] = {width: asked["repeats"][width] for width in asked["widths"]}
+            command = f"`python benchmarks/scale.py --only fit --widths {arguments.widths}`"
+        section = run(**asked, threads=arguments.threads)
         text = render(section, f"*{command} at commit {commit()}; load of the machine before it {load:.1f}.*")
         if out is None:
             print(f"## {section.title}\n\n{text}\n")

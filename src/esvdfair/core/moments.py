@@ -27,7 +27,7 @@ from esvdfair.core.checks import (
 from esvdfair.core.ks import adjusting_factors, split_cell
 from esvdfair.exceptions import InputError
 
-_ROWS_AT_ONCE = 4096  # of one product: enough for its speed, and copies of them need little memory
+_CACHED_ROWS = 256  # that are gathered at a time, so that they stay in a core's own cache
 FIELDS = {"rows": "i8", "counts": "f8", "weight_squares": "f8", "means": "f8", "scatters": "f8"}
 """Arrays that hold moments in a file, and their types."""
 _TOO_LARGE = (
@@ -181,8 +181,9 @@ class GroupMoments:
     ) -> _Moments:
         """Moments of some rows: a product for a few thousand of them at a time, on their device."""
         found = []
-        for start in range(0, len(index), _ROWS_AT_ONCE):
-            part = index[start : start + _ROWS_AT_ONCE]
+        at_once = int(np.clip(4 * x.shape[1], 1024, 4096))  # rows of a product: enough for its speed, and little memory
+        for start in range(0, len(index), at_once):
+            part = index[start : start + at_once]
             rows, w = self._gather(x, beside, part), None if weights is None else weights[part]
             weight, squares = (float(len(part)),) * 2 if w is None else (float(w.sum()), float(w @ w))
             mean = rows.mean(0) if w is None else _like(rows, w / weight) @ rows
@@ -200,7 +201,8 @@ class GroupMoments:
         if self._room.shape[1] != width or len(self._room) < len(index):
             self._room = np.empty((len(index), width))
         rows = self._room[: len(index)]
-        rows[:, :n] = x[index]
+        for start in range(0, len(index), _CACHED_ROWS):
+            rows[start : start + _CACHED_ROWS, :n] = x[index[start : start + _CACHED_ROWS]]
         if beside is not None:
             rows[:, n] = beside[index]
         return rows

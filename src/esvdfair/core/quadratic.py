@@ -185,12 +185,15 @@ def unit_factors(features: NDArray[Any], sample_weight: Array, *, centred: bool 
     size = np.abs(features).max(axis=0).astype(np.float64)  # so that fourth powers neither overflow nor vanish
     scale = np.divide(1.0, size, out=np.zeros_like(size), where=size > 0)
     mean, second, fourth = np.zeros((3, features.shape[1]))
+    room = np.empty((_ROWS_AT_ONCE, features.shape[1]))  # written again and again: new memory costs more than products
     for block in blocks(len(features)):
-        mean += share[block] @ (features[block] * scale)
+        part = np.multiply(features[block], scale, out=room[: len(share[block])])
+        mean += share[block] @ part
     for block in blocks(len(features)):
-        square = (features[block] * scale - (mean if centred else 0.0)) ** 2
-        second += share[block] @ square
-        fourth += share[block] @ square**2
+        part = np.multiply(features[block], scale, out=room[: len(share[block])])
+        part -= mean if centred else 0.0
+        second += share[block] @ np.square(part, out=part)
+        fourth += share[block] @ np.square(part, out=part)
     eps = float(np.finfo(features.dtype).eps) if features.dtype.kind == "f" else 0.0
     rounding = max(4 * eps, _ROUNDING) * np.abs(mean)
     varies = second > (rounding**2 if centred else 0.0)
