@@ -177,6 +177,20 @@ def over_fitted():
         return network.fit(X, y), X, y, group
 
 
+@pytest.mark.filterwarnings("ignore:.*(No candidate meets|below the noise level|keeps .* of the variance|no better)")
+def test_the_estimate_lies_within_its_interval_and_below_its_bound(over_fitted):
+    model, X, y, group = over_fitted
+    fair = ESVDFair(model, target_ks=0.1, effort=Effort.quick()).fit(X, y, sensitive_features=group)
+    outside = 0
+    for point in fair.curve_.points:
+        assert point.ks_low <= point.ks_population <= min(point.ks_high, point.ks_upper)
+        outside += point.ks_population in (point.ks_low, point.ks_high, point.ks_upper)
+    assert outside  # the training rows show more than the validation rows at some points
+    found = fair.summary_
+    assert found["ks_interval"][0] <= found["ks_population"] <= min(found["ks_interval"][1], found["ks_upper"])
+    assert all(pair["ks_population"] <= pair["ks_upper"] for pair in found["pairs"])
+
+
 @pytest.mark.filterwarnings("ignore:.*(No candidate meets|keeps .* of the variance|no better than a constant)")
 def test_training_rows_are_estimated_by_cross_fitting(over_fitted, monkeypatch):
     """In sample the strongest refits show hardly any distance; rows that were left out show what they have."""

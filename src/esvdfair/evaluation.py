@@ -91,7 +91,7 @@ def _curve_points(
     fits: Sequence[Fit],
     predicted: Array,
     kept: Sequence[int],
-    measure: Callable[[Array], tuple[float, float, float]],
+    measure: Callable[[Array, float], tuple[float, float, float]],
 ) -> tuple[CurvePoint, ...]:
     """The points of the fits that are kept."""
     errors = here.errors(predicted)
@@ -110,19 +110,23 @@ def _curve_points(
             ks_certified=None if found.certified is None else float(found.certified[i]),
             constant=here.constant(predicted[:, i]),
             index=place,
-            measure=partial(measure, predicted[:, i]),
+            measure=partial(measure, predicted[:, i], float(found.population[i])),
         )
         for place, i in enumerate(kept)
     )
 
 
 def _bounds(
-    here: "Evaluator", draws: int, confidence: float, certificate: str, column: Array
+    here: "Evaluator", draws: int, confidence: float, certificate: str, column: Array, estimate: float
 ) -> tuple[float, float, float]:
-    """Interval of the population KS, and its one-sided bound."""
+    """Interval of the population KS, and its one-sided bound.
+
+    They are of the validation rows alone. Where the training rows show that the population KS is larger, the estimate
+    may lie outside; they are widened to contain it, so that no two figures contradict each other.
+    """
     ranked = Ranked(here.compared(column), here.groups)
     low, high = here.pairs.largest_interval(here.compared(column), draws=draws)
-    return low, high, upper_bound(ranked, confidence, certificate)
+    return min(low, estimate), max(high, estimate), max(upper_bound(ranked, confidence, certificate), estimate)
 
 
 def measurable(prediction: Array, original: Array) -> Array:

@@ -129,6 +129,7 @@ def make_report(
     here = Evaluator(rows, len(problem.labels))
     present = [label for label, n in zip(labels, np.bincount(rows.codes, minlength=len(labels)), strict=True) if n]
     old, new = here.figures(rows.prediction), here.figures(after)
+    population = max(curve.estimates(point)[0])
     entries = {
         "method": method,
         "target_ks": target_ks,
@@ -139,9 +140,9 @@ def make_report(
         "constant": here.constant(after),
         **_before_and_after(present, old, new),
         "mse_refit": curve.mse_refit,
-        "ks_population": max(curve.estimates(point)[0]),
-        "ks_upper": point.ks_upper,
-        "ks_interval": (point.ks_low, point.ks_high),
+        "ks_population": population,
+        "ks_upper": max(point.ks_upper, population),
+        "ks_interval": (min(point.ks_low, population), max(point.ks_high, population)),
         "ks_floor": max(curve.estimates(point)[1]),
         "pairs": _pair_figures(here, curve, point, measurable(after, rows.prediction)),
         "group_sizes": dict(zip(problem.labels, np.bincount(rows.codes)[: len(problem.labels)].tolist(), strict=True)),
@@ -167,7 +168,7 @@ def _pair_figures(here: Evaluator, curve: Curve, point: CurvePoint, after: Array
             "ks_before": float(before[i]),
             "ks_after": float(found.distances[i]),
             "ks_population": estimates[i],
-            "ks_upper": float(bound),
+            "ks_upper": max(float(bound), estimates[i]),
             "ks_floor": floors[i],
             "established": bool(found.established[i]),
         }
