@@ -70,7 +70,7 @@ def test_commands_take_files_of_trees(file):
     found = json.loads(run.stdout)
     assert found["columns"][0][0] == "a"
     run = CliRunner().invoke(main, ["explain", *columns, "--target", "y"])
-    assert "By input column" in run.stdout
+    assert "Difference in mean predictions" in run.stdout
 
 
 def test_other_bytes_are_no_trees(tmp_path):
