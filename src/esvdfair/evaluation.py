@@ -211,13 +211,10 @@ def _estimate(candidates: Candidates, here: "Evaluator", predicted: Array, *, tr
 
 
 def _with_training(squares: Array, training: "_Training", floors: Array, ridges: Array | None) -> tuple[Array, Array]:
-    """Squares (k, P) of the validation rows with what the training rows say, and their noise (P,).
-
-    Where ridges (k,) are given, of trees, the order of training rows counts within each: a large one over-fits less.
-    """
+    """Squares (k, P) and noise (P,) with what training rows say; of trees, given ridges (k,), in order within each."""
     for alike in [slice(None)] if ridges is None else [ridges == ridge for ridge in np.unique(ridges)]:
-        pairs = zip(squares[alike].T, training.squares[alike].T, strict=True)
-        squares[alike] = np.column_stack([rising(*each) for each in pairs])
+        for own, seen in zip(squares.T, training.squares.T, strict=True):
+            own[alike] = rising(own[alike], seen[alike])
     larger = np.maximum(squares, training.squares)
     if not training.complete or ridges is not None:
         return larger if training.complete else squares, floors
