@@ -119,11 +119,8 @@ def _curve_points(
 def _bounds(
     here: "Evaluator", draws: int, confidence: float, certificate: str, column: Array, estimate: float
 ) -> tuple[float, float, float]:
-    """Interval of the population KS, and its one-sided bound.
-
-    They are of the validation rows alone. Where the training rows show that the population KS is larger, the estimate
-    may lie outside; they are widened to contain it, so that no two figures contradict each other.
-    """
+    """Interval and one-sided bound of the population KS from validation rows, widened to contain the estimate."""
+    # Training rows count in the estimate too; no two figures may contradict each other.
     ranked = Ranked(here.compared(column), here.groups)
     low, high = here.pairs.largest_interval(here.compared(column), draws=draws)
     return min(low, estimate), max(high, estimate), max(upper_bound(ranked, confidence, certificate), estimate)
