@@ -279,14 +279,19 @@ def _training_squares(candidates: Candidates, seed: int) -> _Training | None:
     return _Training(squares, floors, complete)
 
 
+def _made_by(fit: Fit) -> tuple[Any, ...]:
+    """What tells a fit from the others of a search."""
+    return fit.target, fit.ridge, fit.strength, fit.diagnostics.get("variance_reduction")
+
+
 def _over_fitted(fits: Sequence[Fit], seen: Array, squares: Array, some: Sequence[Fit], apart: Array) -> Array:
     """Squares (k, P) of all fits from those of ``some`` that were cross-fitted.
 
     Fits of one kind of target (and one ridge, where it is the labels) over-fit alike: what the rows that fitted say
     (``seen``) is mapped to what rows left out say (``apart``) by a rising function through those of ``some``.
     """
-    place = {(fit.target, fit.ridge, fit.strength): i for i, fit in enumerate(fits)}
-    at = np.array([place.get((fit.target, fit.ridge, fit.strength), -1) for fit in some])
+    place = {_made_by(fit): i for i, fit in enumerate(fits)}
+    at = np.array([place.get(_made_by(fit), -1) for fit in some])
     names = [fit.target.split()[0] for fit in fits]
     kinds = np.array(
         [f"labels {fit.ridge}" if name == "labels" else name for fit, name in zip(fits, names, strict=True)]

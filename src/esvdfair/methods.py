@@ -155,7 +155,8 @@ def _parity_grid(quadratics: Sequence[tuple[str, Quadratic]], effort: Effort, fe
             at = problem(quadratic.ridge, penalty)
             for reduction in _thinned(effort.variance_reductions, thin):
                 fit = at.solve(at.budget(reduction), quadratic)
-                found.append(replace(fit, target=name, strength=penalty))
+                known = {**fit.diagnostics, "variance_reduction": reduction}
+                found.append(replace(fit, target=name, strength=penalty, diagnostics=known))
     return found
 
 
