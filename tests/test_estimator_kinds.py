@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.base import clone, is_classifier
-from sklearn.ensemble import RandomForestRegressor
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import ElasticNet, Lasso, LinearRegression, LogisticRegression, Ridge, SGDRegressor
 from sklearn.neighbors import KNeighborsRegressor
@@ -324,7 +323,7 @@ def test_other_models_are_refused_with_a_pointer():
     with pytest.raises(TypeError, match=r"KNeighborsRegressor.*esvdfair\.baselines"):
         repaired(KNeighborsRegressor(2).fit(X, Y), Y)
     with pytest.raises((TypeError, ValueError), match=r"no linear layer|baselines"):
-        repaired(to_onnx(RandomForestRegressor(2).fit(X, Y)), Y)
+        repaired(to_onnx(KNeighborsRegressor(2).fit(X, Y)), Y)
 
 
 def test_an_unfitted_pipeline_takes_weights():

@@ -290,12 +290,10 @@ def _over_fitted(fits: Sequence[Fit], seen: Array, squares: Array, some: Sequenc
     Fits of one kind of target (and one ridge, where it is the labels) over-fit alike: what the rows that fitted say
     (``seen``) is mapped to what rows left out say (``apart``) by a rising function through those of ``some``.
     """
-    place = {_made_by(fit): i for i, fit in enumerate(fits)}
-    at = np.array([place.get(_made_by(fit), -1) for fit in some])
-    names = [fit.target.split()[0] for fit in fits]
-    kinds = np.array(
-        [f"labels {fit.ridge}" if name == "labels" else name for fit, name in zip(fits, names, strict=True)]
-    )
+    made, made_of_some = ([_made_by(fit) for fit in each] for each in (fits, some))
+    at = np.array([made.index(key) if key in made else -1 for key in made_of_some])
+    names = [(fit.target.split()[0], fit.ridge) for fit in fits]
+    kinds = np.array([f"labels {ridge}" if name == "labels" else name for name, ridge in names])
     found = squares.copy()
     for kind in np.unique(kinds[at[at >= 0]]):
         known, members = np.flatnonzero((at >= 0) & (kinds[at] == kind)), np.flatnonzero(kinds == kind)

@@ -106,7 +106,7 @@ def test_a_report_of_summaries_is_about_the_test_rows(files, parts, invoke, refu
     more = ["--test", files.new, *ROLES, "--cutoff", 0, "--model-card", card]
     result = invoke(*words, *more)
     assert result.exit_code == 0
-    assert "evaluated on 400 rows" in result.stdout
+    assert "evaluated on 400 rows" in " ".join(result.stdout.split())
     assert "3 summaries" in page.read_text()
     assert "3 summaries, 600 rows" in card.read_text()
 
