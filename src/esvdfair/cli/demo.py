@@ -69,7 +69,7 @@ def demo(
             _save_densities(plot, predictions, sex_test)
         write_report(
             report, fair, X, y, sensitive_features=sex, test=test,
-            model="a network of two hidden layers of 64", data="wages of `twoyear` (Kane and Rouse 1995)",
+            model="a network of two hidden layers of 64", data="wages, 6,763 people (Kane and Rouse 1995)",
             summary=unseen, predicts="hourly wage", unit="logarithms of dollars", command=ctx.obj,
         )  # fmt: skip
     with cli.after_writing(written):
