@@ -2,11 +2,13 @@
 
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from esvdfair import ESVDFair
 from esvdfair.core.edits import edit_paper
 from esvdfair.core.moments import GroupMoments
 from esvdfair.exceptions import ESVDFairWarning
@@ -18,6 +20,7 @@ pytest.importorskip("concept_erasure", reason="needs the extra esvdfair[peers]")
 pytest.importorskip("fairlearn", reason="needs the extra esvdfair[peers]")
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+QUICK = partial(ESVDFair, effort=Effort.quick())  # where the subject is the script
 
 
 @pytest.fixture
@@ -36,6 +39,7 @@ def run(scale, monkeypatch, *options):
 
 
 def test_the_script_writes_a_table_for_every_benchmark(scale, monkeypatch, tmp_path):
+    monkeypatch.setattr(scale.fits, "ESVDFair", QUICK)
     out = tmp_path / "performance.md"
     run(scale, monkeypatch, "--size", "tiny", "--only", "fit,target,peers,curve,latency,core", "--out", str(out))
     text = out.read_text(encoding="utf-8")
@@ -189,6 +193,7 @@ def test_promises_are_checked_and_their_tables_written(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(BENCHMARKS)
     import promise
 
+    monkeypatch.setattr(promise, "ESVDFair", QUICK)
     monkeypatch.setattr(promise, "SETTINGS", [promise.Setting((60, 60)), promise.Setting((60, 40), 1.0)])
     monkeypatch.setattr(promise, "PEOPLE", ((0.4, 300, 200),))
     monkeypatch.setattr(promise, "FRESH", 2000)

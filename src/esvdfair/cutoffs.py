@@ -392,15 +392,14 @@ def ratio_interval(
 
     with np.errstate(divide="ignore"):
         centre = np.log(np.maximum(ratio, 1e-9))
-    ends = []
-    for far in (-30.0, 30.0):
-        inside, outside = centre, centre + far
-        for _ in range(60):
-            middle = (inside + outside) / 2
-            out = rejected(middle)
-            inside, outside = np.where(out, inside, middle), np.where(out, middle, outside)
-        ends.append(np.exp(inside))
-    return np.where(ratio > 0, ends[0], 0.0), ends[1]
+    inside = np.stack([centre, centre])  # both ends at once
+    outside = np.stack([centre - 30.0, centre + 30.0])
+    for _ in range(60):
+        middle = (inside + outside) / 2
+        out = rejected(middle)
+        inside, outside = np.where(out, inside, middle), np.where(out, middle, outside)
+    low, high = np.exp(inside)
+    return np.where(ratio > 0, low, 0.0), high
 
 
 def cutoff_text(cutoff: float) -> str:
