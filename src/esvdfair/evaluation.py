@@ -26,6 +26,8 @@ DIGITS = 1e-9
 """Part of its scale to which a prediction, an error or a distance is rounded before it is compared."""
 LARGER = 0.25
 """Weight of the larger of two estimates beside their mean; chosen on seeds 1 to 20 (docs/method.md 2.7)."""
+CAUTION = 0.25
+"""Standard deviations that are added to the estimate of trees: the one that is chosen is a lucky one (docs/trees.md)."""
 
 
 def evaluate(
@@ -180,8 +182,8 @@ def _estimate(candidates: Candidates, here: "Evaluator", predicted: Array, *, tr
     rise with what the training rows say, and the larger of this and its own is taken. All candidates share the luck of
     the validation rows, though; so candidates that are fitted without them are measured on folds of the training rows
     too (cross-fitting), and the estimate lies between the mean of both, weighted by 1/noise², and the larger. Trees fit
-    the rows that they were trained on too closely for that: of a tree ensemble the larger counts alone, and each ridge
-    has an order of its own.
+    the rows that they were trained on too closely for that: of a tree ensemble the larger counts alone, raised by a quarter
+    of its standard deviation, and each ridge has an order of its own.
 
     The original model was neither fitted to parity nor picked among many: where rows were held out, whether it meets a
     target is decided on all rows, as an audit of them does.
@@ -213,8 +215,10 @@ def _with_training(squares: Array, training: "_Training", floors: Array, ridges:
         for own, seen in zip(squares.T, training.squares.T, strict=True):
             own[alike] = rising(own[alike], seen[alike])
     larger = np.maximum(squares, training.squares)
-    if not training.complete or ridges is not None:
-        return larger if training.complete else squares, floors
+    if not training.complete:
+        return squares, floors
+    if ridges is not None:
+        return larger + CAUTION * floors * np.sqrt(np.maximum(larger, 0.0) + floors**2 / 2), floors
     # The better known of the two counts more. Neither is taken for being small: what is chosen is.
     trust = floors**2 / (floors**2 + training.floors**2)
     mean = squares + trust * (training.squares - squares)
