@@ -26,8 +26,7 @@ DIGITS = 1e-9
 """Part of its scale to which a prediction, an error or a distance is rounded before it is compared."""
 LARGER = 0.25
 """Weight of the larger of two estimates beside their mean; chosen on seeds 1 to 20 (docs/method.md 2.7)."""
-CAUTION = 0.25
-"""Standard deviations that are added to the estimate of trees: the one that is chosen is a lucky one (docs/trees.md)."""
+CAUTION = 0.25  # standard deviations added to the estimate of trees; chosen on seeds 1 to 10 (docs/method.md 2.7)
 
 
 def evaluate(
@@ -182,8 +181,8 @@ def _estimate(candidates: Candidates, here: "Evaluator", predicted: Array, *, tr
     rise with what the training rows say, and the larger of this and its own is taken. All candidates share the luck of
     the validation rows, though; so candidates that are fitted without them are measured on folds of the training rows
     too (cross-fitting), and the estimate lies between the mean of both, weighted by 1/noise², and the larger. Trees fit
-    the rows that they were trained on too closely for that: of a tree ensemble the larger counts alone, raised by a quarter
-    of its standard deviation, and each ridge has an order of its own.
+    the rows that they were trained on too closely for that: of a tree ensemble the larger counts alone, raised by a
+    quarter of its standard deviation, and each ridge has an order of its own.
 
     The original model was neither fitted to parity nor picked among many: where rows were held out, whether it meets a
     target is decided on all rows, as an audit of them does.
@@ -214,9 +213,9 @@ def _with_training(squares: Array, training: "_Training", floors: Array, ridges:
     for alike in [slice(None)] if ridges is None else [ridges == ridge for ridge in np.unique(ridges)]:
         for own, seen in zip(squares.T, training.squares.T, strict=True):
             own[alike] = rising(own[alike], seen[alike])
-    larger = np.maximum(squares, training.squares)
     if not training.complete:
         return squares, floors
+    larger = np.maximum(squares, training.squares)
     if ridges is not None:
         return larger + CAUTION * floors * np.sqrt(np.maximum(larger, 0.0) + floors**2 / 2), floors
     # The better known of the two counts more. Neither is taken for being small: what is chosen is.
@@ -261,13 +260,11 @@ class _Training:
 def _training_squares(candidates: Candidates, seed: int) -> _Training | None:
     """None where the training rows say nothing that the validation rows do not."""
     problem, fits = candidates.problem, candidates.fits
-    same = problem.evaluated_on == "train"
-    if len(fits) == 1 or (same and candidates.cross_fitted is None):
+    if len(fits) == 1 or (problem.evaluated_on == "train" and candidates.cross_fitted is None):
         return None
     rows = problem.training
     if not len(rows):
-        order = _normal_distances(problem, fits)
-        count = len(problem.labels)
+        order, count = _normal_distances(problem, fits), len(problem.labels)
         return _Training(np.repeat(order[:, None], count * (count - 1) // 2, axis=1), np.zeros(0), complete=False)
     there = Evaluator(rows, len(problem.labels), seed)
     # without the last bits, which would else decide the order of equal ones
@@ -279,8 +276,7 @@ def _training_squares(candidates: Candidates, seed: int) -> _Training | None:
     if crossed is not None:
         apart = there.distances(measurable(crossed.predictions, rows.prediction)) ** 2 - floors**2
         squares = _over_fitted(fits, seen, squares, crossed.fits, apart)
-    complete = len(rows) >= min(len(problem.validation), sum(problem.sizes))
-    return _Training(squares, floors, complete)
+    return _Training(squares, floors, complete=len(rows) >= min(len(problem.validation), sum(problem.sizes)))
 
 
 def _made_by(fit: Fit) -> tuple[Any, ...]:
@@ -393,9 +389,9 @@ class Evaluator:
     @cached_property
     def groups(self) -> Groups:
         """The groups that are compared."""
-        strata = None if self.rows.strata is None else self.rows.strata[... if self._index is None else self._index]
-        codes = self.rows.codes if self._index is None else self.rows.codes[self._index]
-        return Groups.of(codes, self.count, self.compared(self.rows.parity_weight), strata)
+        strata = None if self.rows.strata is None else self.compared(self.rows.strata)
+        codes, weight = self.compared(self.rows.codes), self.compared(self.rows.parity_weight)
+        return Groups.of(codes, self.count, weight, strata)
 
     @cached_property
     def pairs(self) -> Pairs:
