@@ -389,9 +389,9 @@ class Evaluator:
     @cached_property
     def groups(self) -> Groups:
         """The groups that are compared."""
-        strata = None if self.rows.strata is None else self.compared(self.rows.strata)
-        codes, weight = self.compared(self.rows.codes), self.compared(self.rows.parity_weight)
-        return Groups.of(codes, self.count, weight, strata)
+        strata = None if self.rows.strata is None else self.rows.strata[... if self._index is None else self._index]
+        codes = self.rows.codes if self._index is None else self.rows.codes[self._index]
+        return Groups.of(codes, self.count, self.compared(self.rows.parity_weight), strata)
 
     @cached_property
     def pairs(self) -> Pairs:
