@@ -180,9 +180,9 @@ def _estimate(candidates: Candidates, here: "Evaluator", predicted: Array, *, tr
     From the validation rows alone the square is T² − floor², and the smallest of many is a lucky one; so it is made to
     rise with what the training rows say, and the larger of this and its own is taken. All candidates share the luck of
     the validation rows, though; so candidates that are fitted without them are measured on folds of the training rows
-    too (cross-fitting), and the estimate lies between the mean of both, weighted by 1/noise², and the larger. Trees fit
-    the rows that they were trained on too closely for that: of a tree ensemble the larger counts alone, raised by a
-    quarter of its standard deviation, and each ridge has an order of its own.
+    too (cross-fitting), and the estimate lies between the mean of both, weighted by 1/noise², and the larger. Trees
+    know the labels of the rows that they were trained on: these only give the order, one for each ridge, and the
+    estimate is raised by a quarter of its standard deviation.
 
     The original model was neither fitted to parity nor picked among many: where rows were held out, whether it meets a
     target is decided on all rows, as an audit of them does.
@@ -213,11 +213,11 @@ def _with_training(squares: Array, training: "_Training", floors: Array, ridges:
     for alike in [slice(None)] if ridges is None else [ridges == ridge for ridge in np.unique(ridges)]:
         for own, seen in zip(squares.T, training.squares.T, strict=True):
             own[alike] = rising(own[alike], seen[alike])
+    if ridges is not None:
+        return squares + CAUTION * floors * np.sqrt(np.maximum(squares, 0.0) + floors**2 / 2), floors
     if not training.complete:
         return squares, floors
     larger = np.maximum(squares, training.squares)
-    if ridges is not None:
-        return larger + CAUTION * floors * np.sqrt(np.maximum(larger, 0.0) + floors**2 / 2), floors
     # The better known of the two counts more. Neither is taken for being small: what is chosen is.
     trust = floors**2 / (floors**2 + training.floors**2)
     mean = squares + trust * (training.squares - squares)
