@@ -349,7 +349,7 @@ SKLEARN: dict[str, tuple[Callable[[], Any], bool]] = {
         lambda: TransformedTargetRegressor(_mlp(), func=np.cbrt, inverse_func=_cube).fit(TABLE, LABEL), OK,
     ),
     "a linear model": (lambda: Ridge().fit(TABLE, LABEL), OK),
-    "a tree": (lambda: DecisionTreeRegressor().fit(TABLE, LABEL), False),
+    "a tree": (lambda: DecisionTreeRegressor().fit(TABLE, LABEL), OK),
     "a classifier": (
         lambda: MLPClassifier(hidden_layer_sizes=(5,), tol=1e-2, solver="lbfgs").fit(TABLE, GROUP), OK,
     ),

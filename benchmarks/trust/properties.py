@@ -35,7 +35,7 @@ def _fitted(method: str, model: Any, rows: Rows, fraction: float, target: float 
     options = {"refit": "ols"} if method == "paper" else {}
     fair = ESVDFair(
         model, method=method, target_ks=target, validation_fraction=fraction, effort=Effort.quick(), random_state=0,
-        **options,
+        min_group_rows=2 if fraction == 0 else 30, **options,
     )  # fmt: skip
     return fair.fit(rows[0], rows[1], sensitive_features=rows[2])
 

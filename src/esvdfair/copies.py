@@ -49,7 +49,7 @@ def _hash_labelled(rows: ArrayBatches) -> NDArray[np.uint64] | None:
 
 
 def hash_rows(x: Any) -> NDArray[np.uint64] | None:
-    """A number for every row, equal for equal rows; None of a sparse matrix."""
+    """A number for every row, equal for equal rows; None of a sparse matrix, or of values that are lists."""
     if hasattr(x, "tocsr"):
         return None
     several = several_inputs(x)
@@ -64,7 +64,11 @@ def hash_rows(x: Any) -> NDArray[np.uint64] | None:
             values = to_numpy(part).reshape(len(total), -1)
             for start in range(0, len(total), BLOCK_ROWS):
                 rows = slice(start, start + BLOCK_ROWS)
-                total[rows] = total[rows] * np.uint64(0x9E3779B97F4A7C15) + _mixed_words(values[rows]).sum(axis=1)
+                try:
+                    words = _mixed_words(values[rows]).sum(axis=1)
+                except (TypeError, ValueError):  # lists, which have no hash
+                    return None
+                total[rows] = total[rows] * np.uint64(0x9E3779B97F4A7C15) + words
     return total
 
 

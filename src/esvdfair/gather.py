@@ -22,6 +22,9 @@ Array = NDArray[np.float64]
 KEPT_BYTES = 2**30
 """Bytes of features that a summary keeps at most."""
 
+ROUNDING = 2.0**-46
+"""Differences below this part of the numbers are rounding in float64, and depend on the order of summation."""
+
 LARGEST = 1e120
 """Labels, predictions and weights beyond it are refused: squares of sums of their squares leave float64."""
 
@@ -262,18 +265,18 @@ def _limits(group_rows: Mapping[Label, int], bound: int) -> dict[Label, float]:
 
 def _look(adapter: ModelAdapter, x: Any) -> tuple[OutputLayer, int]:
     """The output layer of a model, and the inputs of its widest layer."""
-    width = adapter.n_features
-    if width is not None and len(getattr(x, "shape", ())) == 2 and x.shape[1] != width:
-        raise InputError(f"X has {x.shape[1]} features, but the model expects {width} features as input.")
-    layers = adapter.layers(x)
-    _check_size(layers)
+    layers = layers_of(adapter, x)
     with np.errstate(over="ignore", invalid="ignore"):  # predictions that are not finite are refused as they come
         output = adapter.output_layer(x)
     return output, int(max(layer.weight.shape[1] for layer in layers))
 
 
-def _check_size(layers: Sequence[LinearLayer]) -> None:
-    """Raise where weights are so large that squares of sums of them leave float64."""
+def layers_of(adapter: ModelAdapter, x: Any) -> tuple[LinearLayer, ...]:
+    """The linear layers of a model, if it takes these rows and squares of sums of its weights are in float64."""
+    width = adapter.n_features
+    if width is not None and len(getattr(x, "shape", ())) == 2 and x.shape[1] != width:
+        raise InputError(f"X has {x.shape[1]} features, but the model expects {width} features as input.")
+    layers = adapter.layers(x)
     for layer in layers:
         largest = float(np.abs(layer.weight).max(initial=0.0))
         if largest > LARGEST:
@@ -281,6 +284,7 @@ def _check_size(layers: Sequence[LinearLayer]) -> None:
                 f"the layer {layer.name!r} has weights as large as {largest:.3g}, whose squares leave float64; check "
                 "the model."
             )
+    return layers
 
 
 def _check_finite(adapter: ModelAdapter, X: Any) -> None:
@@ -323,4 +327,9 @@ def _check_unit(y: Array, prediction: Any) -> None:
         if len(values) and not (largest := float(abs(values).max())) <= LARGEST:
             raise ValueError(
                 f"{name} is as large as {largest:.3g}, and sums of squares leave float64; give it in another unit."
+            )
+        if len(values) and 0 < float(values.max() - values.min()) < ROUNDING * largest:
+            raise ValueError(
+                f"{name} differs between rows by no more than the rounding of numbers as large as {largest:.3g}. Subtract "
+                "a constant from it, or from the columns of X."
             )

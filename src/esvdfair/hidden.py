@@ -16,7 +16,7 @@ from esvdfair.core.edits import edit_exact, edit_paper
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.quadratic import Fit
 from esvdfair.exceptions import InputError
-from esvdfair.gather import Watch, gather
+from esvdfair.gather import Watch, gather, layers_of
 from esvdfair.methods import Candidates, account_for, after_edits, check_rescales, parity_at, rescaled
 from esvdfair.models.base import LinearLayer, ModelAdapter, find_layer
 from esvdfair.problem import Effort, Problem, make_problem, original_fit
@@ -65,7 +65,7 @@ class Reader:
         first = next((batch.x for batch in self.batches if len(batch.codes)), None)
         if first is None:
             raise ValueError("there are no rows to fit on: the data is empty.")
-        return self.original.layers(first)
+        return layers_of(self.original, first)
 
     def moments_of(self, layers: Sequence[LinearLayer]) -> tuple[list[GroupMoments], Problem]:
         """Moments of the inputs of some layers over the training rows, and the problem of the original model."""

@@ -256,11 +256,12 @@ def _edit(
     if drops and not np.array_equal(solution.sigma, svd.sigma):
         after = (svd.u * solution.sigma) @ svd.step
         if svd.factor.shape[0] != svd.factor.shape[1]:  # W(I − SS⁺) is lost, beside what the σ_i move
-            lost = (after - before) @ gaps.scatter_about(moments, centred=False)
-            output_change = float(np.sum(lost * (after - before)))
+            output_change = float(np.sum((after - before) @ gaps.scatter_about(moments, centred=False) * (after - before)))
+    if not np.abs(after).max(initial=0.0) < 1e150:  # squares of larger weights leave float64
+        raise ValueError(f"the edited weights of the layer {layer!r} leave float64. Give its inputs in a larger unit.")
     measure = gaps.squared_mean_gap if power == 2 else gaps.squared_covariance_gap
     if power == 2:
-        gap_before, gap_after = measure(before, moments), measure(after, moments)
+        gap_before, gap_after = (measure(weight, moments) for weight in (before, after))
         achieved = gap_after + epsilon * float(np.sum(after**2))  # Σσ'² = d_e² + ε tr(W'W'ᵀ)   (Theorem 1)
     else:
         achieved, gap_after = gaps.fourth_powers(after @ svd.factor, svd.sign)
