@@ -31,11 +31,13 @@ def _rows() -> Rows:
     return x, x @ [0.5, -0.2, 0.3, 0.8] + 0.3 * rng.normal(size=400), groups
 
 
-def _fitted(method: str, model: Any, rows: Rows, fraction: float, target: float | None) -> ESVDFair:
-    options = {"refit": "ols"} if method == "paper" else {}
+def _fitted(
+    method: str, model: Any, rows: Rows, fraction: float, target: float | None, **options: Any
+) -> ESVDFair:
+    options |= {"refit": "ols"} if method == "paper" else {}
     fair = ESVDFair(
         model, method=method, target_ks=target, validation_fraction=fraction, effort=Effort.quick(), random_state=0,
-        min_group_rows=2 if fraction == 0 else 30, **options,
+        **options,
     )  # fmt: skip
     return fair.fit(rows[0], rows[1], sensitive_features=rows[2])
 
@@ -116,7 +118,7 @@ def worse_in_both(problems: int) -> dict[str, dict[str, int]]:
             for goal, target in (("no target", None), ("target 0.1", 0.1)):
                 with warnings.catch_warnings(record=True) as told:
                     warnings.simplefilter("always")
-                    after = _fitted(method, model, (x, y, groups), 0.0, target).predict(x)
+                    after = _fitted(method, model, (x, y, groups), 0.0, target, min_group_rows=2).predict(x)
                 errors = [float(np.mean((p - y) ** 2)) for p in (before, after)]
                 distances = [ks_distance(p, sensitive_features=groups) for p in (before, after)]
                 if errors[1] > errors[0] and distances[1] > distances[0]:

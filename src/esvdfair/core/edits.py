@@ -256,7 +256,8 @@ def _edit(
     if drops and not np.array_equal(solution.sigma, svd.sigma):
         after = (svd.u * solution.sigma) @ svd.step
         if svd.factor.shape[0] != svd.factor.shape[1]:  # W(I − SS⁺) is lost, beside what the σ_i move
-            output_change = float(np.sum((after - before) @ gaps.scatter_about(moments, centred=False) * (after - before)))
+            scatter = gaps.scatter_about(moments, centred=False)
+            output_change = float(np.sum((after - before) @ scatter * (after - before)))
     if not np.abs(after).max(initial=0.0) < 1e150:  # squares of larger weights leave float64
         raise ValueError(f"the edited weights of the layer {layer!r} leave float64. Give its inputs in a larger unit.")
     measure = gaps.squared_mean_gap if power == 2 else gaps.squared_covariance_gap
