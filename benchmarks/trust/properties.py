@@ -31,9 +31,7 @@ def _rows() -> Rows:
     return x, x @ [0.5, -0.2, 0.3, 0.8] + 0.3 * rng.normal(size=400), groups
 
 
-def _fitted(
-    method: str, model: Any, rows: Rows, fraction: float, target: float | None, **options: Any
-) -> ESVDFair:
+def _fitted(method: str, model: Any, rows: Rows, fraction: float, target: float | None, **options: Any) -> ESVDFair:
     options |= {"refit": "ols"} if method == "paper" else {}
     fair = ESVDFair(
         model, method=method, target_ks=target, validation_fraction=fraction, effort=Effort.quick(), random_state=0,

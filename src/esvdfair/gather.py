@@ -330,6 +330,6 @@ def _check_unit(y: Array, prediction: Any) -> None:
             )
         if len(values) and 0 < float(values.max() - values.min()) < ROUNDING * largest:
             raise ValueError(
-                f"{name} differs between rows by no more than the rounding of numbers as large as {largest:.3g}. Subtract a "
-                "constant from it, or from the columns of X."
+                f"{name} differs between rows by no more than the rounding of numbers as large as {largest:.3g}. "
+                "Subtract a constant from it, or from the columns of X."
             )

@@ -14,8 +14,7 @@ from esvdfair.core.moments import GroupMoments
 
 Array = NDArray[np.float64]
 
-PAPER_REDUCTIONS = (15.0, 150.0)
-"""How many times smaller the paper makes ``Σσ²`` of the mean and ``Σσ⁴`` of the covariance."""
+PAPER_REDUCTIONS = (15.0, 150.0)  # how many times smaller the paper makes Σσ² of the mean and Σσ⁴ of the covariance
 _EPS = float(np.finfo(np.float64).eps)
 _MET = 1 + 16 * _EPS  # a budget overrun by no more than this is met: a second edit with the same budget changes nothing
 
