@@ -106,7 +106,8 @@ $(VENV)-lowest/.dev: pyproject.toml constraints.txt .ci/lowest.py
 	@echo "Installing the lowest versions into $(VENV)-lowest; the first time takes a few minutes"
 	@$(VENV)-lowest/bin/python .ci/lowest.py --except torch >$(VENV)-lowest/lowest.txt
 	@$(VENV)-lowest/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt \
-		-c $(VENV)-lowest/lowest.txt -e '.[all]' 'pytest<9' 'pyparsing<3.3' pytest-xdist pyyaml hypothesis onnxscript pooch skl2onnx
+		-c $(VENV)-lowest/lowest.txt -e '.[all]' 'pytest<9' 'pyparsing<3.3' pytest-xdist pyyaml hypothesis onnxscript pooch skl2onnx \
+		catboost complexipy lightgbm numpydoc xgboost-cpu
 	@touch $@
 
 $(VENV)-engines/.dev: pyproject.toml constraints.txt

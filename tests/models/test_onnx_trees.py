@@ -55,6 +55,7 @@ def run(model, x=X):
 
 def together(kind=TensorProto.FLOAT, aggregate=1, post=0, weights=(-1, 2, 0.5, 0.3, 7, -3, 0.25)):
     """A TreeEnsemble of ai.onnx.ml 5: two trees of three leaves, and one of a single leaf."""
+    pytest.importorskip("onnxruntime", minversion="1.30", reason="older ones predict other values for this model")
     node = helper.make_node(
         "TreeEnsemble", ["x"], ["y"], domain="ai.onnx.ml", n_targets=1, aggregate_function=aggregate,
         post_transform=post, tree_roots=[0, 2, 4], nodes_modes=helper.make_tensor("m", TensorProto.UINT8, [5], [0] * 5),
