@@ -108,6 +108,9 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         Whether the repaired predictions get the mean and standard deviation of the original ones on the training rows,
         by shifting and stretching the last layer. KS distances do not change; the error is that of the rescaled model.
         Not possible where a sigmoid or another curve follows the last layer.
+    keep_zeros : bool, default=True
+        Whether coefficients of a linear model that are 0, such as those of a Lasso, stay 0. False lets the repair use
+        all features. Other models have no such coefficients.
     validation_fraction : float, default=0.25
         Fraction of the rows that is held out to choose among candidates when :meth:`fit` gets no ``validation``.
     min_group_rows : int, default=30
@@ -176,6 +179,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         layer: int | str | None = None,
         targets: str | Sequence[str] = "auto",
         rescale: bool = False,
+        keep_zeros: bool = True,
         validation_fraction: float = 0.25,
         min_group_rows: int = MIN_GROUP_ROWS,
         missing: str = "error",
@@ -196,6 +200,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         self.layer = layer
         self.targets = targets
         self.rescale = rescale
+        self.keep_zeros = keep_zeros
         self.validation_fraction = validation_fraction
         self.min_group_rows = min_group_rows
         self.missing = missing
@@ -281,13 +286,13 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             raise TypeError(f"fit_summary takes a Summary, got {type(summary).__name__}; pass rows to fit.")
         from esvdfair.models import fingerprint
 
-        adapter = adapt(self.model, output=self.output)
+        adapter = adapt(self.model, output=self.output, keep_zeros=self.keep_zeros)
         if summary.model != fingerprint(adapter.model):
             raise InputError("`summary` was made with another model; summarise the rows with `model`.")
         if summary.output is None:
             raise ValueError("there are no rows to fit on: the summary is empty.")
         if validation is not None and not isinstance(validation, Summary):
-            known: dict[str, Any] = {"output": self.output, "missing": self.missing, "batch_size": self.batch_size}
+            known = {name: getattr(self, name) for name in ("output", "missing", "keep_zeros", "batch_size")}
             rows = Data.of(validation)
             beside = {name: getattr(rows, name) for name in COLUMNS}
             validation = summarise(self.model, rows.X, rows.y, rows=self._effort.rows, **beside, **known)
@@ -325,6 +330,8 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         self.edits_ = [] if fit.target == ORIGINAL else methods.account_for(problem, fit)
         asked = {name: getattr(self, name) for name in ("method", "target_ks", "max_mse_increase")}
         self.summary_ = make_report(problem, after, curve, point, **asked)
+        if self._predictor.negative is not None:
+            self.summary_["negative_coefficients"] = self._predictor.negative
         rows = problem.validation
         names = [label_text(label) for label in (*problem.labels, *problem.set_aside)]
         known = _known_rows(rows.id, None if problem.error_against == "predictions" else rows.y, names, rows.codes)
@@ -386,7 +393,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         """
         check_is_fitted(self, "estimator_")
         data = Data(X, y, sensitive_features, sample_weight, control_features)
-        adapter = adapt(self.model_, output=self.output)
+        adapter = adapt(self.model_, output=self.output, keep_zeros=self.keep_zeros)
         batches = make_batches(data, missing=self.missing, batch_size=self.batch_size, classes=adapter.classes)
         before, again = (gather(each, batches, rows=self._effort.rows) for each in (adapter, self._predictor))
         if before.output is None:
@@ -403,7 +410,8 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         curve = self._evaluate(adapter, candidates, 0)
         asked: dict[str, Any] = {"method": self.method, "target_ks": self.target_ks}
         found = make_report(problem, after, curve, curve.points[0], **asked)
-        return FitReport(found | {"decided_by": self.summary_["decided_by"]})
+        kept = ("decided_by", "negative_coefficients")  # which depend on no rows
+        return FitReport(found | {name: self.summary_[name] for name in kept if name in self.summary_})
 
     def plot_distributions(self, X: Any, *, sensitive_features: Any, axes: Any = None) -> Any:
         """Draw how the predictions of each group are distributed, before and after the repair.
@@ -563,7 +571,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
     def _adapter(self, data: Data, seed: int | None) -> ModelAdapter:
         """The adapter of the model, which is fitted first when it is a scikit-learn model that is not."""
         try:
-            adapter = adapt(self.model, output=self.output)
+            adapter = adapt(self.model, output=self.output, keep_zeros=self.keep_zeros)
             if adapter.trees and seed is not None:
                 _warn_trees()
             return adapter
@@ -579,7 +587,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         from esvdfair.models.sklearn import fit_model
 
         model = fit_model(self.model, take(data.X, chosen), to_numpy(data.y)[chosen], weight)
-        return adapt(model, output=self.output)
+        return adapt(model, output=self.output, keep_zeros=self.keep_zeros)
 
     def _classes(self, y: Any) -> Any:
         """The two classes that a scikit-learn classifier tells apart, or will when it is fitted; else None."""

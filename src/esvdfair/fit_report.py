@@ -52,6 +52,7 @@ class FitReport(dict[str, Any]):
     evaluated_on : "validation", "heldout", "train" or "test"
     error_against : "labels", or "predictions" of the original model
     rows : number of rows that these figures are of
+    negative_coefficients : of a linear model with ``positive=True``, how many of its repaired coefficients are negative
     """
 
     method: str

@@ -41,6 +41,7 @@ def summarise(
     part: int | str = 0,
     output: Any = None,
     missing: str = "error",
+    keep_zeros: bool = True,
     batch_size: int = 8192,
     rows: int = KEPT_ROWS,
     group_rows: Mapping[Label, int] | None = None,
@@ -70,6 +71,8 @@ def summarise(
         Which output is the prediction, as in :class:`esvdfair.ESVDFair`.
     missing : {"error", "group"}, default="error"
         Whether a missing attribute value is an error or a group of its own.
+    keep_zeros : bool, default=True
+        Whether coefficients of a linear model that are 0 stay 0, as in :class:`esvdfair.ESVDFair`.
     batch_size : int, default=8192
         Rows that run through the model at once.
     rows : int, default=160000
@@ -95,7 +98,7 @@ def summarise(
     """
     from esvdfair.models import fingerprint
 
-    adapter = model if isinstance(model, ModelAdapter) else adapt(model, output=output)
+    adapter = model if isinstance(model, ModelAdapter) else adapt(model, output=output, keep_zeros=keep_zeros)
     data = Data(X, y, sensitive_features, sample_weight, control_features)
     batches = make_batches(
         data, missing=missing, batch_size=batch_size, classes=adapter.classes, row_id=row_id, part=part

@@ -20,6 +20,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "refit": (None, "sgd", "ols"),
     "certificate": ("normal", "hoeffding"),
     "rescale": (False, True),
+    "keep_zeros": (True, False),
 }
 """Values of the options that have a few."""
 RANGES: dict[str, tuple[Any, str]] = {

@@ -212,6 +212,8 @@ def verdict(summary: Mapping[str, Any]) -> Verdict:
         details.append(f"{percent(summary['outside_support'])} of the rows are in strata that lack a group.")
     if aside := summary.get("groups_set_aside"):
         details.append(too_small(aside))
+    if negative := summary.get("negative_coefficients"):
+        details.append(f"The model has positive=True, but {negative} of its repaired coefficients are negative.")
     return Verdict(answer, headline, measured, tuple(details), _next_steps(answer, summary))
 
 

@@ -59,10 +59,12 @@ network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.L
 
 KINDS = [
     *map(linear, [
-        "LinearRegression()", "Ridge()", "Lasso(alpha=0.01)", "ElasticNet(alpha=0.01)", "Lars()",
+        "LinearRegression()", "LinearRegression(positive=True)", "Ridge()", "Lasso(alpha=0.01)",
+        "Lasso(alpha=0.01, positive=True)", "ElasticNet(alpha=0.01)", "ElasticNet(alpha=0.01, positive=True)", "Lars()",
         "LassoLars(alpha=0.01)", "OrthogonalMatchingPursuit(n_nonzero_coefs=3)", "BayesianRidge()", "ARDRegression()",
         "HuberRegressor()", "TheilSenRegressor(random_state=0)", "QuantileRegressor(alpha=0)",
-        "SGDRegressor(random_state=0)", "LinearSVR(random_state=0)", "PLSRegression(n_components=2)",
+        "SGDRegressor(random_state=0)", "PassiveAggressiveRegressor(C=0.01, random_state=0)",
+        "LinearSVR(random_state=0)", "PLSRegression(n_components=2)",
     ]),
     *(linear(given, y="counts") for given in ["PoissonRegressor()", "GammaRegressor()", "TweedieRegressor(power=1.5)"]),
     *(linear(given, y="labels") for given in [

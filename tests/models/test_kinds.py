@@ -13,6 +13,7 @@ from tests.models import kinds
 NAMES = [kind.name for kind in kinds.KINDS]
 
 
+@pytest.mark.filterwarnings("ignore:Class PassiveAggressiveRegressor is deprecated:FutureWarning")
 @pytest.mark.parametrize("kind", kinds.KINDS, ids=NAMES)
 def test_it_is_repaired_and_of_the_same_type(kind):
     X, y, group = kinds.data(kind.y)

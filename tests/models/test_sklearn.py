@@ -8,8 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+from sklearn.base import clone
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.cross_decomposition import PLSRegression
+from sklearn.ensemble import VotingRegressor
 from sklearn.exceptions import ConvergenceWarning, DataConversionWarning, NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import (
@@ -44,10 +46,11 @@ from sklearn.preprocessing import (
 )
 from sklearn.svm import SVR, LinearSVC, LinearSVR
 
-from esvdfair import Effort, ESVDFair, ESVDFairWarning
+from esvdfair import Effort, ESVDFair, ESVDFairWarning, summarise
 from esvdfair.models import adapt
 from esvdfair.models.base import PREDICT_ROWS
 from esvdfair.models.sklearn import SklearnAdapter
+from esvdfair.report import verdict
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(200, 4))
@@ -565,3 +568,95 @@ def test_columns_of_very_different_sizes_are_no_other_predict():
     table = (rng.normal(size=(300, 3)) * [1, 1e5, 1e-4] + [0, 1e7, 0]).astype(np.float32)
     model = LinearRegression().fit(table, rng.normal(size=300) + table[:, 0])
     assert adapt(model).head(table).kind == "identity"
+
+
+def people():
+    """Two groups that differ in a column that a Lasso keeps and in one that it leaves out."""
+    rng = np.random.default_rng(3)
+    group = rng.integers(0, 2, 1500)
+    x = rng.normal(size=(1500, 5)) + group[:, None] * [1.6, 0, 0, 0.5, 0]
+    return x, x @ [1.0, 1.5, 0.2, 0.0, 0.0] + rng.normal(size=1500), group
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda m: m,
+        lambda m: make_pipeline(StandardScaler(), m),
+        lambda m: VotingRegressor([("a", m), ("b", Ridge())]),
+    ],
+    ids=["alone", "in a pipeline", "in a mean"],
+)
+@pytest.mark.parametrize("by", ["rows", "summary"])
+def test_zeros_change_only_if_asked(wrap, by):
+    x, y, group = people()
+    model = wrap(Lasso(alpha=0.3)).fit(x, y)
+
+    def coefficients(found):
+        found = found.estimators_[0] if isinstance(found, VotingRegressor) else found
+        return (found[-1] if isinstance(found, Pipeline) else found).coef_
+
+    zero = coefficients(model) == 0
+    assert 0 < zero.sum() < 5
+    errors = {}
+    for keeps in (True, False):
+        fair = ESVDFair(model, target_ks=0.15, keep_zeros=keeps, effort=Effort.quick())
+        assert clone(fair).get_params()["keep_zeros"] is keeps
+        if by == "rows":
+            fair.fit(x, y, sensitive_features=group)
+        else:
+            fair.fit_summary(summarise(model, x, y, sensitive_features=group, keep_zeros=keeps))
+        new = coefficients(fair.estimator_)
+        assert not np.allclose(new, coefficients(model))
+        np.testing.assert_array_equal(new == 0, zero & keeps)
+        np.testing.assert_array_equal(fair.predict(x), fair.estimator_.predict(x))
+        errors[keeps] = fair.summary_["mse_refit"]
+        assert fair.summary_["ks_after"] < 0.6 * fair.summary_["ks_before"]
+        assert np.isfinite(pickle.loads(pickle.dumps(fair)).predict(x)).all()
+    if not isinstance(model, VotingRegressor):  # whose Ridge has all columns in either case
+        assert errors[False] < errors[True] - 0.01
+
+
+def test_a_summary_needs_the_same_zeros():
+    x, y, group = people()
+    model = Lasso(alpha=0.3).fit(x, y)
+    summary = summarise(model, x, y, sensitive_features=group)
+    with pytest.raises(
+        ValueError, match="`summary` was made with another `keep_zeros`: it has 2 features of each row, not 5"
+    ):
+        ESVDFair(model, keep_zeros=False).fit_summary(summary)
+    with pytest.raises(ValueError, match=r"`keep_zeros=1\.5`; expected True or False"):
+        ESVDFair(model, keep_zeros=1.5).fit(x, y, sensitive_features=group)
+
+
+POSITIVE = [
+    LinearRegression(positive=True),
+    Ridge(positive=True),
+    Lasso(alpha=0.01, positive=True),
+    ElasticNet(alpha=0.01, positive=True),
+    LassoLars(alpha=0.001, positive=True),
+    VotingRegressor([("a", LinearRegression(positive=True)), ("b", Ridge())]),
+]
+
+
+@pytest.mark.parametrize("model", POSITIVE, ids=[type(model).__name__ for model in POSITIVE])
+@pytest.mark.parametrize("shifted", [[0.8, 0, 0, 0, 0], [0.8, 0.4, 0, 0.5, 0]], ids=["a little", "much"])
+def test_negative_coefficients_of_a_positive_model_are_reported(model, shifted):
+    """The one-column shift is met by a smaller coefficient, the other one only by negative ones."""
+    rng = np.random.default_rng(5)
+    group = rng.integers(0, 2, 3000)
+    x = rng.normal(size=(3000, 5)) + group[:, None] * shifted
+    y = x @ [1.0, 1.0, 0.6, 0.5, 0.2] + rng.normal(size=3000)
+    fair = ESVDFair(clone(model).fit(x, y), target_ks=0.12 if shifted[1] == 0 else 0.03, effort=Effort.quick())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fair.fit(x, y, sensitive_features=group)
+    repaired = fair.estimator_.estimators_[0] if isinstance(model, VotingRegressor) else fair.estimator_
+    negative = np.sum(repaired.coef_ < 0)
+    assert (negative > 0) == (shifted[1] > 0)
+    said = [str(warning.message) for warning in caught if "has positive=True" in str(warning.message)]
+    assert len(said) == (negative > 0)
+    assert fair.summary_.negative_coefficients == negative
+    assert fair.assess(x, y, sensitive_features=group).negative_coefficients == negative
+    assert ("repaired coefficients are negative" in str(verdict(fair.summary_))) == (negative > 0)
+    assert fair.summary_["ks_after"] < fair.summary_["ks_before"]

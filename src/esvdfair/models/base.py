@@ -115,6 +115,15 @@ class ModelAdapter(ABC):
     def _tail(self, rows: Any) -> Tail:
         """What follows the last linear layers, seen on some rows."""
 
+    @property
+    def negative(self) -> int | None:
+        """Number of negative coefficients of a linear model with ``positive=True``; None of other models."""
+        return None
+
+    def free_zeros(self) -> Self:
+        """Let coefficients of a linear model that are 0 change like the others; returns self."""
+        return self
+
     def _position_weights(self, x: Any) -> dict[str, Any]:
         """(rows, positions) weights of the positions of every last layer, where they differ between rows."""
         raise NotImplementedError("this framework has no derivatives, so no part has positions=None.")
@@ -165,6 +174,12 @@ class ModelAdapter(ABC):
     def with_output(self, known: OutputLayer) -> Self:
         """Take the output layer as known, so that `replace` needs no rows; returns self."""
         self.readout, self.added = known.readout, known.added
+        mine, its = (layer.weight.shape[1] for layer in (self.layers()[-1], known.layer))
+        if mine != its:
+            raise InputError(
+                f"`summary` was made with another `keep_zeros`: it has {its} features of each row, not {mine}. Give "
+                "summarise and ESVDFair the same."
+            )
         return self
 
     def predict(self, x: Any) -> NDArray[Any]:

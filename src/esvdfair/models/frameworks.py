@@ -9,7 +9,7 @@ from esvdfair.models.base import ModelAdapter
 _TREES = ("sklearn.tree.", "sklearn.ensemble.", "lightgbm.", "xgboost.", "catboost.")
 
 
-def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
+def adapt(model: Any, *, output: Any = None, keep_zeros: bool = True) -> ModelAdapter:
     """Wrap a trained model in the adapter of its framework.
 
     Parameters
@@ -29,7 +29,8 @@ def adapt(model: Any, *, output: Any = None) -> ModelAdapter:
     sklearn.exceptions.NotFittedError
         A scikit-learn model that is not fitted.
     """
-    return _adapter_of(model)(model, output=output)
+    adapter = _adapter_of(model)(model, output=output)
+    return adapter if keep_zeros else adapter.free_zeros()
 
 
 def _adapter_of(model: Any) -> Callable[..., ModelAdapter]:

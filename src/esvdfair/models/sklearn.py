@@ -90,6 +90,16 @@ class SklearnAdapter(ModelAdapter):
         width: int | None = getattr(self._model, "n_features_in_", None)
         return width
 
+    @property
+    def negative(self) -> int | None:
+        """Number of negative coefficients of a linear model with ``positive=True``; None of other models."""
+        return int(np.sum(self._last.coef_ < 0)) if getattr(self._last, "positive", False) else None
+
+    def free_zeros(self) -> "SklearnAdapter":
+        """Let coefficients of a linear model that are 0 change like the others; returns self."""
+        self._used = None
+        return self
+
     def _all_layers(self, x: Any) -> tuple[LinearLayer, ...]:
         return tuple(
             LinearLayer(name, index, *(None if part is None else np.array(part, dtype=np.float64) for part in arrays))  # type: ignore[arg-type]
@@ -119,6 +129,7 @@ class SklearnAdapter(ModelAdapter):
 
     def _edited(self, weights: Weights) -> "SklearnAdapter":
         twin = SklearnAdapter(copy.deepcopy(self._model), output=self._place)
+        twin._used = self._used
         for name, (weight, bias) in weights.items():
             index = self._names.index(name)
             held, _ = twin._whole()[index]  # a view, of the same memory layout, so that products round as before
@@ -127,6 +138,11 @@ class SklearnAdapter(ModelAdapter):
                 bias = _set_coefficients(twin._last, held, self._arrays()[0][1] if bias is None else bias)
             if bias is not None:
                 _set_intercept(twin._last, index, name, bias)
+        if twin.negative:
+            words = f"{twin.negative} of {np.size(twin._last.coef_)} repaired coefficients are negative."
+            warnings.warn(
+                ESVDFairWarning(f"The {type(twin._last).__name__} has positive=True, but {words}"), stacklevel=3
+            )
         return twin
 
     def _predict(self, x: Any) -> NDArray[Any]:
@@ -195,9 +211,6 @@ class SklearnAdapter(ModelAdapter):
 def _set_coefficients(model: Any, held: NDArray[Any], bias: NDArray[Any] | None) -> NDArray[Any] | None:
     """Give a linear model coefficients (m, n) in the shape that it has; its intercept for a layer with this bias."""
     model.coef_ = held.reshape(np.shape(model.coef_))
-    if getattr(model, "positive", False) and (held < 0).any():
-        words = f"The {type(model).__name__} has positive=True, but {np.sum(held < 0)} of {held.size} "
-        warnings.warn(ESVDFairWarning(words + "repaired coefficients are negative."), stacklevel=4)
     if isinstance(model, PLSRegression) and bias is not None:  # it subtracts the mean first
         return np.asarray(bias + held @ model._x_mean)
     return bias

@@ -57,6 +57,18 @@ class MeanAdapter(ModelAdapter):
         width: int | None = getattr(self._model, "n_features_in_", None)
         return width
 
+    @property
+    def negative(self) -> int | None:
+        """Number of negative coefficients of linear models with ``positive=True``; None where there are none."""
+        counts = [member.negative for member in self._members if member.negative is not None]
+        return sum(counts) if counts else None
+
+    def free_zeros(self) -> "MeanAdapter":
+        """Let coefficients of linear models that are 0 change like the others; returns self."""
+        for member in self._members:
+            member.free_zeros()
+        return self
+
     def _named(self) -> list[tuple[int, str, LinearLayer]]:
         """Member, name in the member, and layer."""
         found: list[tuple[int, str, LinearLayer]] = []
