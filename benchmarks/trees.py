@@ -36,8 +36,7 @@ from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
 
 from esvdfair import ESVDFair, ks_distance, ks_floor
-from esvdfair.baselines import WassersteinBarycenter, WithPredictedGroups
-from esvdfair.baselines.unaware import GroupPredictor
+from esvdfair.baselines import GroupPredictor, WassersteinBarycenter, WithPredictedGroups
 from esvdfair.datasets import Examples, Split, load_wages, split
 from reproduction.datasets import load
 from reproduction.runs import parse_seeds

@@ -14,8 +14,8 @@ from sklearn.base import BaseEstimator
 from sklearn.linear_model import LinearRegression
 from sklearn.utils.validation import check_is_fitted
 
-from esvdfair.baselines.score_maps import Codes, FitRows, FittedOn, Floats, ScoreMap, fit_rows
-from esvdfair.core.checks import check_numbers, check_rows
+from esvdfair.baselines.score_maps import Codes, Floats, ScoreMap, known_groups
+from esvdfair.core.checks import check_column, check_numbers, check_rows, row_count
 
 
 def _import(module: str, distribution: str) -> Any:
@@ -32,8 +32,6 @@ def _import(module: str, distribution: str) -> Any:
 
 class _OnScores(ScoreMap):
     """What the maps of other libraries share: they are fitted on scores, and take no weights."""
-
-    fitted_on = "scores"
 
     def _check_parameters(self, sample_weight: Any) -> None:
         _refuse_weights(sample_weight)
@@ -55,11 +53,11 @@ class FairlearnCorrelationRemover(_OnScores):
     remover_ : the fitted CorrelationRemover
     """
 
-    def _learn(self, rows: FitRows) -> None:
+    def _learn(self, values: Floats, codes: Codes, weight: Floats) -> None:
         preprocessing = _import("fairlearn.preprocessing", "fairlearn")
-        groups = range(1, len(rows.labels))  # columns of the table below
+        groups = range(1, len(self.labels_))  # columns of the table below
         self.remover_ = preprocessing.CorrelationRemover(sensitive_feature_ids=list(groups))
-        self.remover_.fit(_score_and_dummies(rows.values, rows.codes, len(rows.labels)))
+        self.remover_.fit(_score_and_dummies(values, codes, len(self.labels_)))
 
     def _move(self, f: Floats, codes: Codes) -> Floats:
         return np.asarray(self.remover_.transform(_score_and_dummies(f, codes, len(self.labels_)))).reshape(-1)
@@ -89,10 +87,10 @@ class EquipyWasserstein(_OnScores):
         self.sigma = sigma
         self.random_state = random_state
 
-    def _learn(self, rows: FitRows) -> None:
+    def _learn(self, values: Floats, codes: Codes, weight: Floats) -> None:
         fairness = _import("equipy.fairness", "equipy")
         self.fair_ = fairness.FairWasserstein(sigma=self.sigma, seed=self.random_state)
-        self.fair_.fit(rows.values, pd.DataFrame({"group": rows.codes}))
+        self.fair_.fit(values, pd.DataFrame({"group": codes}))
 
     def _move(self, f: Floats, codes: Codes) -> Floats:
         # EquiPy leaves out the terms of groups that are absent from the rows to predict: add a row of each
@@ -118,16 +116,16 @@ class LeaceRegression(BaseEstimator):  # type: ignore[misc]  # scikit-learn has 
     def fit(self, scores: Any, y: Any = None, *, sensitive_features: Any, X: Any, sample_weight: Any = None) -> Self:
         """Erase the groups from X (rows, features) and regress y on what is left, or the scores when y is None."""
         _refuse_weights(sample_weight)
-        fitted_on: FittedOn = "scores" if y is None else "targets"
-        rows = fit_rows(scores, y, sensitive_features=sensitive_features, sample_weight=None, fitted_on=fitted_on)
+        values = check_column(*((scores, None, "scores") if y is None else (y, row_count(scores), "y")), of="scores")
+        labels, codes, _ = known_groups(sensitive_features, None, len(values), of="scores")
         erasure = _import("concept_erasure", "concept-erasure")
         torch = _import("torch", "torch")
         features = torch.as_tensor(check_numbers(X, "X").astype(np.float64))
-        check_rows(features.shape[0], rows.values.size, "X", of="scores")
-        indicators = torch.as_tensor(np.eye(len(rows.labels))[rows.codes])
+        check_rows(features.shape[0], values.size, "X", of="scores")
+        indicators = torch.as_tensor(np.eye(len(labels))[codes])
         # its defaults shrink the covariance and drop weak directions, which leaves part of the gap; exact here
         self.eraser_ = erasure.LeaceEraser.fit(features, indicators, shrinkage=False, svd_tol=1e-8)
-        self.regression_ = LinearRegression().fit(self.eraser_(features).numpy(), rows.values)
+        self.regression_ = LinearRegression().fit(self.eraser_(features).numpy(), values)
         return self
 
     def predict(self, scores: Any = None, *, X: Any) -> Floats:

@@ -1,11 +1,13 @@
-"""Private histogram: noise, slack, randomised transport, parity, failures."""
+"""Private histogram: noise, slack, randomised transport; repair and transport against independent linear programs."""
+
+from itertools import combinations
 
 import numpy as np
 import pytest
-from sklearn.exceptions import NotFittedError
+from scipy.optimize import linprog
 
-from esvdfair.baselines import PrivateHistogram, private_histogram
-from esvdfair.baselines.private_histogram import CheapestPlans
+from esvdfair.baselines import PrivateHistogram, score_maps
+from esvdfair.baselines.score_maps import cheapest_plans, monotone_plan, repair_cdf
 from esvdfair.core.metrics import ks_distance, ks_floor
 
 
@@ -24,8 +26,8 @@ def test_full_slack_only_bins():
 
 def test_noise_has_the_scale_of_the_promise(monkeypatch):
     """A share is the sum of 2 cells, each with Laplace noise of scale b = 2/(ε n), variance 2b²: deviation 2b."""
-    stand_in = CheapestPlans(np.ones((2, 2, 2)) / 4, np.ones((2, 2)) / 2, 0.0)
-    monkeypatch.setattr(private_histogram, "cheapest_plans", lambda *_, **__: stand_in)  # 1000 programs are slow
+    stand_in = np.ones((2, 2, 2)) / 4, np.ones((2, 2)) / 2, 0.0
+    monkeypatch.setattr(score_maps, "cheapest_plans", lambda *_, **__: stand_in)  # 1000 programs are slow
     scores, groups = sample([500, 500], np.random.default_rng(1))
     shares = [
         PrivateHistogram(bins=2, bounds=(-4, 6), epsilon=0.5, random_state=seed)
@@ -71,17 +73,6 @@ def test_random_transport_has_the_right_marginals():
     assert np.count_nonzero(fair.transport_[0, 2] > 0.05) > 1  # else the check of randomness would be empty
 
 
-@pytest.mark.parametrize("sizes", [[900, 300], [500, 400, 300]])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_in_sample_ks_with_the_true_attribute_is_at_most_twice_the_floor(sizes, seed):
-    scores, groups = sample(sizes, np.random.default_rng(seed))
-    fair = PrivateHistogram(random_state=seed).fit(scores, sensitive_features=groups)
-    assert ks_distance(scores, sensitive_features=groups) > 5 * ks_floor(sensitive_features=groups)
-    assert ks_distance(fair.predict(scores, sensitive_features=groups), sensitive_features=groups) <= 2 * ks_floor(
-        sensitive_features=groups
-    )
-
-
 def test_slack_is_respected_in_sample():
     scores, groups = sample([3000, 2000], np.random.default_rng(5))
     fair = PrivateHistogram(alpha=0.15, random_state=0).fit(scores, sensitive_features=groups)
@@ -113,57 +104,120 @@ def test_a_bin_unseen_in_its_group_is_left_where_it_is():
     np.testing.assert_allclose(fair.predict([0.5, 0.3], sensitive_features=[0, 1]), [0.5, 0.3])
 
 
-def test_whole_weights_count_as_repeated_rows():
-    rng = np.random.default_rng(6)
-    scores, groups = sample([40, 30], rng)
-    weight = rng.integers(1, 4, size=70)
-    weighted = PrivateHistogram().fit(scores, sensitive_features=groups, sample_weight=weight)
-    repeated = PrivateHistogram().fit(np.repeat(scores, weight), sensitive_features=np.repeat(groups, weight))
-    np.testing.assert_allclose(weighted.histogram_, repeated.histogram_, atol=1e-12)
-    np.testing.assert_allclose(weighted.proportions_, repeated.proportions_, atol=1e-12)
+# --- repair and transport on a grid -----------------------------------------------------------------------------------
 
 
-def test_fitted_on_targets_uses_the_targets_alone():
-    rng = np.random.default_rng(7)
-    scores, groups = sample([100, 100], rng)
-    y = scores + rng.normal(size=200)
-    on_targets = PrivateHistogram(fitted_on="targets").fit(scores, y, sensitive_features=groups)
-    as_scores = PrivateHistogram().fit(y, sensitive_features=groups)
-    np.testing.assert_array_equal(on_targets.histogram_, as_scores.histogram_)
-    assert not np.array_equal(as_scores.edges_, PrivateHistogram().fit(scores, sensitive_features=groups).edges_)
+def nearest_monotone(x):
+    """min t s.t. |z − x| ≤ t, z non-decreasing in [0, 1] and z_last = 1, by linear programming."""
+    n = x.size
+    eye, one = np.eye(n), np.ones((n, 1))
+    order = np.hstack([-np.diff(np.eye(n), axis=0), np.zeros((n - 1, 1))])
+    a_ub = np.vstack([np.hstack([eye, -one]), np.hstack([-eye, -one]), order])
+    b_ub = np.r_[x, -x, np.zeros(n - 1)]
+    z_bounds = [(0, 1)] * (n - 1) + [(1, 1)]
+    return linprog(np.r_[np.zeros(n), 1.0], A_ub=a_ub, b_ub=b_ub, bounds=[*z_bounds, (0, None)]).fun
 
 
-def test_an_integer_seed_repeats_and_a_generator_moves_on():
-    scores, groups = sample([100, 100], np.random.default_rng(8))
-    seeded = PrivateHistogram(bins=4, random_state=0).fit(scores, sensitive_features=groups)
-    np.testing.assert_array_equal(
-        seeded.predict(scores, sensitive_features=groups), seeded.predict(scores, sensitive_features=groups)
+@pytest.mark.parametrize("seed", range(5))
+def test_repaired_cdf_is_the_nearest_distribution_function(seed):
+    x = np.cumsum(np.random.default_rng(seed).normal(0.08, 0.3, size=12))
+    z = repair_cdf(x)
+    assert np.all(np.diff(z) >= 0)
+    assert z[0] >= 0
+    assert z[-1] == 1
+    assert np.abs(z - x).max() == pytest.approx(nearest_monotone(x), abs=1e-9)
+
+
+def test_a_valid_cdf_is_not_changed():
+    x = np.array([0.0, 0.25, 0.25, 0.9, 1.0])
+    np.testing.assert_array_equal(repair_cdf(x), x)
+
+
+def cost_in_cdfs(histogram, proportions, alpha):
+    """The same program without plans, over output distribution functions R_a alone, for unit bins.
+
+    Under the monotone coupling P(X ≤ s, Y > t) = (P(s) − R(t))⁺, and (y − x)² counts pairs (s, t) of steps between
+    x and y, so W₂² = Σ_{s≤t} (2 − 1{s=t}) [(P(s) − R(t))⁺ + (R(s) − P(t))⁺].
+    """
+    groups, k = histogram.shape
+    p = np.cumsum(histogram, axis=1)
+    pairs = [(s, t) for s in range(k) for t in range(s, k)]
+    r_count, slack_count = groups * k, groups * len(pairs) * 2
+    cost, a_ub, b_ub = np.zeros(r_count + slack_count), [], []
+
+    def row(entries, bound):
+        line = np.zeros(r_count + slack_count)
+        for index, value in entries:
+            line[index] += value
+        a_ub.append(line)
+        b_ub.append(bound)
+
+    slack = r_count
+    for a in range(groups):
+        for s, t in pairs:
+            cost[slack : slack + 2] = proportions[a] * (1 if s == t else 2)
+            row([(a * k + t, -1), (slack, -1)], -p[a, s])  # P(s) − R(t) ≤ slack
+            row([(a * k + s, 1), (slack + 1, -1)], p[a, t])  # R(s) − P(t) ≤ slack
+            slack += 2
+        for s in range(k - 1):
+            row([(a * k + s, 1), (a * k + s + 1, -1)], 0)
+        for b in range(groups):
+            for s in range(k):
+                row([(a * k + s, 1), (b * k + s, -1)], alpha if a != b else 0)
+    bounds = ([(0, 1)] * (k - 1) + [(1, 1)]) * groups + [(0, None)] * slack_count
+    return linprog(cost, A_ub=np.array(a_ub), b_ub=b_ub, bounds=bounds).fun
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 0.3])
+def test_program_matches_an_independent_one_in_distribution_functions(groups, alpha):
+    rng = np.random.default_rng(groups)
+    histogram = np.stack([rng.dirichlet(np.linspace(0.2, 2, 7)[:: (-1) ** g]) for g in range(groups)])
+    proportions = rng.dirichlet(np.ones(groups))
+    *_, cost = cheapest_plans(histogram, proportions=proportions, points=np.arange(7.0), alpha=alpha)
+    assert cost == pytest.approx(cost_in_cdfs(histogram, proportions, alpha), rel=1e-7, abs=1e-9)
+    assert cost > 0.01
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("alpha", [0.0, 0.05, 0.3])
+def test_plans_have_the_right_marginals_and_the_slack_is_used_but_respected(groups, alpha):
+    rng = np.random.default_rng(10 + groups)
+    histogram = rng.dirichlet(np.full(12, 0.4), size=groups)
+    points = np.linspace(0, 1, 12)
+    plans, targets, _ = cheapest_plans(histogram, proportions=np.ones(groups), points=points, alpha=alpha)
+    np.testing.assert_allclose(plans.sum(axis=2), histogram, atol=1e-9)
+    cdfs = np.cumsum(targets, axis=1)
+    ks = max(np.abs(cdfs[a] - cdfs[b]).max() for a, b in combinations(range(groups), 2))
+    assert ks == pytest.approx(alpha, abs=1e-9)
+    before = np.cumsum(histogram, axis=1)
+    assert np.ptp(before, axis=0).max() > 0.3
+
+
+def test_plans_are_monotone():
+    histogram = np.random.default_rng(20).dirichlet(np.ones(10), size=2)
+    plans = cheapest_plans(histogram, proportions=np.ones(2), points=np.arange(10.0), alpha=0.0)[0]
+    for plan in plans:
+        rows, columns = np.nonzero(plan > 1e-9)
+        crossing = (rows[:, None] < rows[None, :]) & (columns[:, None] > columns[None, :])
+        assert not crossing.any()
+
+
+def test_monotone_plan_is_the_cheapest_between_its_marginals():
+    p, q = np.random.default_rng(30).dirichlet(np.ones(6), size=2)
+    cost = (np.arange(6)[:, None] - np.arange(6)) ** 2
+    marginals = np.vstack([np.kron(np.eye(6), np.ones(6)), np.kron(np.ones(6), np.eye(6))])
+    plan = monotone_plan(p, q)
+    np.testing.assert_allclose([plan.sum(axis=1), plan.sum(axis=0)], [p, q], atol=1e-15)
+    best = linprog(cost.ravel(), A_eq=marginals, b_eq=np.r_[p, q]).fun
+    assert (plan * cost).sum() == pytest.approx(best, abs=1e-9)
+
+
+def test_the_scale_of_the_points_does_not_matter():
+    histogram = np.random.default_rng(31).dirichlet(np.ones(8), size=2)
+    small, large = (
+        cheapest_plans(histogram, proportions=np.ones(2), points=np.arange(8.0) * scale, alpha=0.05)
+        for scale in (1e-9, 1e9)
     )
-    moving = PrivateHistogram(bins=4, random_state=np.random.default_rng(0)).fit(scores, sensitive_features=groups)
-    assert not np.array_equal(
-        moving.predict(scores, sensitive_features=groups), moving.predict(scores, sensitive_features=groups)
-    )
-
-
-def test_errors_say_what_to_do():
-    scores, groups = sample([20, 20], np.random.default_rng(9))
-    with pytest.raises(NotFittedError):
-        PrivateHistogram().predict(scores, sensitive_features=groups)
-    bad = [
-        ({"bins": 1}, "at least 2"),
-        ({"bins": 2.5}, "at least 2"),
-        ({"alpha": -0.1}, "between 0 and 1"),
-        ({"bounds": (1, 1)}, "low < high"),
-        ({"epsilon": 0.0, "bounds": (0, 1)}, "positive number"),
-        ({"epsilon": 1.0}, "would leak"),
-    ]
-    for parameters, message in bad:
-        with pytest.raises(ValueError, match=message):
-            PrivateHistogram(**parameters).fit(scores, sensitive_features=groups)
-    with pytest.raises(ValueError, match="less privacy than promised"):
-        PrivateHistogram(epsilon=1.0, bounds=(-4, 6)).fit(scores, sensitive_features=groups, sample_weight=np.ones(40))
-    with pytest.raises(ValueError, match="all fitted values equal"):
-        PrivateHistogram().fit(np.ones(40), sensitive_features=groups)
-    fair = PrivateHistogram().fit(scores, sensitive_features=groups)
-    with pytest.raises(ValueError, match="not in the training data"):
-        fair.predict([0.0], sensitive_features=["x"])
+    np.testing.assert_allclose(small[1], large[1], atol=1e-8)
+    assert small[2] * 1e36 == pytest.approx(large[2], rel=1e-6)
