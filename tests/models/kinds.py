@@ -57,6 +57,55 @@ torch.manual_seed(0)
 network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
 """
 
+ONNX = (
+    SCIKIT_LEARN
+    + TORCH
+    + """
+import io, tempfile
+import onnx, onnxruntime
+from onnxruntime.transformers.float16 import convert_float_to_float16
+from skl2onnx import to_onnx
+
+steps = torch.optim.Adam(network.parameters(), lr=0.03)
+for _ in range(60):
+    steps.zero_grad()
+    (network(torch.tensor(X).float())[:, 0] - torch.tensor(y)).square().mean().backward()
+    steps.step()
+
+def from_torch(network):
+    file = io.BytesIO()
+    rows = {"input_names": ["x"], "dynamic_axes": {"x": {0: "rows"}}}
+    torch.onnx.export(network, (torch.zeros(2, 4),), file, dynamo=False, **rows)
+    return file.getvalue()
+
+def from_sklearn(model):
+    options = {"zipmap": False} if hasattr(model, "predict_proba") else None
+    return to_onnx(model.fit(X, y), X[:1], options=options).SerializeToString()
+
+def in_float16(model):
+    return convert_float_to_float16(onnx.load_from_string(model), keep_io_types=True).SerializeToString()
+
+def out_of_order(model):
+    found = onnx.load_from_string(model)
+    nodes = [*found.graph.node][::-1]
+    del found.graph.node[:]
+    found.graph.node.extend(nodes)
+    return found.SerializeToString()
+
+def fused(model):
+    options, path = onnxruntime.SessionOptions(), tempfile.mkdtemp() + "/fused.onnx"
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath, options.log_severity_level = path, 3
+    onnxruntime.InferenceSession(model, options)
+    return open(path, "rb").read()
+"""
+)
+
+
+def onnx(given: str, changed: str, **more: str) -> Kind:
+    return Kind(given, "bytes", changed, needs="onnxruntime", code=ONNX, fits=False, **more)
+
+
 KINDS = [
     *map(linear, [
         "LinearRegression()", "LinearRegression(positive=True)", "Ridge()", "Lasso(alpha=0.01)",
@@ -105,6 +154,18 @@ KINDS = [
          code="import skorch" + TORCH),
     Kind("torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))", "Sequential", "2",
          needs="torch", code=TORCH, fits=False),
+    onnx("from_torch(network)", "/2/Gemm"),
+    onnx("in_float16(from_torch(network))", "/2/Gemm"),
+    onnx("out_of_order(from_torch(network))", "/2/Gemm"),
+    onnx("fused(from_torch(network))", "/2/Gemm"),
+    onnx("from_sklearn(make_pipeline(StandardScaler(), Ridge()))", "LinearRegressor"),
+    onnx("from_sklearn(make_pipeline(StandardScaler(), MLPRegressor(hidden_layer_sizes=(8,), random_state=0)))",
+         "MatMul1"),
+    onnx("from_sklearn(PoissonRegressor())", "Ma_MatMul", y="counts"),
+    onnx("from_sklearn(LogisticRegression())", "LinearClassifier", y="labels"),
+    onnx("from_sklearn(MLPClassifier((8,), max_iter=40, random_state=0))", "MatMul1", y="labels"),
+    onnx("from_sklearn(RandomForestRegressor(n_estimators=20, random_state=0))", "leaves"),
+    onnx("from_sklearn(GradientBoostingRegressor(n_estimators=30, random_state=0))", "leaves"),
 ]  # fmt: skip
 
 
@@ -159,10 +220,14 @@ def make(kind: Kind | Refusal, X: np.ndarray, y: np.ndarray) -> object:
 
 def tables() -> dict[str, str]:
     """The tables of the page, by name."""
-    rows = [f"| `{kind.given}` | `{kind.back}` | `{kind.changed}` |" for kind in KINDS]
+    found = {True: [], False: []}
+    for kind in KINDS:
+        found[kind.back == "bytes"].append(f"| `{kind.given}` | `{kind.back}` | `{kind.changed}` |")
+    head = ["| model, trained | what comes back | what is changed in it |", "|---|---|---|"]
     refused = [f"| `{refusal.given}` | … {refusal.next_step} |" for refusal in REFUSALS]
     return {
-        "kinds": "\n".join(["| model, trained | what comes back | what is changed in it |", "|---|---|---|", *rows]),
+        "kinds": "\n".join([*head, *found[False]]),
+        "onnx": "\n".join([*head, *found[True]]),
         "refusals": "\n".join(["| model | what the error says to do |", "|---|---|", *refused]),
     }
 
