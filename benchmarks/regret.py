@@ -24,9 +24,9 @@ from sklearn.linear_model import Ridge
 
 from esvdfair import ks_distance
 from esvdfair.core.optimum import fit_optimum
-from esvdfair.datasets import Examples, Split
 from reproduction import methods
 from reproduction.config import WAGES, Training
+from reproduction.datasets import Examples, Split
 from reproduction.network import Trained, predict, run_through, train_network
 from reproduction.runs import interpolated_regret, parse_seeds
 

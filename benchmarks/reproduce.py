@@ -21,10 +21,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from esvdfair.core.edits import PAPER_REDUCTIONS, shrink_covariance, shrink_mean
 from esvdfair.core.metrics import ks_distance
-from esvdfair.datasets import split
 from reproduction import methods
 from reproduction.config import LAW
-from reproduction.datasets import load
+from reproduction.datasets import load, split
 from reproduction.network import Trained, build_network, predict, train
 
 SEED = 34

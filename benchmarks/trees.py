@@ -37,8 +37,7 @@ from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
 
 from esvdfair import ESVDFair, ks_distance, ks_floor
 from esvdfair.baselines import GroupPredictor, WassersteinBarycenter, WithPredictedGroups
-from esvdfair.datasets import Examples, Split, load_wages, split
-from reproduction.datasets import load
+from reproduction.datasets import Examples, Split, load, split
 from reproduction.runs import parse_seeds
 
 Array = NDArray[np.float64]
@@ -108,7 +107,7 @@ def chosen(models: Iterator[Predict], part: Split) -> tuple[float, float]:
 
 def run(name: str, seed: int) -> dict[str, tuple[float, float]]:
     """Error and KS of every method."""
-    part = split(load_wages() if name == "wages" else load(name, "clean"), seed)
+    part = split(load(name, "clean"), seed)
     model = lightgbm.LGBMRegressor(**OPTIONS).fit(*part.train[:2])
     return {
         "original model": measure(model.predict, part.test),
@@ -156,7 +155,7 @@ def quality(datasets: Sequence[str], seeds: Sequence[int]) -> None:
     """Print one table."""
     print("| | original: MSE / KS | repaired: MSE at KS 0.12 | population KS for a target of 0.10 |\n|---|---|---|---|")
     for name in datasets:
-        parts = [split(load_wages() if name == "wages" else load(name, "clean"), seed) for seed in seeds]
+        parts = [split(load(name, "clean"), seed) for seed in seeds]
         for kind, make in MODELS.items():
             original, curves, excess = zip(*(targeted(make, part) for part in parts), strict=True)
             (before, distance), path = np.mean(original, axis=0), np.mean(curves, axis=0)

@@ -1,4 +1,4 @@
-"""The data sets of the paper, law and COMPAS, which may not be redistributed: they are found or downloaded.
+"""The data sets of the paper and their split; law and COMPAS may not be redistributed: they are found or downloaded.
 
 A file is looked for in the folder that the environment variable ``ESVDFAIR_DATA`` names, then in the cache, then
 downloaded with pooch; its bytes are pinned by SHA-256.
@@ -8,9 +8,12 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
+from sklearn.model_selection import train_test_split
 
 from esvdfair.datasets import Dataset, load_wages
 from esvdfair.files import sha256_of
@@ -51,15 +54,27 @@ NUMBERS = (  # of COMPAS
 DATES = ("c_jail_in", "c_jail_out", "c_offense_date", "screening_date", "in_custody", "out_custody")
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Unscaled(Dataset):
+    """A data set, and which of its columns `split` scales by the training rows.
+
+    ``standardize`` columns get mean 0 and variance 1, ``rescale`` columns the range [0, 1].
+    """
+
+    standardize: tuple[str, ...] = ()
+    rescale: tuple[str, ...] = ()
+
+
 @lru_cache(maxsize=2)
-def load(dataset: str, preparation: Preparation) -> Dataset:
+def load(dataset: str, preparation: Preparation) -> Unscaled:
     """Load "law", "compas" or "wages", once for each process."""
     if dataset == "wages":
-        return load_wages()
+        wages = load_wages()
+        return Unscaled(**vars(wages), standardize=wages.feature_names)
     return fetch_law(preparation) if dataset == "law" else fetch_compas(preparation)
 
 
-def fetch_law(preparation: Preparation = "clean") -> Dataset:
+def fetch_law(preparation: Preparation = "clean") -> Unscaled:
     """Load Law School Success: target ``ugpa``, attribute ``race`` (black 1,343, white 18,716).
 
     ``"clean"`` drops the four rows without gender (one black, three white) and the column
@@ -80,7 +95,7 @@ def fetch_law(preparation: Preparation = "clean") -> Dataset:
         one_hot.insert(2, "gender_nan", table["gender"].isna())
         X = pd.concat([table[["dnn_bar_pass_prediction", "lsat"]], one_hot], axis=1).astype("float64")
         X = (X - X.mean()) / X.std(ddof=0)  # divisor N, as scikit-learn's StandardScaler
-    return Dataset(
+    return Unscaled(
         X=X,
         y=table["ugpa"].astype("float64"),
         sensitive_features=table["race1"].astype(str).rename("race"),
@@ -95,7 +110,7 @@ def fetch_law(preparation: Preparation = "clean") -> Dataset:
     )
 
 
-def fetch_compas(preparation: Preparation = "clean") -> Dataset:
+def fetch_compas(preparation: Preparation = "clean") -> Unscaled:
     """Load COMPAS: target ``two_year_recid`` (0 or 1), attribute ``race`` (African-American 2,941, other 2,914).
 
     Of the 7,214 rows of the two-year file the 5,855 with all six dates stay. Sex is one column, 1 for men.
@@ -120,7 +135,7 @@ def fetch_compas(preparation: Preparation = "clean") -> Dataset:
         X[list(DATES)] = (dates - dates.min()) / (dates.max() - dates.min())
     kept = X.notna().all(axis=1)
     african_american = table.loc[kept, "race"] == "African-American"
-    return Dataset(
+    return Unscaled(
         X=X[kept].reset_index(drop=True),
         y=table.loc[kept, "two_year_recid"].astype("float64").reset_index(drop=True),
         sensitive_features=african_american.map({True: "African-American", False: "other"}).reset_index(drop=True),
@@ -165,3 +180,55 @@ def locate(file: RemoteFile) -> Path:
             f"Set {VARIABLE} to a folder that contains it, or get it from {file.url}."
         ) from error
     return cached
+
+
+# --- the split ------------------------------------------------------------------------------------------------------
+
+
+class Examples(NamedTuple):
+    """Rows of a data set, which unpack as ``X, y, sensitive_features`` and can be passed as ``validation=``."""
+
+    X: NDArray[np.float64]
+    y: NDArray[np.float64]
+    sensitive_features: NDArray[np.object_]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A data set in three, scaled with the statistics of the training rows alone (unless it came scaled)."""
+
+    train: Examples
+    validation: Examples
+    test: Examples
+
+    @property
+    def heldout(self) -> Examples:
+        """Validation and test rows together, the 30 % on which the paper's ablations are scored."""
+        both = zip(self.validation, self.test, strict=True)
+        return Examples(*(np.concatenate(pair) for pair in both))
+
+
+def split(dataset: Unscaled, seed: int) -> Split:
+    """Shuffle the rows, divide them 70/15/15 as the paper does, and scale the columns that the data set lists.
+
+    The scaling is fitted on the training rows: ``(x − mean)/std`` for ``dataset.standardize`` and ``(x − min)/(max −
+    min)`` for ``dataset.rescale``, so test values may fall outside [0, 1]. A column that is constant on the training
+    rows is only centred.
+    """
+    train, rest = train_test_split(np.arange(len(dataset.X)), test_size=0.30, random_state=seed)
+    validation, test = train_test_split(rest, test_size=0.50, random_state=seed)
+    X = _scaled(dataset, train)
+    y, groups = dataset.y.to_numpy(np.float64), dataset.sensitive_features.to_numpy(object)
+    return Split(*(Examples(X[rows], y[rows], groups[rows]) for rows in (train, validation, test)))
+
+
+def _scaled(dataset: Unscaled, train: NDArray[np.intp]) -> NDArray[np.float64]:
+    seen = dataset.X.iloc[train]
+    shift = pd.Series(0.0, index=dataset.X.columns)
+    scale = pd.Series(1.0, index=dataset.X.columns)
+    for column in dataset.standardize:
+        shift[column], scale[column] = seen[column].mean(), seen[column].std(ddof=0)
+    for column in dataset.rescale:
+        shift[column], scale[column] = seen[column].min(), seen[column].max() - seen[column].min()
+    scaled: NDArray[np.float64] = ((dataset.X - shift) / scale.where(scale > 0, 1.0)).to_numpy(np.float64)
+    return scaled

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from esvdfair.core.checks import encode_groups
-from esvdfair.datasets import Dataset, Examples, Split, split
 from esvdfair.files import whole_file
 from esvdfair.threads import few_threads
 from reproduction.config import Retraining, Training
+from reproduction.datasets import Examples, Split, Unscaled, split
 
 Array = NDArray[np.float64]
 
@@ -84,7 +84,7 @@ class Trained:
         return run_through(self.network[:-1], self.examples(name).X)
 
 
-def train(dataset: Dataset, training: Training, seed: int, shelf: Shelf | None = None) -> Trained:
+def train(dataset: Unscaled, training: Training, seed: int, shelf: Shelf | None = None) -> Trained:
     """Split the data by ``seed`` and train the network on the training rows, unless it stands on the shelf."""
     parts, shelf = split(dataset, seed), shelf or Shelf()
     make = partial(train_network, parts.train.X, parts.train.y, seed=seed, training=training)

@@ -12,12 +12,13 @@ import os
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import torch
+from sklearn.model_selection import train_test_split
 from torch import nn
 
 from esvdfair import Effort, ESVDFair
-from esvdfair.datasets import Dataset, split
 from esvdfair.plots import plot_curve, plot_densities
 
 # %%
@@ -35,25 +36,26 @@ features = [
     "priors_count",
     "decile_score",
 ]
-dataset = Dataset(
-    X=table[features].astype(float),
-    y=table["two_year_recid"].astype(float),
-    sensitive_features=table["race"].where(
-        table["race"] == "African-American", "other"
-    ),
-    name="compas",
-    target_name="two_year_recid",
-    sensitive_name="race",
-    standardize=tuple(features),
-)
-print(dataset)
-parts = split(dataset, seed=1)
+table["race"] = table["race"].where(table["race"] == "African-American", "other")
+print(table["race"].value_counts())
+train, rest = train_test_split(table, test_size=0.3, random_state=1)
+validation, test = train_test_split(rest, test_size=0.5, random_state=1)
+mean, spread = train[features].mean(), train[features].std()
+
+
+def inputs(people):
+    return ((people[features] - mean) / spread).to_numpy(np.float32)
+
+
+def labels(people):
+    return people["two_year_recid"].to_numpy(np.float32)
+
 
 # %%
 # An ordinary network, trained as usual.
 
 torch.manual_seed(0)
-X, y = (torch.tensor(part, dtype=torch.float32) for part in parts.train[:2])
+X, y = torch.tensor(inputs(train)), torch.tensor(labels(train))
 network = nn.Sequential(
     nn.Linear(X.shape[1], 64),
     nn.ReLU(),
@@ -76,8 +78,8 @@ fair = ESVDFair(network, target_ks=0.15, effort=Effort.quick())
 fair.fit(
     X,
     y,
-    sensitive_features=parts.train.sensitive_features,
-    validation=tuple(parts.validation),
+    sensitive_features=train["race"],
+    validation=(inputs(validation), labels(validation), validation["race"]),
 )
 
 reached = fair.summary_
@@ -90,8 +92,7 @@ for group, before in reached["group_mse_before"].items():
 # %%
 # The trade-off, and the repaired predictions for test rows.
 
-X_test, _, race_test = parts.test
 figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.8), layout="constrained")
 plot_curve(fair.curve_, target_ks=0.15, ax=left)
-plot_densities(fair.predict(X_test), sensitive_features=race_test, ax=right)
+plot_densities(fair.predict(inputs(test)), sensitive_features=test["race"], ax=right)
 right.set_title(f"repaired, test rows: {right.get_title(loc='left')}", loc="left")

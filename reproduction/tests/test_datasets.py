@@ -11,8 +11,18 @@ import pandas as pd
 import pytest
 from scipy.stats import ks_2samp
 
-from esvdfair.datasets import split
-from reproduction.datasets import COMPAS, DATES, LAW, NUMBERS, VARIABLE, RemoteFile, fetch_compas, fetch_law, locate
+from reproduction.datasets import (
+    COMPAS,
+    DATES,
+    LAW,
+    NUMBERS,
+    VARIABLE,
+    RemoteFile,
+    fetch_compas,
+    fetch_law,
+    locate,
+    split,
+)
 
 FOLDER = Path(os.environ.get(VARIABLE, "nowhere"))
 needs_files = pytest.mark.skipif(

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from esvdfair.core.metrics import ks_distance, ks_population, mean_gap
-from esvdfair.datasets import load_wages
 from esvdfair.problem import Effort
 from reproduction import methods
 from reproduction.config import WAGES, Training, Variant
+from reproduction.datasets import load
 from reproduction.network import linear, predict, run_through, train
 
 TINY = replace(WAGES, training=Training(epochs=8, width=16), optimum_levels=(0.0, 0.1), effort=Effort.quick())
@@ -17,7 +17,7 @@ TINY = replace(WAGES, training=Training(epochs=8, width=16), optimum_levels=(0.0
 
 @pytest.fixture(scope="module")
 def trained():
-    return train(load_wages(), TINY.training, seed=33)
+    return train(load("wages", "clean"), TINY.training, seed=33)
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from scipy.stats import ks_2samp
 from torch import nn
 
-from esvdfair.datasets import load_wages
 from reproduction.config import Training
+from reproduction.datasets import load
 from reproduction.network import NetworkClassifier, Shelf, build_network, predict, train, train_network
 
 SMALL = {"training": Training(epochs=3, width=16, depth=3)}
@@ -101,7 +101,7 @@ def test_training_does_not_load_the_compiler_of_torch(monkeypatch: pytest.Monkey
 
 
 def test_learns_wages_and_has_a_gap_before() -> None:
-    trained = train(load_wages(), Training(epochs=3, width=64, depth=3), 33)
+    trained = train(load("wages", "clean"), Training(epochs=3, width=64, depth=3), 33)
     scores, test = trained.scores("test"), trained.split.test
     assert np.mean((scores - test.y) ** 2) < 0.9 * test.y.var()
     female = test.sensitive_features == "female"

@@ -8,8 +8,8 @@ import torch
 from scipy.stats import wasserstein_distance
 
 from esvdfair.core.metrics import ks_distance, ks_population
-from esvdfair.datasets import Examples, Split
 from reproduction.config import WAGES, Retraining, Training
+from reproduction.datasets import Examples, Split
 from reproduction.methods import curve_of, retrained, search_penalty
 from reproduction.network import Trained, predict, train_network, train_on_both, wasserstein
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from esvdfair.datasets import Examples
 from reproduction.config import LAW, PARTS, Training, Variant
+from reproduction.datasets import Examples
 from reproduction.runs import (
     Folder,
     Outcome,

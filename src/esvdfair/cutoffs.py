@@ -21,10 +21,6 @@ Select = Literal["above", "below"]
 
 FEWEST_ROWS = 30
 """A group with fewer rows is not the one that others are compared with, unless all are so small."""
-COLUMNS = (
-    "rows", "selected_before", "selected_after", "ratio_before", "ratio_after", "ratio_low", "ratio_high", "gained",
-    "lost", "difference_before", "difference_after",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,7 @@ class Decisions:
         """
         import pandas as pd
 
-        columns = {name: list(getattr(self, name).values()) for name in COLUMNS}
+        columns = {name: list(of.values()) for name, of in vars(self).items() if isinstance(of, dict)}
         index = pd.Index([label_text(label) if isinstance(label, tuple) else label for label in self.rows])
         cutoffs = {"cutoff_before": self.cutoff_before, "cutoff_after": self.cutoff_after}
         return pd.DataFrame(columns, index=index.rename("group")).assign(**cutoffs)
@@ -214,54 +210,70 @@ def decisions(
     new = check_column(after, len(old), "after", of="before")
     labels, codes = check_groups(sensitive_features, len(old), of="before")
     weight = None if sample_weight is None else check_weight(sample_weight, len(old), of="before")
-    if weight is not None and not weight.all():
+    if weight is not None:
         live = weight > 0
         kept, codes = np.unique(codes[live], return_inverse=True)
         labels, old, new, weight = tuple(labels[g] for g in kept), old[live], new[live], weight[live]
     if select not in ("above", "below"):
         raise InputError(f"`select={select!r}` is unknown; pass 'above' or 'below'.")
-    sign = 1.0 if select == "above" else -1.0
-    own = Scores(sign * old, weight)
     if (cutoff is None) == (select_share is None):
         raise InputError("Pass either `cutoff` or `select_share`.")
     if select_share is not None and not 0 < select_share < 1:
         raise InputError(f"`select_share={select_share}` must lie between 0 and 1.")
     if cutoff is not None and not np.isfinite(cutoff):
         raise InputError(f"`cutoff={cutoff}` must be a finite number.")
+    sign = 1.0 if select == "above" else -1.0
+    own, now = Scores(sign * old, weight), Scores(sign * new, weight)
     at_before = sign * cutoff if cutoff is not None else own.cutoff(float(select_share or 0))
-    yes_before = own.values >= at_before
-    now = Scores(sign * new, weight)
     wanted = own.share(at_before)
+    if not wanted:
+        raise InputError(
+            f"`cutoff={sign * at_before:g}` selects nobody: the predictions range from {old.min():.4g} to "
+            f"{old.max():.4g}. Pass a cut-off between them."
+        )
     at_after = at_before if now.share(at_before) == wanted else now.cutoff(wanted)
-    return _count(
-        labels, Groups(codes, len(labels), weight), (old, new), (yes_before, now.values >= at_after),
+    yes = own.values >= at_before, now.values >= at_after
+    return Decisions(
         cutoff_before=sign * at_before + 0.0, cutoff_after=sign * at_after + 0.0, select=select,
         select_share=select_share, share_before=wanted, share_after=now.share(at_after),
         share_old_cutoff=now.share(at_before), tied_before=own.tied(at_before), tied_after=now.tied(at_after),
+        **_group_figures(labels, Groups(codes, len(labels), weight), (old, new), yes),
     )  # fmt: skip
+
+
+def _group_figures(
+    labels: Sequence[Label],
+    groups: Groups,
+    predictions: tuple[Array, Array],
+    yes: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+) -> dict[str, Any]:
+    """The most selected group before and after, and every figure of `Decisions` that each group has."""
+    rows = np.bincount(groups.codes, minlength=groups.count)
+    large, sizes, references = rows >= FEWEST_ROWS, groups.sizes, {}
+    found: dict[str, NDArray[Any]] = {"rows": rows}
+    for when, scores, selected in zip(("before", "after"), predictions, yes, strict=True):
+        rates, means = groups.means(selected.astype(np.float64)), groups.means(scores)
+        top = int(np.where(large | (not large.any() or not rates[large].any()), rates, -1.0).argmax())
+        mean = np.average(scores, weights=groups.weight)
+        spread = float(np.sqrt(np.average((scores - mean) ** 2, weights=groups.weight)))
+        found |= {f"selected_{when}": rates, f"ratio_{when}": rates / rates[top]}
+        found[f"difference_{when}"] = (means - means[top]) / (spread or 1.0)
+        references[f"reference_{when}"] = labels[top]
+    low, high = ratio_interval(rates, sizes, rates[top], sizes[top])
+    own = np.arange(groups.count) == top
+    found |= {"ratio_low": np.where(own, 1.0, low), "ratio_high": np.where(own, 1.0, high)}
+    for name, moved in (("gained", yes[1] & ~yes[0]), ("lost", yes[0] & ~yes[1])):
+        weight = moved.astype(np.float64) if groups.weight is None else moved * groups.weight
+        found[name] = np.bincount(groups.codes, weight, groups.count)
+    return references | {name: dict(zip(labels, of.tolist(), strict=True)) for name, of in found.items()}
 
 
 def ratios_by_share(
     predictions: Any, *, sensitive_features: Any, sample_weight: Any = None, select: Select = "above"
 ) -> list[list[float]]:
-    """The lowest adverse-impact ratio of any group wherever the cut-off lies.
+    """[share of all people selected, lowest adverse-impact ratio of any group] at up to 99 cut-offs.
 
-    Parameters
-    ----------
-    predictions : (rows,)
-    sensitive_features : (rows,) group of each person, or several columns
-    sample_weight : (rows,), default None
-    select : {"above", "below"}, default "above"
-
-    Returns
-    -------
-    list of (share of all people selected, ratio), at most one for each of 99 shares; of tied people all or none are
-    selected. Groups of fewer than 30 rows are left out, unless all are so small.
-
-    Examples
-    --------
-    >>> ratios_by_share([1, 2, 3, 4], sensitive_features=["a", "b", "b", "a"])[0]
-    [0.25, 0.0]
+    Of tied people all or none are selected. Groups of fewer than 30 rows are left out, unless all are so small.
     """
     values = check_column(predictions, len(predictions), "predictions")
     labels, codes = check_groups(sensitive_features, len(values), of="predictions")
@@ -314,46 +326,8 @@ def _shortest(above: float, at_most: float) -> float:
     return next((number for number in found if above < number <= at_most), at_most)
 
 
-def _count(
-    labels: Sequence[Label],
-    groups: Groups,
-    predictions: tuple[Array, Array],
-    yes: tuple[NDArray[np.bool_], NDArray[np.bool_]],
-    **cutoffs: Any,
-) -> Decisions:
-    if not yes[0].any():
-        raise InputError(
-            f"`cutoff={cutoffs['cutoff_before']:g}` selects nobody: the predictions range from "
-            f"{predictions[0].min():.4g} to {predictions[0].max():.4g}. Pass a cut-off between them."
-        )
-    rows = np.bincount(groups.codes, minlength=groups.count)
-    large = rows >= FEWEST_ROWS
-    found: dict[str, Any] = {"rows": rows.tolist()}
-    for when, scores, selected in zip(("before", "after"), predictions, yes, strict=True):
-        rates, means = groups.means(selected.astype(np.float64)), groups.means(scores)
-        top = int(np.where(large | (not large.any() or not rates[large].any()), rates, -1.0).argmax())
-        mean = np.average(scores, weights=groups.weight)
-        spread = float(np.sqrt(np.average((scores - mean) ** 2, weights=groups.weight)))
-        found |= {f"selected_{when}": rates, f"ratio_{when}": rates / rates[top]}
-        found[f"difference_{when}"] = (means - means[top]) / (spread or 1.0)
-        cutoffs[f"reference_{when}"] = labels[top]
-    sizes = groups.sizes
-    low, high = ratio_interval(rates, sizes, rates[top], sizes[top])
-    own = np.arange(groups.count) == top
-    found |= {"ratio_low": np.where(own, 1.0, low), "ratio_high": np.where(own, 1.0, high)}
-    for name, moved in (("gained", yes[1] & ~yes[0]), ("lost", yes[0] & ~yes[1])):
-        weight = moved.astype(np.float64) if groups.weight is None else moved * groups.weight
-        found[name] = np.bincount(groups.codes, weight, groups.count)
-    figures: dict[str, Any] = {
-        name: dict(zip(labels, np.asarray(of).tolist(), strict=True)) for name, of in found.items()
-    }
-    return Decisions(**cutoffs, **figures)
-
-
-def ratio_interval(
-    share: Any, size: Any, reference: Any, reference_size: Any, *, confidence: float = 0.95
-) -> tuple[Array, Array]:
-    """Koopman's score interval of a ratio of two proportions, of arrays.
+def ratio_interval(share: Any, size: Any, reference: Any, reference_size: Any) -> tuple[Array, Array]:
+    """Koopman's 95% score interval of share / reference, two proportions of so many (effective) rows.
 
     It holds every ratio r that a score test does not reject. Under p = r q the likelihood of x of n and y of m people
     is largest at the smaller root q of ``(n+m) r q² − (r n + x + m + r y) q + x + y = 0``, and the test compares
@@ -361,13 +335,7 @@ def ratio_interval(
         (x/n − r y/m)² / (p(1−p)/n + r² q(1−q)/m)
 
     with the square of the normal quantile. It is defined at shares of 0 and 1, where intervals of the logarithm are
-    not. Sizes may be effective ones.
-
-    Parameters
-    ----------
-    share, size : the proportion above, and its (effective) number of rows
-    reference, reference_size : the proportion below, more than 0
-    confidence : of the interval
+    not. ``reference`` must be more than 0.
 
     Examples
     --------
@@ -375,11 +343,8 @@ def ratio_interval(
     >>> print(f"{low:.3f} {high:.3f}")
     0.249 0.993
     """
-    a, n, b, m = np.broadcast_arrays(
-        *(np.asarray(each, dtype=np.float64) for each in (share, size, reference, reference_size))
-    )
-    limit = float(ndtri((1 + confidence) / 2)) ** 2
-    ratio = a / b
+    a, n, b, m = (np.asarray(each, dtype=np.float64) for each in (share, size, reference, reference_size))
+    limit, ratio = float(ndtri(0.975)) ** 2, a / b
 
     def rejected(log_ratio: Array) -> NDArray[np.bool_]:
         r = np.exp(log_ratio)
@@ -390,8 +355,7 @@ def ratio_interval(
         noise = p * (1 - p) / n + r**2 * q * (1 - q) / m
         return np.asarray((a - r * b) ** 2 > limit * noise)
 
-    with np.errstate(divide="ignore"):
-        centre = np.log(np.maximum(ratio, 1e-9))
+    centre = np.log(np.maximum(ratio, 1e-9))
     inside = np.stack([centre, centre])  # both ends at once
     outside = np.stack([centre - 30.0, centre + 30.0])
     for _ in range(60):
@@ -409,21 +373,21 @@ def cutoff_text(cutoff: float) -> str:
 
 def decision_table(found: Decisions, attribute: str) -> tuple[list[str], list[list[str]]]:
     """Header and lines; of one model without what a repair changes."""
-    header = [attribute, "rows", "selected", "impact ratio", "95% interval"]
-    header += ["difference in sd"] if found.one_model else ["gain", "lose", "difference in sd"]
-    lines = []
+    one, lines = found.one_model, []
+    moves = [] if one else ["gain", "lose"]
+    header = [attribute, "rows", "selected", "impact ratio", "95% interval", *moves, "difference in sd"]
     for g in found.rows:
+        within = (
+            "reference" if g == found.reference_after else interval((found.ratio_low[g], found.ratio_high[g]), share)
+        )
+        moved = [] if one else [number(found.gained[g]), number(found.lost[g])]
         rates, ratios, differences = (
-            [form(of[g]) for of in ((after,) if found.one_model else (before, after))]
+            form(after[g]) if one else f"{form(before[g])} → {form(after[g])}"
             for form, before, after in (
                 (per_cent, found.selected_before, found.selected_after),
                 (share, found.ratio_before, found.ratio_after),
                 (lambda x: f"{x:+.2f}", found.difference_before, found.difference_after),
             )
         )
-        ends = found.ratio_low[g], found.ratio_high[g]
-        within = "reference" if g == found.reference_after else interval(ends, share)
-        moved = [] if found.one_model else [number(found.gained[g]), number(found.lost[g])]
-        cells = (" → ".join(rates), " → ".join(ratios), within, *moved, " → ".join(differences))
-        lines.append([label_text(g), f"{found.rows[g]:,}", *cells])
+        lines.append([label_text(g), f"{found.rows[g]:,}", rates, ratios, within, *moved, differences])
     return header, lines

@@ -23,9 +23,9 @@ def test_rows_and_groups(attribute: str, groups: dict[str, int]) -> None:
     assert dataset.group_sizes == groups
     assert dataset.sensitive_name == attribute
     assert dataset.target_name == dataset.y.name == "lwage"
-
-
-def test_sex_is_the_default() -> None:
+    assert not dataset.X.isna().to_numpy().any()
+    assert "6,763 rows × 17 features" in repr(dataset)
+    assert all(f"{label} {rows:,}" in repr(dataset) for label, rows in groups.items())
     assert load_wages().sensitive_name == "sex"
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pandas as pd
 
-from esvdfair.datasets import Dataset, load_wages, split
+from reproduction.datasets import Unscaled, load, split
 
 
-def made_up(rows: int = 200, **changes: object) -> Dataset:
+def made_up(rows: int = 200, **changes: object) -> Unscaled:
     rng = np.random.default_rng(0)
     number = np.arange(rows, dtype=float)
     fields: dict[str, object] = {
@@ -19,7 +19,7 @@ def made_up(rows: int = 200, **changes: object) -> Dataset:
         "standardize": ("z", "one"),
         "rescale": ("t",),
     }
-    return Dataset(**(fields | changes))
+    return Unscaled(**(fields | changes))
 
 
 def test_sizes_are_disjoint_and_complete() -> None:
@@ -79,7 +79,7 @@ def test_does_not_touch_the_data_set() -> None:
 
 
 def test_wages() -> None:
-    parts = split(load_wages(), 33)
+    parts = split(load("wages", "clean"), 33)
     assert [len(p.y) for p in (parts.train, parts.validation, parts.test)] == [4734, 1014, 1015]
     np.testing.assert_allclose(parts.train.X.std(axis=0), 1)
     assert abs(parts.test.X.mean()) > 1e-6
