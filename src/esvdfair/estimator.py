@@ -257,7 +257,9 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         if self.method in ("paper", "exact"):
             return self._edit_hidden(hidden.Reader(adapter, batches, apart, bound, self._split()))
         summary = gather(adapter, batches, rows=bound)
-        return self._solve(adapter, summary, None if apart is None else gather(adapter, apart, rows=bound))
+        return self._solve(
+            adapter, summary, None if apart is None else gather(adapter, apart, rows=bound, output=summary.output)
+        )
 
     def fit_summary(self, summary: Summary, validation: Any = None) -> Self:
         """Repair the model from a summary of its rows, made by :func:`esvdfair.summarise` with the same model.

@@ -123,6 +123,7 @@ def gather(
     model: str = "",
     original: ModelAdapter | None = None,
     watch: Watch | None = None,
+    output: OutputLayer | None = None,
 ) -> Summary:
     """Summarise batches, read once.
 
@@ -130,20 +131,24 @@ def gather(
     ----------
     original : whose predictions are the labels where there are none; default ``adapter``
     watch : gets the inputs of the layers that it names
+    output : the output layer, where it is known; else it is found on the first rows
     """
-    stream = iter(batches)
-    first = next((batch for batch in stream if len(batch.codes)), None)
+    stream = (batch for batch in batches if len(batch.codes))
+    first = next(stream, None)
     if first is None:
         return Summary(model, rows)
     with few_threads(0):  # what the model is looked at with is small, however wide it is
-        output, widest = _look(adapter, first.x)
+        layers = layers_of(adapter, first.x)
+        if output is None:
+            with np.errstate(
+                over="ignore", invalid="ignore"
+            ):  # predictions that are not finite are refused as they come
+                output = OutputLayer(layers[-1], adapter.head(first.x), adapter.readout, adapter.added)
     bound = max(min(rows, KEPT_BYTES // (8 * output.layer.weight.shape[1])), 2)
     found = _Gathered(first, bound, group_rows or {})
     names = [*(() if watch is None else watch.names), output.layer.name]
-    with few_threads(widest):
+    with few_threads(max(layer.weight.shape[1] for layer in layers)):
         for batch in chain([first], stream):
-            if not len(batch.codes):
-                continue
             _check_finite(adapter, batch.x)
             inputs, prediction = adapter.capture(batch.x, names)
             _check_prediction(prediction, len(batch.codes))
@@ -231,8 +236,8 @@ class _Gathered:
             room[self._size : stop] = values
         self._size = stop
 
-    def _kept(self, index: Any = slice(None)) -> Rows:
-        return Rows(**{name: values[: self._size][index] for name, values in self._columns.items()})
+    def _kept(self) -> Rows:
+        return Rows(**{name: values[: self._size] for name, values in self._columns.items()})
 
     def _prune(self) -> None:
         """Move rows that cannot stay into ``rest``."""
@@ -250,11 +255,10 @@ class _Gathered:
 
     def summary(self, model: str, output: OutputLayer) -> Summary:
         """What was gathered, with groups and strata in order."""
-        few = self._size < self.bound // 2
         found = Summary(
             model, self.bound, output, self.columns, self.n_features, self.labelled, self.weighted, self.adjusted,
             tuple(self.groups), tuple(self.strata), self.rows, self.mass, self.cut,
-            self._kept(np.arange(self._size) if few else slice(None)), self.rest,
+            self._kept(), self.rest,
         )  # fmt: skip
         groups, strata = (tuple(sorted(labels, key=sort_key)) for labels in (self.groups, self.strata))
         return found.relabelled(groups, strata).pruned()
@@ -264,14 +268,6 @@ def _limits(group_rows: Mapping[Label, int], bound: int) -> dict[Label, float]:
     """The key below which rows of each group may be kept, where all of them are counted: hardly more than will be."""
     most = level(list(group_rows.values()), bound)
     return {label: min((most + 6 * most**0.5 + 16) / max(n, 1), 1.0) for label, n in group_rows.items()}
-
-
-def _look(adapter: ModelAdapter, x: Any) -> tuple[OutputLayer, int]:
-    """The output layer of a model, and the inputs of its widest layer."""
-    layers = layers_of(adapter, x)
-    with np.errstate(over="ignore", invalid="ignore"):  # predictions that are not finite are refused as they come
-        output = adapter.output_layer(x)
-    return output, int(max(layer.weight.shape[1] for layer in layers))
 
 
 def layers_of(adapter: ModelAdapter, x: Any) -> tuple[LinearLayer, ...]:

@@ -58,7 +58,8 @@ class Reader:
         asked: dict[str, Any] = {"rows": self.rows, "original": self.original}
         summary = gather(adapter, self.batches, watch=watch, **asked)
         self.n_features = summary.n_features
-        return make_problem(summary, None if self.apart is None else gather(adapter, self.apart, **asked), **self.split)
+        apart = None if self.apart is None else gather(adapter, self.apart, output=summary.output, **asked)
+        return make_problem(summary, apart, **self.split)
 
     def layers(self) -> tuple[LinearLayer, ...]:
         """The linear layers of the original model."""

@@ -16,7 +16,6 @@ import scipy.linalg
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from esvdfair.batches import Rows
 from esvdfair.core.edits import LayerEdit
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.parity import ParityProblem
@@ -24,19 +23,13 @@ from esvdfair.core.quadratic import Fit, Quadratic
 from esvdfair.core.transport import transport_path
 from esvdfair.exceptions import InputError
 from esvdfair.models.base import LinearLayer, Weights
-from esvdfair.problem import FLAT, Effort, Problem, moments_of, original_fit, outputs
+from esvdfair.problem import FLAT, FOLDS, MANY_ROWS, Effort, Problem, folds_of, original_fit, outputs
 from esvdfair.targets import Refits, plain_fit
 
 Array = NDArray[np.float64]
 
-FOLDS = 4
-"""Of the training rows, to learn how much a refit over-fits them."""
-
 FEW = 3
 """Every third strength is cross-fitted; the others lie between."""
-
-MANY_ROWS = 40
-"""Rows of the smallest group for each feature from which a refit hardly over-fits."""
 
 
 @dataclass(frozen=True)
@@ -178,44 +171,22 @@ def _cross_fit(refits: Refits, solve: Solve) -> CrossFitted | None:
     What the refit aims at is that of all rows; what is left out are the rows of the fold in moments and bins.
     """
     problem, rows = refits.problem, refits.problem.training
-    kept = np.count_nonzero(rows.codes < len(problem.labels)) >= sum(problem.sizes)
-    if not kept or not len(rows) or min(problem.sizes) >= MANY_ROWS * len(refits.space.variances):
+    moments = problem.fold_moments
+    if not moments or min(problem.sizes) >= MANY_ROWS * len(refits.space.variances):
         return None
-    fold = np.empty(len(rows), dtype=np.intp)
-    for code in np.unique(rows.codes):  # rows of a group are in random order
-        mine = np.flatnonzero(rows.codes == code)
-        fold[mine] = np.arange(len(mine)) % FOLDS
-    pooled = problem.moments.has_own_pool
-    folds = [rows.take(np.flatnonzero(fold == k)) for k in range(FOLDS)]
-    moments = [_fold_moments(each, problem, pooled=pooled) for each in folds]
+    fold = folds_of(rows)
     few = replace(refits.effort, transport_rows=refits.effort.transport_rows // 4)
     fits: list[Fit] = []
     predictions = np.empty((len(rows), 0))
     for k in range(FOLDS):
         index = np.flatnonzero(fold != k)
-        without = _merged([each for i, each in enumerate(moments) if i != k])
+        without = GroupMoments.total([each for i, each in enumerate(moments) if i != k])
         part = replace(problem, moments=without, training=rows.take(index))
         fits = solve(Refits(part, few, whole=refits, index=index), True)
         if not k:
             predictions = np.empty((len(rows), len(fits)), order="F")
-        predictions[fold == k] = outputs(problem.head, folds[k], fits)
+        predictions[fold == k] = outputs(problem.head, rows.take(fold == k), fits)
     return CrossFitted(tuple(fits), predictions)
-
-
-def _fold_moments(rows: Rows, problem: Problem, *, pooled: bool) -> tuple[GroupMoments, GroupMoments]:
-    """Moments of ``[h, y]`` of the groups that are compared and, where these are not all rows as they are, of all."""
-    everyone = GroupMoments()
-    if pooled:
-        everyone.update_codes(rows.features, ("",), np.zeros(len(rows), dtype=np.intp), rows.weight, beside=rows.y)
-    return moments_of(rows, problem.labels), everyone
-
-
-def _merged(parts: Sequence[tuple[GroupMoments, GroupMoments]]) -> GroupMoments:
-    groups, everyone = GroupMoments(), GroupMoments()
-    for mine, all_rows in parts:
-        groups.merge(mine)
-        everyone.merge(all_rows)
-    return groups.with_pooled(everyone) if everyone.labels else groups
 
 
 def _ridges(effort: Effort, target: str, targets: Sequence[str], *, few: bool) -> Sequence[float]:

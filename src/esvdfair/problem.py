@@ -29,6 +29,10 @@ MIN_GROUP_ROWS = 30
 """Groups with fewer training rows, or fewer validation rows, are set aside: not compared, not constrained."""
 FEWEST_ROWS = 5
 """Below this `min_group_rows`, no row is held out if that would set a group aside."""
+FOLDS = 4
+"""Of the training rows, to learn how much a refit over-fits them."""
+MANY_ROWS = 40
+"""Rows of the smallest group for each feature from which a refit hardly over-fits."""
 SHIFT_COST = 0.02
 """Part of the error that a missing bias may cost without a warning."""
 
@@ -114,6 +118,8 @@ class Problem:
     seed : of the split that holds rows out
     set_aside : groups too small to be compared, with their rows; their codes follow those of ``labels``
     complete : whether all validation rows were kept
+    fold_moments : of the training rows of each fold (:func:`folds_of`); none where the rows are so many next to the
+        features that a refit hardly over-fits them, or not all of them were kept
     """
 
     labels: tuple[Label, ...]
@@ -128,6 +134,7 @@ class Problem:
     seed: int = 0
     set_aside: Mapping[Label, int] = field(default_factory=dict)
     complete: bool = True
+    fold_moments: tuple[GroupMoments, ...] = ()
 
 
 def make_problem(
@@ -169,25 +176,30 @@ def make_problem(
             stacklevel=3,
         )
     aside = tuple(sorted(set(rows) - set(groups), key=sort_key))
-    chosen_by: dict[str, Any] = {"labels": (*groups, *aside), "count": len(groups), "seed": seed}
-    # Weights of the rows that do not train, by group.
-    own = np.bincount(kept.codes[out], kept.weight[out], minlength=len(summary.groups))
-    training = select_rows(summary, ~out, totals=summary.mass.sum(axis=1) - own, **chosen_by)
+    labels, count = (*groups, *aside), len(groups)
+    by: dict[str, Any] = {"labels": labels, "count": count, "seed": seed}
+    own = _select(summary, ~out, labels, seed)
+    # Weights of all rows but those that do not train, by group.
+    totals = summary.mass.sum(axis=1) - np.bincount(kept.codes[out], kept.weight[out], minlength=len(summary.groups))
+    training = _reweighted(own, summary, labels, count, totals)
     if warns and summary.labelled:
         _notice_labels(training, summary.output.head)
+    few = summary.complete and min(sizes[label] for label in groups) < MANY_ROWS * training.features.shape[1]
+    parts = _moments_by_fold(own, training, groups, labels, FOLDS if few else 1)
     return Problem(
         labels=groups,
-        moments=_training_moments(summary, ~out, training, groups, seed),
+        moments=_with_rest(parts, summary, groups),
         layer=summary.output.layer,
         head=summary.output.head,
         training=training,
-        validation=training if apart is None else select_rows(apart, out if apart is summary else None, **chosen_by),
+        validation=training if apart is None else select_rows(apart, out if apart is summary else None, **by),
         evaluated_on=evaluated_on,
         error_against="labels" if summary.labelled else "predictions",
         sizes=tuple(sizes[label] for label in groups),
         seed=seed,
         set_aside={label: rows[label] for label in aside},
         complete=(validation or summary).complete,
+        fold_moments=tuple(parts) if few else (),
     )
 
 
@@ -196,28 +208,40 @@ def _large(*counts: Counter[Label], least: int) -> tuple[Label, ...]:
     return tuple(sorted((g for g in counts[0] if min(each[g] for each in counts) >= least), key=sort_key))
 
 
-def _training_moments(
-    summary: Summary, chosen: NDArray[np.bool_], training: Rows, groups: Sequence[Label], seed: int
-) -> GroupMoments:
-    """Moments of ``[h, y]`` over the training rows: those of ``summary.kept`` that are chosen, and all not kept."""
-    moments, kept = GroupMoments().merge(summary.rest), summary.kept
-    index = np.flatnonzero(chosen)
-    index = index[np.lexsort((row_key(kept.id[index], seed + 1), kept.codes[index]))]  # type: ignore[index]
-    for block in blocks(len(index), 8192):
-        i = index[block]
-        moments.update_codes(kept.features[i], summary.groups, kept.codes[i], kept.weight[i], beside=kept.y[i])
-    if training.adjusted is None:
-        return moments.only(groups)
-    return moments_of(training, groups).with_pooled(moments)
+def folds_of(rows: Rows) -> NDArray[np.intp]:
+    """(rows,) the fold of each training row; those of a group are in random order, one group after the other."""
+    return (np.arange(len(rows)) - np.searchsorted(rows.codes, rows.codes)) % FOLDS
 
 
-def moments_of(rows: Rows, groups: Sequence[Any]) -> GroupMoments:
-    """Moments of ``[h, y]`` of the groups that are compared, with the weights by which they are."""
+def _moments_by_fold(
+    own: Rows, training: Rows, groups: Sequence[Label], labels: Sequence[Label], folds: int
+) -> list[GroupMoments]:
+    """Moments of ``[h, y]`` over the training rows of each fold; ``own`` are the same rows with their own weights."""
+    fold = folds_of(own) if folds > 1 else np.zeros(len(own), dtype=np.intp)
+    found = []
+    for k in range(folds):
+        moments = _moments(own, labels, own.weight * (fold == k))
+        if training.adjusted is None:
+            moments = moments.only(groups)
+        else:
+            adjusted = _moments(training, labels, training.adjusted * (fold == k))
+            moments = adjusted.only(groups).with_pooled(moments)
+        found.append(moments)
+    return found
+
+
+def _with_rest(parts: Sequence[GroupMoments], summary: Summary, groups: Sequence[Label]) -> GroupMoments:
+    """The moments of all parts and of the rows that were not kept, which have no strata to adjust for."""
+    rest = summary.rest
+    if not rest.labels:
+        return GroupMoments.total(parts)
+    return GroupMoments.total([*parts, GroupMoments().with_pooled(rest) if summary.adjusted else rest.only(groups)])
+
+
+def _moments(rows: Rows, labels: Sequence[Label], weight: Array) -> GroupMoments:
     moments = GroupMoments()
-    compared = np.flatnonzero((rows.codes < len(groups)) & (rows.parity_weight > 0))
-    for block in blocks(len(compared), 8192):
-        i = compared[block]
-        moments.update_codes(rows.features[i], groups, rows.codes[i], rows.parity_weight[i], beside=rows.y[i])
+    for block in blocks(len(rows), 8192):
+        moments.update_codes(rows.features[block], labels, rows.codes[block], weight[block], beside=rows.y[block])
     return moments
 
 
@@ -228,33 +252,38 @@ def select_rows(
     labels: Sequence[Label],
     count: int,
     seed: int = 0,
-    totals: Array | None = None,
 ) -> Rows:
     """All kept rows or some, group by group in random order, with codes that are positions in ``labels``.
 
-    Where not all rows are kept, weights are scaled so that each group has its total: that of ``totals``, in the order
-    of ``summary.groups``, or else of the whole summary. The first ``count`` labels are compared: where there are
-    strata, their rows get adjusted weights.
+    Where not all rows are kept, weights are scaled so that each group has its total. The first ``count`` labels are
+    compared: where there are strata, their rows get adjusted weights.
     """
+    return _reweighted(_select(summary, chosen, labels, seed), summary, labels, count, summary.mass.sum(axis=1))
+
+
+def _select(summary: Summary, chosen: NDArray[np.bool_] | None, labels: Sequence[Label], seed: int) -> Rows:
+    """As :func:`select_rows`, with their own weights."""
     kept = summary.kept
     index = np.arange(len(kept)) if chosen is None else np.flatnonzero(chosen)
-    totals = summary.mass.sum(axis=1) if totals is None else totals
-    place = np.array([labels.index(label) for label in summary.groups], dtype=np.intp)
-    codes = place[kept.codes[index]]
+    codes = np.array([labels.index(label) for label in summary.groups], dtype=np.intp)[kept.codes[index]]
     assert kept.id is not None
     order = np.lexsort((row_key(kept.id[index], seed + 1), codes))
-    index, codes = index[order], codes[order]
-    rows = replace(kept, strata=None).take(index)
-    rows = replace(rows, codes=codes)
+    return replace(kept.take(index[order]), codes=codes[order])
+
+
+def _reweighted(rows: Rows, summary: Summary, labels: Sequence[Label], count: int, totals: Array) -> Rows:
+    """With weights that add up to the total of each group, in the order of ``summary.groups``, and adjusted ones."""
+    weight = rows.weight
     if not summary.complete:
-        own = np.bincount(kept.codes[index], rows.weight, minlength=len(totals))
-        rows = replace(rows, weight=rows.weight * (totals / np.where(own > 0, own, 1.0))[kept.codes[index]])
+        own, wanted = np.bincount(rows.codes, weight, minlength=len(labels)), np.zeros(len(labels))
+        wanted[[labels.index(label) for label in summary.groups]] = totals
+        weight = weight * (wanted / np.where(own > 0, own, 1.0))[rows.codes]
     if not summary.adjusted:
-        return rows
-    assert kept.strata is not None
-    strata, weight, compared = kept.strata[index], np.zeros(len(codes)), codes < count
-    weight[compared] = adjusted_weights(codes[compared], count, strata[compared], rows.weight[compared])
-    return replace(rows, adjusted=weight, strata=strata)
+        return replace(rows, weight=weight, strata=None)
+    assert rows.strata is not None
+    adjusted, compared = np.zeros(len(rows)), rows.codes < count
+    adjusted[compared] = adjusted_weights(rows.codes[compared], count, rows.strata[compared], weight[compared])
+    return replace(rows, weight=weight, adjusted=adjusted)
 
 
 def all_rows(summary: Summary, min_group_rows: int) -> tuple[Rows, tuple[Label, ...], dict[Label, int]]:

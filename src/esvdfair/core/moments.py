@@ -148,7 +148,6 @@ class GroupMoments:
         """
         check_labels([*self._groups, *labels])
         weights = None if sample_weight is None else check_squares(check_weight(sample_weight, len(codes), zero=True))
-        weights = None if weights is None or (weights == 1.0).all() else weights
         x, codes, weights = _flatten(x, codes, weights)
         width = x.shape[1] + (beside is not None)
         if self._groups and width != self.width:
@@ -157,7 +156,9 @@ class GroupMoments:
                 "layers or feature sets cannot be mixed. Use one GroupMoments for each."
             )
         order = np.argsort(codes, kind="stable")
-        order = order if weights is None else order[weights[order] > 0]
+        if weights is not None:
+            order = order[weights[order] > 0]
+            weights = None if (weights[order] == 1.0).all() else weights
         parts = np.split(order, np.searchsorted(codes[order], np.arange(1, len(labels))))
         with np.errstate(over="ignore", invalid="ignore"):
             found = [
@@ -319,11 +320,6 @@ class GroupMoments:
         return np.asarray(self.scatters / divisors[:, None, None])
 
     @property
-    def has_own_pool(self) -> bool:
-        """Whether the pooled moments are of other rows than those of the groups."""
-        return self._everyone is not None
-
-    @property
     def pooled_weight(self) -> float:
         """Σw over all rows."""
         return float(self.counts.sum()) if self._everyone is None else self._everyone.weight
@@ -370,12 +366,26 @@ class GroupMoments:
         """Moments of some of the groups; the pooled ones stay those of all rows."""
         if set(labels) == set(self._groups):
             return self
-        everyone = self._everyone or _sum([self._groups[label] for label in self.labels])
-        return self._of({label: self._groups[label] for label in labels}, everyone)
+        chosen = {label: moments for label, moments in self._groups.items() if label in labels}
+        return self._of(chosen, self._of_everyone())
 
     def with_pooled(self, everyone: "GroupMoments") -> "GroupMoments":
         """These groups, with the pooled moments of other rows: those of all groups of ``everyone`` together."""
-        return self._of(self._groups, _sum([everyone._groups[label] for label in everyone.labels]))
+        return self._of(self._groups, everyone._of_everyone())
+
+    def _of_everyone(self) -> _Moments:
+        return self._everyone or _sum([self._groups[label] for label in self.labels])
+
+    @classmethod
+    def total(cls, parts: Sequence["GroupMoments"]) -> "GroupMoments":
+        """Moments of several sets of rows, and the pooled ones of theirs; the parts are not changed."""
+        if len(parts) == 1:
+            return parts[0]
+        apart = any(part._everyone is not None for part in parts)
+        total = cls._of({}, _sum([part._of_everyone() for part in parts]) if apart else None)
+        for part in parts:
+            total._add([(label, deepcopy(moments)) for label, moments in part._groups.items()])
+        return total
 
     def adjusted(self, parts: int, judged: Sequence[Label] | None = None) -> "GroupMoments":
         """From moments of cells (see :mod:`esvdfair.core.ks`) those of groups that all have the same mix of strata.

@@ -166,11 +166,6 @@ class ModelAdapter(ABC):
         found = {name: inputs[name] for name in names if name != readout.name}
         return found | {readout.name: pooled[0] if len(pooled) == 1 else side_by_side(pooled)}, prediction
 
-    def output_layer(self, x: Any) -> OutputLayer:
-        """Find the output layer and its head on some rows."""
-        layer, head = self.layers(x)[-1], self.head(x)
-        return OutputLayer(layer, head, self.readout, self.added)
-
     def with_output(self, known: OutputLayer) -> Self:
         """Take the output layer as known, so that `replace` needs no rows; returns self."""
         self.readout, self.added = known.readout, known.added
