@@ -301,7 +301,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         adapter = adapter.with_output(summary.output)
         if summary.columns:
             self.feature_names_in_ = np.array(summary.columns, dtype=object)
-        self.model_, self._ridges = adapter.model, adapter.ridges
+        self.model_, self._search = adapter.model, adapter.search
         return self._solve(adapter, summary, validation)
 
     def _solve(self, adapter: ModelAdapter, summary: Summary, validation: Summary | None) -> Self:
@@ -493,7 +493,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         apart = None if validation is None else make_batches(Data.of(validation), **reading)
         adapter = self._adapter(data, None if validation is not None else self._drawn)
         check_apart(batches, apart, self.confidence)
-        self.model_, self._ridges = adapter.model, adapter.ridges
+        self.model_, self._search = adapter.model, adapter.search
         return batches, apart, adapter
 
     def _split(self) -> dict[str, Any]:
@@ -505,11 +505,15 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
 
     @property
     def _effort(self) -> Effort:
-        """The search budget, with the regularisations that suit the model where none are chosen."""
-        effort, ridges = self.effort or Effort(), getattr(self, "_ridges", None)
-        if ridges is not None and effort.ridges in (Effort().ridges, Effort.quick().ridges):
-            return replace(effort, ridges=ridges)
-        return effort
+        """The search budget, with what suits the model where nothing else is chosen."""
+        effort = self.effort or Effort()
+        usual = (Effort(), Effort.quick())
+        suits: dict[str, Any] = {
+            name: values
+            for name, values in getattr(self, "_search", {}).items()
+            if getattr(effort, name) in [getattr(each, name) for each in usual]
+        }
+        return replace(effort, **suits)
 
     def _refits(self, problem: Problem) -> Candidates:
         """Refits of the last layer, and the original one."""

@@ -81,7 +81,7 @@ class ModelAdapter(ABC):
     readout: Readout | None = None  # what the prediction takes of the last layers; found on rows where it is not set
     added: tuple[str, str] | None = None  # the last layer, and a parameter that the model adds to its output
     classes: Sequence[Any] | None = None  # the two that a classifier predicts, whose score is the prediction
-    ridges: tuple[float, ...] | None = None  # regularisations that suit the model; None for the usual ones
+    search: Mapping[str, tuple[float, ...]] = {}  # fields of Effort that suit the model better than the usual values
     trees: bool = False  # whether it is a tree ensemble: it fits its training rows closely, and may take missing values
     _model: Any
 

@@ -37,8 +37,8 @@ MIN_ROWS_GROWN = 80
 """The same where trees are grown until their leaves hold a few rows."""
 GROWN = 10
 """Training rows in a leaf, on average, below which trees count as fully grown."""
-RIDGES = (1e-3, 0.1, 10.0)
-"""Regularisations that are tried; a layer of counts needs stronger ones than hidden units."""
+SEARCH = {"ridges": (1e-3, 0.1, 10.0), "regularisations": (1e-3, 1e-2)}
+"""What is tried: a layer of counts over-fits more easily than hidden units, groups' probabilities included."""
 
 _LAYER = "leaves"
 _ROWS_AT_ONCE = 1024
@@ -56,7 +56,7 @@ class TreeAdapter(ModelAdapter):
         A tree ensemble has one output.
     """
 
-    ridges = RIDGES
+    search = SEARCH
     trees = True
 
     def __init__(self, model: Any, *, output: Any = None) -> None:
