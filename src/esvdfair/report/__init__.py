@@ -109,8 +109,9 @@ def render_report(
     predicted = f"{named}, in {unit}" if unit else str(named)
     judging, testing = (None if part is None else Data(*part) for part in (judged, test))
     rows = Data(X, y, sensitive_features, sample_weight)
-    chosen: dict[str, Any] = {"judged": judging, "test": testing, "summary": summary, "cutoffs": tuple(cutoffs or ())}
-    content = collect(fair, rows, predicted=predicted, **chosen)
+    content = collect(
+        fair, rows, judged=judging, test=testing, summary=summary, predicted=predicted, cutoffs=cutoffs or ()
+    )
     about = {
         "Model": model or _kind(fair.model),
         "Data": data or f"{row_count(X):,} rows of {len(name_features(X))} inputs",
