@@ -4,6 +4,9 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
+from skl2onnx import to_onnx
+from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import LinearRegression
 from sklearn.neural_network import MLPRegressor
 
@@ -60,6 +63,45 @@ def test_parts_with_row_ids_give_the_model_of_fit_whatever_their_order(model, pe
         assert len(parts[0].kept) == min(bound, ROWS)
         found = ESVDFair(model, effort=effort, **options).fit_summary(parts[0]).predict(X)
         assert np.abs(found - expected).max() <= 1e-6 * expected.std()
+
+
+def torch_model(X, y):
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).double()
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        ((network(torch.as_tensor(X)) - torch.as_tensor(y)[:, None]) ** 2).mean().backward()
+        optimizer.step()
+    return network
+
+
+def onnx_model(X, y):
+    network = MLPRegressor(hidden_layer_sizes=(16,), max_iter=30, random_state=0, tol=1.0).fit(X, y)
+    return to_onnx(network, X[:1]).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch_model,
+        onnx_model,
+        lambda X, y: LinearRegression().fit(X, y),
+        lambda X, y: HistGradientBoostingRegressor().fit(X, y),
+    ],
+    ids=["torch", "onnx", "linear", "trees"],
+)
+def test_of_every_kind_of_model_a_summary_gives_the_model_of_fit(people, make):
+    X, y, a, *_ = people
+    model, options = make(X, y), {"target_ks": 0.2, "effort": Effort.quick()}
+    rows, new = (slice(0, 2500), slice(2500, None))
+    x = torch.as_tensor(X) if isinstance(model, torch.nn.Module) else X
+    validation = x[new], y[new], a[new]
+    expected = ESVDFair(model, **options).fit(x[rows], y[rows], sensitive_features=a[rows], validation=validation)
+    summary = summarise(model, x[rows], y[rows], sensitive_features=a[rows])
+    found = ESVDFair(model, **options).fit_summary(summary, validation=validation)
+    before, after = expected.predict(x), found.predict(x)
+    assert np.abs(after - before).max() <= (1e-3 if isinstance(model, bytes) else 1e-6) * before.std()
 
 
 def test_every_row_is_kept_or_in_the_rest(model, people):

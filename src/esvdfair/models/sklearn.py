@@ -30,7 +30,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from esvdfair.core.checks import check_features, several_inputs, to_numpy
 from esvdfair.exceptions import ESVDFairWarning, InputError
-from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights, rounded
+from esvdfair.models.base import LinearLayer, ModelAdapter, OutputLayer, Tail, Weights, rounded
 
 _NETWORKS = (MLPRegressor, MLPClassifier)
 _LINEAR = {"coef_", "intercept_"}
@@ -98,6 +98,17 @@ class SklearnAdapter(ModelAdapter):
     def free_zeros(self) -> "SklearnAdapter":
         """Let coefficients of a linear model that are 0 change like the others; returns self."""
         self._used = None
+        return self
+
+    def with_output(self, known: OutputLayer) -> "SklearnAdapter":
+        """As for all models; the features of a sparse linear model depend on `keep_zeros`."""
+        super().with_output(known)
+        mine, its = (layer.weight.shape[1] for layer in (self.layers()[-1], known.layer))
+        if mine != its:
+            raise InputError(
+                f"`summary` was made with another `keep_zeros`: it has {its} features of each row, not {mine}. Give "
+                "summarise and ESVDFair the same."
+            )
         return self
 
     def _all_layers(self, x: Any) -> tuple[LinearLayer, ...]:
