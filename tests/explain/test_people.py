@@ -110,7 +110,7 @@ def test_the_frames_hold_the_fields():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"after": AFTER[:4]}, "before has 5 predictions, after has 4"),
+        ({"after": AFTER[:4]}, "`before` has 5 rows but `after` has 4"),
         ({"after": [1, 2, np.nan, 4, 5]}, "`after` contains 1 NaN"),
         ({"before": ["low"] * 5}, "`before` contains values that are not numbers"),
         ({"before": [], "after": [], "sensitive_features": []}, "hold no predictions"),

@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from esvdfair.core.checks import Label, check_column, check_groups, check_weight, row_count
+from esvdfair.core.checks import Label, check_column, check_groups, check_weight
+from esvdfair.core.ks import Groups
 
 Array = NDArray[np.float64]
 
@@ -132,64 +133,52 @@ def explain_people(
     >>> people.movers[0].row, people.movers[0].change, people.movers[0].group
     (2, -2.0, 'b')
     """
-    old, new = _same_people(before, after)
+    old = check_column(before, None, "before")
+    new = check_column(after, len(old), "after", of="before")
+    if not len(old):
+        raise ValueError("before and after hold no predictions; pass those of at least one person.")
     if not top >= 0:
         raise ValueError(f"top={top!r}; it says how many people to list, so give 0 or more.")
     if threshold is not None and not threshold >= 0:
         raise ValueError(f"threshold={threshold!r}; it is compared with how far a prediction moved; give 0 or more.")
-    labels, codes = check_groups(sensitive_features, len(old), missing)
-    weight = np.ones(len(old)) if sample_weight is None else check_weight(sample_weight, len(old))
-    live = np.flatnonzero(weight > 0)
-    old, new, codes, share = old[live], new[live], codes[live], weight[live] / weight.sum()
+    labels, codes = check_groups(sensitive_features, len(old), missing, of="before")
+    weight = np.ones(len(old)) if sample_weight is None else check_weight(sample_weight, len(old), of="before")
+    live = np.flatnonzero(weight)
+    kept, codes = np.unique(codes[live], return_inverse=True)
+    old, new, share = old[live], new[live], weight[live] / weight.sum()
     if threshold is None:
         threshold = 0.25 * float(np.sqrt(share @ (old - share @ old) ** 2))
     still = STILL * float(np.ptp(np.concatenate([old, new])))
-    change, rank_before, rank_after = new - old, mid_ranks(old, share), mid_ranks(new, share)
-    table = pd.DataFrame(
-        {"row": live, "group": [labels[code] for code in codes], "before": old, "after": new, "change": change}
-    ).assign(rank_before=rank_before, rank_after=rank_after, share=share)
-    farthest = np.argsort(-np.abs(change), kind="stable")[:top]
-    movers = table.drop(columns="share").iloc[[i for i in farthest if abs(change[i]) > still]]
-    members = ((label, table[codes == code]) for code, label in enumerate(labels))
+    change, ranks = new - old, (mid_ranks(old, share), mid_ranks(new, share))
+    groups = Groups.of(codes, len(kept), share)
+    columns = {
+        "mean_before": old, "mean_after": new, "mean_change": change, "mean_absolute_change": np.abs(change),
+        "share_up": change > still, "share_down": change < -still, "share_moved": np.abs(change) > threshold,
+        "mean_rank_change": ranks[1] - ranks[0],
+    }  # fmt: skip
+    means = {name: groups.means(np.asarray(column, dtype=np.float64)) for name, column in columns.items()}
+    changes = tuple(
+        GroupChange(
+            group=labels[kept[g]],
+            rows=len(rows),
+            rank_correlation=rank_correlation(old[rows], new[rows], share[rows]),
+            **{name: float(of_groups[g]) for name, of_groups in means.items()},
+        )
+        for g, rows in enumerate(groups.members)
+    )
+    farthest = (i for i in np.argsort(-np.abs(change), kind="stable")[:top] if abs(change[i]) > still)
     return People(
         rows=len(live),
         threshold=float(threshold),
         mean_absolute_change=float(share @ np.abs(change)),
         share_moved=float(share @ (np.abs(change) > threshold)),
         rank_correlation=rank_correlation(old, new, share),
-        mean_absolute_rank_change=float(share @ np.abs(rank_after - rank_before)),
-        groups=tuple(_group_change(label, part, still, threshold) for label, part in members if len(part)),
-        movers=tuple(Mover(*row) for row in movers.itertuples(index=False)),
-    )
-
-
-def _same_people(before: Any, after: Any) -> tuple[Array, Array]:
-    """Two columns of predictions, which must have the same length and not be empty."""
-    if row_count(before) != row_count(after):
-        raise ValueError(
-            f"before has {row_count(before)} predictions, after has {row_count(after)}; pass those of the same people."
-        )
-    old, new = (check_column(v, row_count(v), name) for v, name in ((before, "before"), (after, "after")))
-    if not len(old):
-        raise ValueError("before and after hold no predictions; pass those of at least one person.")
-    return old, new
-
-
-def _group_change(label: Label, part: pd.DataFrame, still: float, threshold: float) -> GroupChange:
-    old, new, moved, share = (part[name].to_numpy() for name in ("before", "after", "change", "share"))
-    share = share / share.sum()
-    return GroupChange(
-        group=label,
-        rows=len(part),
-        mean_before=float(share @ old),
-        mean_after=float(share @ new),
-        mean_change=float(share @ moved),
-        mean_absolute_change=float(share @ np.abs(moved)),
-        share_up=float(share @ (moved > still)),
-        share_down=float(share @ (moved < -still)),
-        share_moved=float(share @ (np.abs(moved) > threshold)),
-        rank_correlation=rank_correlation(old, new, share),
-        mean_rank_change=float(share @ (part["rank_after"] - part["rank_before"]).to_numpy()),
+        mean_absolute_rank_change=float(share @ np.abs(ranks[1] - ranks[0])),
+        groups=changes,
+        movers=tuple(
+            Mover(int(live[i]), labels[kept[codes[i]]], *(float(c[i]) for c in (old, new, change, *ranks)))
+            for i in farthest
+        ),
     )
 
 
@@ -205,5 +194,5 @@ def rank_correlation(x: Array, y: Array, weight: Array) -> float | None:
     """Spearman's correlation, weighted; None when x or y is constant."""
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
-    a, b = (ranks - np.average(ranks, weights=weight) for ranks in (mid_ranks(x, weight), mid_ranks(y, weight)))
-    return float(np.clip((weight * a) @ b / np.sqrt(((weight * a) @ a) * ((weight * b) @ b)), -1.0, 1.0))
+    spread = np.cov(mid_ranks(x, weight), mid_ranks(y, weight), aweights=weight)
+    return float(np.clip(spread[0, 1] / np.sqrt(spread[0, 0] * spread[1, 1]), -1.0, 1.0))
