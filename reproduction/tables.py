@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.plots import ACCENT, GROUPS, INK, QUIET, finish_tradeoff, name_points
+from esvdfair.plots import ACCENT, GROUPS, INK, QUIET, finish_tradeoff
 from reproduction.config import PAPER, Experiment, Printed, Variant
+from reproduction.labels import name_points
 from reproduction.runs import Row, write_atomically
 
 if TYPE_CHECKING:
@@ -315,7 +316,7 @@ def _plane(
     named: Sequence[tuple[str, float, float, str]] = (),
     note: str = "",
 ) -> "Figure":
-    """Curves by their colour, points with marker, colour and name; axes and names as in `plots.plot_curve`."""
+    """Curves by their colour, points with marker, colour and name; axes as in `plots.plot_curve`."""
     figure = _figure(*size)
     words = "filled: ours, mean ± standard deviation; hollow: printed in the paper"
     figure.suptitle(f"{_title(table)}\n{words}", fontsize=9)
