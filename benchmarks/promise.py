@@ -33,7 +33,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from esvdfair import ESVDFair, ESVDFairWarning, ks_population
-from esvdfair.core.ks import Groups, Ranked, ks_peak, rows_to_certify, upper_bound
+from esvdfair.core.ks import Groups, Ranked, ks_peak, upper_bound
 from esvdfair.core.pairs import Pairs
 from reproduction.datasets import COMPAS, DATES, load, locate
 
@@ -470,8 +470,6 @@ def main() -> None:
         if name in PARTS:
             save(PARTS[name](options.draws or DRAWS[name], options.seed), options.out / f"{name}.csv")
     write_tables(options.out, options.document)
-    needed = rows_to_certify(0.05, target_ks=0.1, confidence=0.9)
-    print(f"a model at KS .05 is certified for .10 at 90 % from about {needed:.0f} effective rows on")
 
 
 if __name__ == "__main__":

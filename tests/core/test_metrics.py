@@ -14,7 +14,7 @@ from scipy.optimize import linprog
 from sklearn.metrics import mean_squared_error
 
 from esvdfair.core import ks, pairs
-from esvdfair.core.ks import Groups, ks_between, ks_peak, ks_to_rest, rows_to_certify
+from esvdfair.core.ks import Groups, ks_between, ks_peak, ks_to_rest
 from esvdfair.core.metrics import (
     group_mse,
     ks_bound,
@@ -545,13 +545,6 @@ def test_the_best_of_many_estimates_is_not_a_lucky_one() -> None:
     assert along.min() > 0.1
     assert (along >= single).all()
     assert rising(judged[:1] ** 2, other[:1]) == pytest.approx(judged[:1] ** 2)
-
-
-def test_rows_to_certify_are_those_at_which_the_bound_meets_the_target() -> None:
-    needed = rows_to_certify(0.05, target_ks=0.1, confidence=0.9, method="hoeffding")
-    assert needed == pytest.approx(np.log(10) / 2 / 0.05**2)
-    assert rows_to_certify(0.05, target_ks=0.1, confidence=0.9) / needed == pytest.approx(0.36, abs=0.01)
-    assert rows_to_certify(0.2, target_ks=0.1) == np.inf
 
 
 def test_a_constant_predictor_is_certain() -> None:

@@ -446,17 +446,6 @@ def upper_bound(ranked: Ranked, confidence: float, method: str = "normal") -> fl
     return float(np.clip(_largest_of_pairs(table.cdfs, spread, float(z)), ranked.gaps.max(), 1.0))
 
 
-def rows_to_certify(ks: float, *, target_ks: float, confidence: float = 0.95, method: str = "normal") -> float:
-    """Effective rows n_e = 1/(1/n₁ + 1/n₂) at which `ks_bound` of two groups at distance ``ks`` meets the target.
-
-    ``z²/4/(target − ks)²``, or ``ln(1/δ)/2/(target − ks)²`` for Hoeffding; infinite when ``ks`` is no smaller.
-    """
-    if ks >= target_ks:
-        return float("inf")
-    needed = ndtri(confidence) ** 2 / 4 if method == "normal" else np.log(1 / (1 - confidence)) / 2
-    return float(needed / (target_ks - ks) ** 2)
-
-
 def _largest_of_pairs(cdfs: Floats, spread: Floats, z: float) -> float:
     """Largest ``F_g − F_h + z √(s_g + s_h)`` over pairs g ≠ h and thresholds."""
     if len(cdfs) <= FEW_GROUPS:

@@ -7,7 +7,7 @@ reported or compared with a target is the largest of the pairs' own figures.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 from typing import TypeAlias
 
@@ -38,6 +38,8 @@ from esvdfair.core.ks import (
 
 Normals: TypeAlias = Callable[[tuple[int, int, int]], Floats]
 
+_DRAWN: dict[int, Floats] = {}  # the longest run of normal draws of the last seed
+
 _DRAWS = 1000  # simulated distances of a pair with ties or strata
 _TIE_ROWS = 100  # validation rows that every group needs for the tie correction
 _TIE_SHARE, _TIE_SPREAD = 0.3, 1.2  # of the tie correction; chosen on simulated populations (docs/method.md 2.7)
@@ -66,10 +68,14 @@ class Pairs:
     scores: Floats | None = None
     seed: int = 0
 
-    @cached_property
-    def normals(self) -> Normals:
-        """Standard normal draws of a shape; noise levels and intervals share them, as drawing is most of their cost."""
-        return lambda shape: _normal_draws(self.seed, -(-prod(shape) // 2**19) * 2**19)[: prod(shape)].reshape(shape)
+    def normals(self, shape: tuple[int, int, int]) -> Floats:
+        """The first standard normal draws of the seed, kept: noise levels and intervals of several sets share them."""
+        count = prod(shape)
+        if count > len(_DRAWN.get(self.seed, ())):
+            _DRAWN.clear()
+            _DRAWN[self.seed] = np.random.default_rng(self.seed).standard_normal(count)
+            _DRAWN[self.seed].flags.writeable = False
+        return _DRAWN[self.seed][:count].reshape(shape)
 
     @cached_property
     def index(self) -> tuple[Codes, Codes]:
@@ -274,14 +280,6 @@ def meets(estimates: Sequence[float], floors: Sequence[float], target_ks: float)
 
 
 # --- what chance alone produces ------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1)
-def _normal_draws(seed: int, count: int) -> Floats:
-    """Standard normal draws, kept because the noise of several sets of rows is simulated with one seed."""
-    draws = np.random.default_rng(seed).standard_normal(count)
-    draws.flags.writeable = False
-    return draws
 
 
 def ks_null(

@@ -112,28 +112,31 @@ class FeatureSpace:
             second, mean = second + np.outer(mean, mean), np.zeros_like(mean)
         constant = np.diag(second) <= (_ROUNDING * mean) ** 2
         unit = np.where(constant, 0.0, np.sqrt(np.diag(second))) * (1.0 if factors is None else factors)
-        inverse = np.divide(1.0, unit, out=np.zeros_like(unit), where=unit > 0)
-        second = second * inverse * inverse[:, None]
-        variances, axes = scipy.linalg.eigh(second)
-        live = variances > max(len(mean) * np.finfo(np.float64).eps, _DEAD) * max(variances[-1], 0.0)
-        if not live.any():
+        varying = np.flatnonzero(unit)  # of a ReLU network half of the units may be dead
+        if not len(varying):
             raise ValueError(
                 "all features are constant over these rows, so the last layer can only predict one number; "
                 "check that the rows differ and that the layer below is not dead."
             )
+        unit = unit[varying]
+        second = second[np.ix_(varying, varying)] / unit / unit[:, None]
+        variances, axes = scipy.linalg.eigh(second)
+        live = variances > max(len(mean) * np.finfo(np.float64).eps, _DEAD) * variances[-1]
         axes, variances = axes[:, live], variances[live]
         # Eigenvectors are known up to their sign, on which a local solver's path may depend.
         axes = axes * np.sign(np.take_along_axis(axes, np.abs(axes).argmax(axis=0)[None], axis=0))
         if factors is not None and factors.max() > 1.0:  # eigh knows variances to a part of the largest only
             variances = np.einsum("ij,ij->j", axes, second @ axes)
-        axes, dual = inverse[:, None] * axes, unit[:, None] * axes
+        along = axes / unit[:, None]
+        both = np.zeros((2, len(mean), len(variances)))
+        both[:, varying] = along, unit[:, None] * axes
         return cls(
             mean=mean,
-            axes=axes,
-            dual=dual,
+            axes=both[0],
+            dual=both[1],
             variances=variances,
-            group_means=(features.means - mean) @ axes,
-            group_covariances=axes.T @ features.covariances() @ axes,
+            group_means=(features.means - mean)[:, varying] @ along,
+            group_covariances=along.T @ features.covariances()[:, varying[:, None], varying] @ along,
             group_rows=features.counts**2 / features.weight_squares,
             intercept=intercept,
         )
@@ -259,8 +262,8 @@ class Quadratic:
         weighted = share[:, None] * (targets - means)
         cross = np.zeros((features.shape[1], targets.shape[1]))
         for block in blocks(len(features)):
-            cross += (features[block].astype(np.float64) - space.mean).T @ weighted[block]
-        along = cross.T @ space.axes
+            cross += features[block].astype(np.float64).T @ weighted[block]
+        along = (cross - np.outer(space.mean, weighted.sum(axis=0))).T @ space.axes
         return [cls(space, one, float(mean), original, ridge) for one, mean in zip(along, means, strict=True)]
 
     @classmethod
@@ -365,8 +368,9 @@ class Head:
             z = np.asarray(z, dtype=np.float64)
             piece, slopes = self._piece(z)
             return np.asarray(self.knots[1][piece] + slopes[piece] * (z - self.knots[0][piece]))
-        function, _ = _FUNCTIONS[self.kind]
-        return self.offset + self.scale * function(self._inner(z))
+        prediction = self.scale * _FUNCTIONS[self.kind][0](self._inner(z))
+        prediction += self.offset
+        return prediction
 
     def derivative(self, z: Any) -> Array:
         """Derivative dp/dz at `z`, same shape."""
@@ -422,7 +426,10 @@ class Head:
         return np.clip(np.searchsorted(at, z, side="right") - 1, 0, len(at) - 2), np.diff(values) / np.diff(at)
 
     def _inner(self, z: Any) -> Array:
-        return self.inner_scale * np.asarray(z, dtype=np.float64) + self.inner_offset
+        inner: Array = np.asarray(z, dtype=np.float64)
+        if (self.inner_scale, self.inner_offset) != (1.0, 0.0):
+            inner = self.inner_scale * inner + self.inner_offset
+        return inner
 
 
 def _smallest_inside(g: Array) -> float:
