@@ -119,14 +119,17 @@ KINDS = [
     *(linear(given, y="labels") for given in [
         "LogisticRegression()", "SGDClassifier(loss='log_loss', random_state=0)", "RidgeClassifier()",
     ]),
-    Kind("MLPRegressor(hidden_layer_sizes=(8,), max_iter=40, random_state=0)", "MLPRegressor", "coefs_[1]"),
-    Kind("MLPClassifier(hidden_layer_sizes=(8,), max_iter=40, random_state=0)", "MLPClassifier", "coefs_[1]",
+    Kind("MLPRegressor(hidden_layer_sizes=(8,), max_iter=80, random_state=0)", "MLPRegressor", "coefs_[1]"),
+    Kind("MLPClassifier(hidden_layer_sizes=(8,), max_iter=80, random_state=0)", "MLPClassifier", "coefs_[1]",
          y="labels"),
     Kind("make_pipeline(StandardScaler(), Ridge())", "Pipeline", "coef_"),
     Kind("TransformedTargetRegressor(Ridge(), transformer=StandardScaler())", "TransformedTargetRegressor", "coef_"),
     Kind("TransformedTargetRegressor(Ridge(), func=np.log1p, inverse_func=np.expm1)", "TransformedTargetRegressor",
          "coef_", y="counts"),
-    Kind("TransformedTargetRegressor(Ridge(), transformer=PowerTransformer())", "TransformedTargetRegressor", "coef_"),
+    Kind("TransformedTargetRegressor(Ridge(), transformer=PowerTransformer())", "TransformedTargetRegressor", "coef_",
+         y="counts"),
+    Kind("TransformedTargetRegressor(Ridge(), transformer=PowerTransformer('box-cox'))", "TransformedTargetRegressor",
+         "coef_", y="counts"),
     Kind("TransformedTargetRegressor(Ridge(), transformer=QuantileTransformer(n_quantiles=50))",
          "TransformedTargetRegressor", "coef_"),
     Kind("TransformedTargetRegressor(Ridge(), transformer=MinMaxScaler())", "TransformedTargetRegressor", "coef_"),
@@ -163,7 +166,7 @@ KINDS = [
          "MatMul1"),
     onnx("from_sklearn(PoissonRegressor())", "Ma_MatMul", y="counts"),
     onnx("from_sklearn(LogisticRegression())", "LinearClassifier", y="labels"),
-    onnx("from_sklearn(MLPClassifier((8,), max_iter=40, random_state=0))", "MatMul1", y="labels"),
+    onnx("from_sklearn(MLPClassifier((8,), max_iter=80, random_state=0))", "MatMul1", y="labels"),
     onnx("from_sklearn(RandomForestRegressor(n_estimators=20, random_state=0))", "leaves"),
     onnx("from_sklearn(GradientBoostingRegressor(n_estimators=30, random_state=0))", "leaves"),
 ]  # fmt: skip
@@ -196,12 +199,12 @@ REFUSALS = [
 ]  # fmt: skip
 
 
-def data(y: str = "numbers") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Two groups of some 600 people."""
-    rng = np.random.default_rng(0)
-    group = rng.integers(0, 2, 1200)
-    X = rng.normal(size=(1200, 4)) + group[:, None] * [0.8, 0, 0, 0]
-    score = X[:, 0] + 0.5 * X[:, 1] - 0.5 * X[:, 2] + 0.5 * rng.normal(size=1200)
+def data(y: str = "numbers", *, rows: int = 1200, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Two groups of people that differ in one column."""
+    rng = np.random.default_rng(seed)
+    group = rng.integers(0, 2, rows)
+    X = rng.normal(size=(rows, 4)) + group[:, None] * [0.8, 0, 0, 0]
+    score = X[:, 0] + 0.5 * X[:, 1] - 0.5 * X[:, 2] + 0.5 * rng.normal(size=rows)
     if y == "counts":
         return X, np.exp(0.5 * score) + 0.1, group
     return X.astype(np.float32), (score > 0).astype(int) if y == "labels" else score.astype(np.float32), group

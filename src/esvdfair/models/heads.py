@@ -92,7 +92,9 @@ def find_head(
     # 20, which is 2e-9 from the formula in float64 too.
     tolerance = max(1e-9, min(64 * eps, 2e-3), 5 * eps)
     z, p = (np.asarray(values, dtype=np.float64).ravel() for values in (z, prediction))
-    usable = np.isfinite(z) & ~np.isinf(p)  # inf is an overflow of the model's dtype
+    low, high = np.min(z[:_QUANTILES], initial=np.inf), np.max(z[:_QUANTILES], initial=-np.inf)
+    beyond = np.isnan(p) & ((z < low) | (z > high))  # of the batch, and of the domain of a root or a logarithm
+    usable = np.isfinite(z) & ~np.isinf(p) & ~beyond  # inf is an overflow of the model's dtype
     z, p = z[usable], p[usable]
     _check_spread(z, p, tolerance, operation)
     # Rounding is relative to p, but where p passes through zero the terms it is made of are not small.
