@@ -86,8 +86,8 @@ $(VENV)/.demo: pyproject.toml constraints.txt $(BIN)/python
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml constraints.txt $(BIN)/python
-	@echo "Installing esvdfair[torch,onnx,peers] into $(VENV); the first time takes a few minutes"
-	@$(PIP) -e '.[torch,onnx,peers]'
+	@echo "Installing esvdfair[torch,onnx] into $(VENV); the first time takes a few minutes"
+	@$(PIP) -e '.[torch,onnx]'
 	@touch $@
 
 $(VENV)/.docs: pyproject.toml constraints.txt $(BIN)/python

@@ -5,7 +5,7 @@
     python benchmarks/scale.py --only fit,curve      # some of them; the other tables stay as they are
     python benchmarks/scale.py --only fit --widths 256    # on a busy machine: 2048 takes minutes
 
-Needs the extras torch, onnx and peers (`make bench` installs them).
+Needs the extras torch and onnx (`make bench` installs them).
 
 One thread unless told otherwise: the thread pools of torch and of NumPy's BLAS both spin while they wait, and on few
 cores they then slow each other down, which says nothing about the library (try `--threads 2 --only fit`).
@@ -21,7 +21,7 @@ from typing import Any
 
 from esvdfair import ESVDFairWarning
 from reproduction.config import Training
-from speed import fits, growth, latency, peers
+from speed import fits, growth, latency
 from speed.measure import Section, commit, describe_machine, limit_threads, render, renew, warm_up
 
 DOCUMENT = Path(__file__).resolve().parents[0] / "performance.md"
@@ -42,14 +42,6 @@ BENCHMARKS: dict[str, tuple[Callable[..., Section], dict[str, dict[str, Any]]]] 
             "full": {"dataset": "law", "repeats": 5},
             "quick": {"dataset": "law", "repeats": 2},
             "tiny": {"dataset": "wages", "repeats": 1, "training": Training(width=16, epochs=1)},
-        },
-    ),
-    "peers": (
-        peers.run,
-        {
-            "full": {"widths": (256, 1024), "rows": 50_000, "transcribed": 1024, "sample": 24, "repeats": 3},
-            "quick": {"widths": (256,), "rows": 10_000, "transcribed": 256, "sample": 16, "repeats": 2},
-            "tiny": {"widths": (16,), "rows": 1000, "transcribed": 16, "sample": 4, "repeats": 1},
         },
     ),
     "growth": (

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-VERSIONS = ("numpy", "scipy", "torch", "scikit-learn", "pandas", "onnxruntime", "concept-erasure", "fairlearn")
+VERSIONS = ("numpy", "scipy", "torch", "scikit-learn", "pandas", "onnxruntime")
 
 
 @dataclass(frozen=True)
