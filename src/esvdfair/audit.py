@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from sklearn.metrics import r2_score
 
-from esvdfair.core.checks import check_column, check_groups, check_strata, check_weight
-from esvdfair.core.ks import Groups, adjusted_weights, ks_peak, ks_to_rest, outside_support
+from esvdfair.core.checks import check_column, check_strata
+from esvdfair.core.ks import Groups, adjusted_weights, ks_peak, ks_to_rest, live_groups, outside_support
 from esvdfair.core.metrics import wasserstein_distance
 from esvdfair.core.pairs import Pairs, meets
 from esvdfair.exceptions import InputError
@@ -221,41 +221,34 @@ def audit_predictions(
     """
     scores = check_column(predictions, len(predictions), "predictions")
     truth = None if y is None else check_column(y, len(scores), "y")
-    labels, codes = check_groups(groups, len(scores), "error")
-    weight = None if sample_weight is None else check_weight(sample_weight, len(scores))
     strata = None if control_features is None else check_strata(control_features, len(scores))[1]
-    if weight is not None:
-        live = weight > 0
-        strata = None if strata is None else strata[live]
-        scores, codes, weight, truth = scores[live], codes[live], weight[live], None if truth is None else truth[live]
-    names = [label_text(label) for label in labels]
-    sizes = np.bincount(codes, minlength=len(names))
-    judged = np.flatnonzero(sizes >= max(min_group_rows, 2))
+    live, labels, everybody = live_groups(groups, sample_weight, len(scores))
+    scores, truth = scores[live], None if truth is None else truth[live]
+    names, sizes, fewest = [label_text(label) for label in labels], np.bincount(everybody.codes), max(min_group_rows, 2)
+    judged = np.flatnonzero(sizes >= fewest)
     if len(judged) < 2:
         raise InputError(
-            f"{len(judged)} of {len(names)} groups have `min_group_rows={max(min_group_rows, 2)}` rows or more; a "
-            "comparison needs two. Pass more rows, or lower it."
+            f"{len(judged)} of {len(names)} groups have `min_group_rows={fewest}` rows or more; a comparison needs "
+            "two. Pass more rows, or lower it."
         )
-    inside = np.flatnonzero(np.isin(codes, judged))
-    compared = np.searchsorted(judged, codes[inside])
-    own = None if weight is None else weight[inside]
-    kept = tuple(names[g] for g in judged)
-    found = Groups.of(compared, len(judged), own)
+    rows = np.flatnonzero(np.isin(everybody.codes, judged))
+    kept, inside, within = tuple(names[g] for g in judged), scores[rows], everybody.take(rows)
+    compared = Groups.of(np.searchsorted(judged, within.codes), len(judged), within.weight)
     adjusted, outside = None, None
     if strata is not None:
-        plain = np.ones(len(inside)) if own is None else own
-        weights = adjusted_weights(compared, len(judged), strata[inside], plain)
-        same_mix = Groups.of(compared, len(judged), weights, strata[inside])
-        adjusted, outside = _distances(scores[inside], same_mix, kept, seed), outside_support(plain, weights)
+        plain, own = np.ones(len(rows)) if within.weight is None else within.weight, strata[live][rows]
+        weights = adjusted_weights(compared.codes, compared.count, own, plain)
+        adjusted = _distances(inside, Groups.of(compared.codes, compared.count, weights, own), kept, seed)
+        outside = outside_support(plain, weights)
     return Audit(
         rows=len(scores),
-        between=_distances(scores[inside], found, kept, seed),
-        variance_gap=float(np.ptp(found.variances(scores[inside]))),
-        wasserstein=wasserstein_distance(scores[inside], sensitive_features=compared, sample_weight=own),
-        mse=None if truth is None else float(np.average((scores - truth) ** 2, weights=weight)),
-        r2=None if truth is None else float(r2_score(truth, scores, sample_weight=weight)),
-        groups=_figures(names, Groups(codes, len(names), weight), scores, truth),
-        groups_set_aside={names[g]: int(n) for g, n in enumerate(sizes) if g not in judged},
+        between=_distances(inside, compared, kept, seed),
+        variance_gap=float(np.ptp(compared.variances(inside))),
+        wasserstein=wasserstein_distance(inside, sensitive_features=compared.codes, sample_weight=within.weight),
+        mse=None if truth is None else float(np.average((scores - truth) ** 2, weights=everybody.weight)),
+        r2=None if truth is None else float(r2_score(truth, scores, sample_weight=everybody.weight)),
+        groups=_figures(names, everybody, scores, truth),
+        groups_set_aside={names[g]: int(n) for g, n in enumerate(sizes) if n < fewest},
         adjusted=adjusted,
         outside_support=outside,
     )
@@ -264,12 +257,11 @@ def audit_predictions(
 def _distances(scores: Array, groups: Groups, names: tuple[str, ...], seed: int) -> Distances:
     """Figures of all pairs, and of the most different one."""
     pairs = Pairs(groups, scores, seed)
-    found = pairs.compare(scores)
-    first, second = pairs.index
+    found, ends = pairs.compare(scores), np.transpose(pairs.index)
     shown = set(found.order[-SHOWN_PAIRS:].tolist())
     figures = [
         PairFigures(
-            groups=(names[first[i]], names[second[i]]),
+            groups=(names[g], names[h]),
             ks=float(found.distances[i]),
             ks_interval=pairs.interval(scores, i, 0.95) if i in shown else None,
             ks_population=float(found.estimates[i]),
@@ -277,9 +269,13 @@ def _distances(scores: Array, groups: Groups, names: tuple[str, ...], seed: int)
             p_value=float(found.p_values[i]),
             established=bool(found.established[i]),
         )
-        for i in range(len(pairs))
+        for i, (g, h) in enumerate(ends)
     ]
-    spoken_of = found.order[-1]
+    pair = ends[found.order[-1]]
+    rows = np.flatnonzero(np.isin(groups.codes, pair))
+    weight = None if groups.weight is None else groups.weight[rows]
+    peak = ks_peak(scores[rows], Groups.of((groups.codes[rows] == pair[1]).astype(np.intp), 2, weight))
+    more, fewer = names[pair[peak.high_group]], names[pair[peak.low_group]]
     return Distances(
         ks=float(found.distances.max()),
         ks_population=found.largest,
@@ -287,46 +283,30 @@ def _distances(scores: Array, groups: Groups, names: tuple[str, ...], seed: int)
         ks_floor=float(found.floors.max()),
         mean_gap=float(np.ptp(groups.means(scores))),
         pairs=tuple(figures),
-        widest=_widest(scores, groups, (int(first[spoken_of]), int(second[spoken_of])), names),
+        widest={"threshold": peak.threshold, "more": more, "more_share": peak.high_share}
+        | {"fewer": fewer, "fewer_share": peak.low_share},
         names=names,
     )
 
 
-def _widest(scores: Array, groups: Groups, pair: tuple[int, int], names: tuple[str, ...]) -> dict[str, Any]:
-    """Where two groups differ most."""
-    rows = np.flatnonzero(np.isin(groups.codes, pair))
-    weight = None if groups.weight is None else groups.weight[rows]
-    peak = ks_peak(scores[rows], Groups.of((groups.codes[rows] == pair[1]).astype(np.intp), 2, weight))
-    return {
-        "threshold": peak.threshold,
-        "more": names[pair[peak.high_group]],
-        "more_share": peak.high_share,
-        "fewer": names[pair[peak.low_group]],
-        "fewer_share": peak.low_share,
-    }
-
-
 def _figures(names: Sequence[str], groups: Groups, scores: Array, truth: Array | None) -> tuple[GroupFigures, ...]:
-    """The figures of every group; the rows are put in order of their groups once, however many there are."""
-    to_rest, weight = ks_to_rest(scores, groups), groups.weight
-    order = np.argsort(groups.codes, kind="stable")
-    ends = np.cumsum(np.bincount(groups.codes, minlength=len(names)))[:-1]
-    own = [None] * len(names) if weight is None else np.split(weight[order], ends)
-    errors = [None] * len(names) if truth is None else np.split((scores - truth)[order], ends)
-    found = []
-    for g, (name, mine, w, error) in enumerate(zip(names, np.split(scores[order], ends), own, errors, strict=True)):
+    """The figures of every group."""
+    to_rest, found = ks_to_rest(scores, groups), []
+    for g, (name, rows) in enumerate(zip(names, groups.members, strict=True)):
+        mine, w = scores[rows], groups.shares[rows]
+        error = None if truth is None else mine - truth[rows]
         found.append(
             GroupFigures(
                 group=name,
                 rows=len(mine),
-                mean=float(np.average(mine, weights=w)),
+                mean=float(w @ mine),
                 mean_interval=mean_interval(mine, w, (scores.min(), scores.max())),
-                std=_deviation(mine, w),
+                std=float(np.cov(mine, aweights=w)) ** 0.5 if w @ w < 1 - 1e-9 else 0.0,
                 ks_to_rest=float(to_rest.distance[g]),
                 ks_to_rest_interval=(float(to_rest.low[g]), float(to_rest.high[g])),
-                mse=None if error is None else float(np.average(error**2, weights=w)),
+                mse=None if error is None else float(w @ error**2),
                 mse_interval=None if error is None else mean_interval(error**2, w),
-                mean_error=None if error is None else float(np.average(error, weights=w)),
+                mean_error=None if error is None else float(w @ error),
             )
         )
     return tuple(found)
@@ -341,20 +321,10 @@ def mean_interval(
     range is from 0 for values that are never negative. One row has no interval: the range itself.
     """
     lowest, highest = within or (0.0 if values.min() >= 0 else -np.inf, np.inf)
-    w = _row_shares(values, weight)
+    w = np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
     mean, effective = float(w @ values), 1 / float(w @ w)
     if effective <= 1 + 1e-9:
         return float(lowest), float(highest)
     variance = float((w**2 / (1 - w)) @ (values - mean) ** 2)
     half = float(stdtrit(effective - 1, 0.975)) * variance**0.5  # Student's quantile
     return max(float(lowest), mean - half), min(float(highest), mean + half)
-
-
-def _row_shares(values: Array, weight: Array | None) -> Array:
-    return np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
-
-
-def _deviation(values: Array, weight: Array | None) -> float:
-    """Standard deviation with the unbiased divisor, n − 1 without weights; 0 for one row."""
-    w = _row_shares(values, weight)
-    return float(np.cov(values, aweights=w)) ** 0.5 if w @ w < 1 - 1e-9 else 0.0

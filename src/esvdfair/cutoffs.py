@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from esvdfair.core.checks import Label, check_column, check_groups, check_weight
-from esvdfair.core.ks import Groups
+from esvdfair.core.checks import Label, check_column
+from esvdfair.core.ks import Groups, live_groups
 from esvdfair.exceptions import InputError
 from esvdfair.text import interval, label_text, number, per_cent, share
 
@@ -208,12 +208,8 @@ def decisions(
     """
     old = check_column(before, len(before), "before")
     new = check_column(after, len(old), "after", of="before")
-    labels, codes = check_groups(sensitive_features, len(old), of="before")
-    weight = None if sample_weight is None else check_weight(sample_weight, len(old), of="before")
-    if weight is not None:
-        live = weight > 0
-        kept, codes = np.unique(codes[live], return_inverse=True)
-        labels, old, new, weight = tuple(labels[g] for g in kept), old[live], new[live], weight[live]
+    live, labels, groups = live_groups(sensitive_features, sample_weight, len(old), of="before")
+    old, new = old[live], new[live]
     if select not in ("above", "below"):
         raise InputError(f"`select={select!r}` is unknown; pass 'above' or 'below'.")
     if (cutoff is None) == (select_share is None):
@@ -223,7 +219,7 @@ def decisions(
     if cutoff is not None and not np.isfinite(cutoff):
         raise InputError(f"`cutoff={cutoff}` must be a finite number.")
     sign = 1.0 if select == "above" else -1.0
-    own, now = Scores(sign * old, weight), Scores(sign * new, weight)
+    own, now = Scores(sign * old, groups.weight), Scores(sign * new, groups.weight)
     at_before = sign * cutoff if cutoff is not None else own.cutoff(float(select_share or 0))
     wanted = own.share(at_before)
     if not wanted:
@@ -237,7 +233,7 @@ def decisions(
         cutoff_before=sign * at_before + 0.0, cutoff_after=sign * at_after + 0.0, select=select,
         select_share=select_share, share_before=wanted, share_after=now.share(at_after),
         share_old_cutoff=now.share(at_before), tied_before=own.tied(at_before), tied_after=now.tied(at_after),
-        **_group_figures(labels, Groups(codes, len(labels), weight), (old, new), yes),
+        **_group_figures(labels, groups, (old, new), yes),
     )  # fmt: skip
 
 
@@ -276,11 +272,9 @@ def ratios_by_share(
     Of tied people all or none are selected. Groups of fewer than 30 rows are left out, unless all are so small.
     """
     values = check_column(predictions, len(predictions), "predictions")
-    labels, codes = check_groups(sensitive_features, len(values), of="predictions")
-    weight = None if sample_weight is None else check_weight(sample_weight, len(values), of="predictions")
-    scores = Scores(values if select == "above" else -values, weight)
-    groups, rows = Groups(codes, len(labels), weight), np.bincount(codes)
-    kept = rows >= FEWEST_ROWS if (rows >= FEWEST_ROWS).any() else rows > 0
+    live, _, groups = live_groups(sensitive_features, sample_weight, len(values), of="predictions")
+    scores, rows = Scores((values if select == "above" else -values)[live], groups.weight), np.bincount(groups.codes)
+    kept = rows >= (FEWEST_ROWS if rows.max() >= FEWEST_ROWS else 1)
     found: dict[float, float] = {}
     for percentile in range(1, 100):
         at = scores.cutoff(percentile / 100)

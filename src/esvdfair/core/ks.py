@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import kolmogi, ndtri
 
-from esvdfair.core.checks import Label, Scalar
+from esvdfair.core.checks import Label, Scalar, check_groups, check_weight
 from esvdfair.exceptions import InputError
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -96,6 +96,18 @@ class Groups:
         spread = self.means((values - self.means(values)[self.codes]) ** 2)
         rest = 1 - 1 / self.sizes
         return np.divide(spread, rest, out=np.zeros_like(spread), where=rest > 0)  # one effective row does not vary
+
+
+def live_groups(
+    sensitive_features: Any, sample_weight: Any, rows: int, missing: str = "error", *, of: str = "X"
+) -> tuple[Codes, tuple[Label, ...], Groups]:
+    """Positions of the rows that have weight, labels of the groups that occur among them, and these rows' groups."""
+    labels, codes = check_groups(sensitive_features, rows, missing, of=of)
+    weight = None if sample_weight is None else check_weight(sample_weight, rows, of=of)
+    live = np.arange(rows) if weight is None else np.flatnonzero(weight)
+    kept = np.flatnonzero(np.bincount(codes[live]))
+    groups = Groups(np.searchsorted(kept, codes[live]), len(kept), None if weight is None else weight[live])
+    return live, tuple(labels[g] for g in kept), groups
 
 
 # --- strata --------------------------------------------------------------------------------------------------------

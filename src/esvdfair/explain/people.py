@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from esvdfair.core.checks import Label, check_column, check_groups, check_weight
-from esvdfair.core.ks import Groups
+from esvdfair.core.checks import Label, check_column
+from esvdfair.core.ks import live_groups
 
 Array = NDArray[np.float64]
 
@@ -141,16 +141,13 @@ def explain_people(
         raise ValueError(f"top={top!r}; it says how many people to list, so give 0 or more.")
     if threshold is not None and not threshold >= 0:
         raise ValueError(f"threshold={threshold!r}; it is compared with how far a prediction moved; give 0 or more.")
-    labels, codes = check_groups(sensitive_features, len(old), missing, of="before")
-    weight = np.ones(len(old)) if sample_weight is None else check_weight(sample_weight, len(old), of="before")
-    live = np.flatnonzero(weight)
-    kept, codes = np.unique(codes[live], return_inverse=True)
-    old, new, share = old[live], new[live], weight[live] / weight.sum()
+    live, labels, groups = live_groups(sensitive_features, sample_weight, len(old), missing, of="before")
+    old, new = old[live], new[live]
+    share = np.full(len(old), 1 / len(old)) if groups.weight is None else groups.weight / groups.weight.sum()
     if threshold is None:
         threshold = 0.25 * float(np.sqrt(share @ (old - share @ old) ** 2))
     still = STILL * float(np.ptp(np.concatenate([old, new])))
     change, ranks = new - old, (mid_ranks(old, share), mid_ranks(new, share))
-    groups = Groups.of(codes, len(kept), share)
     columns = {
         "mean_before": old, "mean_after": new, "mean_change": change, "mean_absolute_change": np.abs(change),
         "share_up": change > still, "share_down": change < -still, "share_moved": np.abs(change) > threshold,
@@ -159,7 +156,7 @@ def explain_people(
     means = {name: groups.means(np.asarray(column, dtype=np.float64)) for name, column in columns.items()}
     changes = tuple(
         GroupChange(
-            group=labels[kept[g]],
+            group=labels[g],
             rows=len(rows),
             rank_correlation=rank_correlation(old[rows], new[rows], share[rows]),
             **{name: float(of_groups[g]) for name, of_groups in means.items()},
@@ -176,7 +173,7 @@ def explain_people(
         mean_absolute_rank_change=float(share @ np.abs(ranks[1] - ranks[0])),
         groups=changes,
         movers=tuple(
-            Mover(int(live[i]), labels[kept[codes[i]]], *(float(c[i]) for c in (old, new, change, *ranks)))
+            Mover(int(live[i]), labels[groups.codes[i]], *(float(c[i]) for c in (old, new, change, *ranks)))
             for i in farthest
         ),
     )
