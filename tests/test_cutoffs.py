@@ -183,12 +183,12 @@ def test_the_interval_is_the_score_interval_of_statsmodels(x, n, y, m):
     assert ends[0] <= x / n / (y / m) <= ends[1]
 
 
-@pytest.mark.parametrize("how", ["cutoff", "select_share"])
+@pytest.mark.parametrize("at", [{"cutoff": 0.6}, {"select_share": 0.25}])
 @pytest.mark.parametrize(
     ("sizes", "shift", "weighted"),
     [((30, 30), 0.5, False), ((25, 600), 0.8, False), ((300, 300), 0.0, False), ((200, 400), 0.5, True)],
 )
-def test_the_interval_covers_the_ratio_at_the_cutoff_of_a_population(how, sizes, shift, weighted):
+def test_the_interval_covers_the_ratio_at_the_cutoff_of_a_population(at, sizes, shift, weighted):
     """Scores are rounded to tenths, so that many people tie; the ratio of the population is known exactly."""
     from scipy.special import ndtr
 
@@ -197,7 +197,6 @@ def test_the_interval_covers_the_ratio_at_the_cutoff_of_a_population(how, sizes,
     for _ in range(runs):
         scores = np.round(rng.normal(size=len(groups)) + shift * groups, 1)
         weight = rng.lognormal(0, 0.7, len(groups)) if weighted else None
-        at = {"cutoff": 0.6} if how == "cutoff" else {"select_share": 0.25}
         found = decisions(scores, scores, sensitive_features=groups, sample_weight=weight, **at)
         edge = np.ceil(round(found.cutoff_after * 10, 6)) / 10 - 0.05
         shares = ndtr(shift * np.arange(2) - edge)

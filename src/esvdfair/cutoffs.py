@@ -1,11 +1,13 @@
 """Decisions at a cut-off: who is selected before and after a repair, and which cut-off selects as many people."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 from scipy.special import ndtri
 
 from esvdfair.core.checks import Label, check_column
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Select = Literal["above", "below"]
 
+SCORE_LIMIT = float(ndtri(0.975)) ** 2
+"""Where a score test at 5% rejects."""
 FEWEST_ROWS = 30
 """A group with fewer rows is not the one that others are compared with, unless all are so small."""
 
@@ -255,9 +259,9 @@ def _group_figures(
         found |= {f"selected_{when}": rates, f"ratio_{when}": rates / rates[top]}
         found[f"difference_{when}"] = (means - means[top]) / (spread or 1.0)
         references[f"reference_{when}"] = labels[top]
-    low, high = ratio_interval(rates, sizes, rates[top], sizes[top])
-    own = np.arange(groups.count) == top
-    found |= {"ratio_low": np.where(own, 1.0, low), "ratio_high": np.where(own, 1.0, high)}
+    intervals = [ratio_interval(*own, rates[top], sizes[top]) for own in zip(rates, sizes, strict=True)]
+    intervals[top] = 1.0, 1.0
+    found["ratio_low"], found["ratio_high"] = np.transpose(intervals)
     for name, moved in (("gained", yes[1] & ~yes[0]), ("lost", yes[0] & ~yes[1])):
         weight = moved.astype(np.float64) if groups.weight is None else moved * groups.weight
         found[name] = np.bincount(groups.codes, weight, groups.count)
@@ -320,7 +324,7 @@ def _shortest(above: float, at_most: float) -> float:
     return next((number for number in found if above < number <= at_most), at_most)
 
 
-def ratio_interval(share: Any, size: Any, reference: Any, reference_size: Any) -> tuple[Array, Array]:
+def ratio_interval(share: float, size: float, reference: float, reference_size: float) -> tuple[float, float]:
     """Koopman's 95% score interval of share / reference, two proportions of so many (effective) rows.
 
     It holds every ratio r that a score test does not reject. Under p = r q the likelihood of x of n and y of m people
@@ -337,27 +341,20 @@ def ratio_interval(share: Any, size: Any, reference: Any, reference_size: Any) -
     >>> print(f"{low:.3f} {high:.3f}")
     0.249 0.993
     """
-    a, n, b, m = (np.asarray(each, dtype=np.float64) for each in (share, size, reference, reference_size))
-    limit, ratio = float(ndtri(0.975)) ** 2, a / b
+    n, m, yes = size, reference_size, share * size + reference * reference_size
 
-    def rejected(log_ratio: Array) -> NDArray[np.bool_]:
-        r = np.exp(log_ratio)
-        middle = r * n + a * n + m + r * b * m
-        root = np.sqrt(np.maximum(middle**2 - 4 * (n + m) * r * (a * n + b * m), 0.0))
-        q = np.minimum(2 * (a * n + b * m) / (middle + root), 1.0)  # the smaller root, without cancellation
-        p = np.minimum(r * q, 1.0)
+    def excess(log_ratio: float) -> float:
+        r = math.exp(log_ratio)
+        middle = r * n + share * n + m + r * reference * m
+        root = math.sqrt(max(middle**2 - 4 * (n + m) * r * yes, 0.0))
+        q = min(2 * yes / (middle + root), 1.0)  # the smaller root, without cancellation
+        p = min(r * q, 1.0)
         noise = p * (1 - p) / n + r**2 * q * (1 - q) / m
-        return np.asarray((a - r * b) ** 2 > limit * noise)
+        return (share - r * reference) ** 2 - SCORE_LIMIT * (noise + 1e-30)  # less than nothing where r is the ratio
 
-    centre = np.log(np.maximum(ratio, 1e-9))
-    inside = np.stack([centre, centre])  # both ends at once
-    outside = np.stack([centre - 30.0, centre + 30.0])
-    for _ in range(60):
-        middle = (inside + outside) / 2
-        out = rejected(middle)
-        inside, outside = np.where(out, inside, middle), np.where(out, middle, outside)
-    low, high = np.exp(inside)
-    return np.where(ratio > 0, low, 0.0), high
+    centre = math.log(max(share / reference, 1e-9))
+    low = math.exp(brentq(excess, centre - 30, centre)) if share > 0 else 0.0
+    return low, math.exp(brentq(excess, centre, centre + 30))
 
 
 def cutoff_text(cutoff: float) -> str:
