@@ -343,7 +343,7 @@ def curve_of(networks: Mapping[float, nn.Sequential], trained: Trained) -> Curve
     # What they predict is given, so their last layers, each on features of its own, do not matter.
     fits = tuple(Fit(original.layer.weight[0], 0.0, strength=penalty) for penalty in samples)
     candidates = Candidates(original, fits, validation, training)
-    return evaluate(candidates, adapt(trained.network), effort=Effort.quick(), seed=trained.seed)
+    return evaluate(candidates, adapt(trained.network), effort=Effort.quick())
 
 
 METHODS: dict[Part, Callable[[Trained, Experiment], Iterator[Outcome]]] = {

@@ -23,7 +23,7 @@ from torch.optim.adam import adam
 
 from esvdfair.core.checks import encode_groups
 from esvdfair.files import whole_file
-from esvdfair.threads import few_threads
+from esvdfair.gather import few_threads
 from reproduction.config import Retraining, Training
 from reproduction.datasets import Examples, Split, Unscaled, split
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from esvdfair.core.checks import encode_groups
 from esvdfair.core.metrics import ks_distance, ks_floor, mean_gap, variance_gap
 from esvdfair.files import whole_file
-from esvdfair.threads import few_threads
+from esvdfair.gather import few_threads
 from reproduction import datasets
 from reproduction.config import Experiment, Part, Variant
 from reproduction.datasets import Examples

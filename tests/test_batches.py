@@ -15,8 +15,8 @@ from esvdfair.batches import (
     make_batches,
     row_key,
 )
-from esvdfair.copies import check_apart, hash_rows
 from esvdfair.exceptions import ESVDFairWarning
+from esvdfair.problem import check_apart, hash_rows
 
 
 def gather(batches):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from threadpoolctl import ThreadpoolController
 
-from esvdfair.gather import summarise
-from esvdfair.threads import WIDE, few_threads
+from esvdfair.gather import WIDE, few_threads, summarise
 
 torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
 

@@ -7,22 +7,22 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, RegressorMixin, is_classifier
 from sklearn.exceptions import NotFittedError
-from sklearn.utils import get_tags
+from sklearn.utils import check_random_state, get_tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from esvdfair import hidden, methods
 from esvdfair.batches import (
     COLUMNS,
     Batch,
-    Batches,
     Data,
-    Rows,
     as_rows,
     held_out,
     inputs_of,
@@ -30,33 +30,53 @@ from esvdfair.batches import (
     is_stream,
     make_batches,
 )
-from esvdfair.copies import check_apart
 from esvdfair.core.checks import label_text, row_count, take, to_numpy
 from esvdfair.core.edits import PAPER_REDUCTIONS
-from esvdfair.core.moments import GroupMoments
 from esvdfair.core.quadratic import Fit
 from esvdfair.curve import Curve, choose
 from esvdfair.evaluation import evaluate
 from esvdfair.exceptions import ESVDFairWarning, InputError
 from esvdfair.fit_report import FitReport, make_report
-from esvdfair.gather import gather, summarise
+from esvdfair.gather import few_threads, gather, summarise
 from esvdfair.methods import Candidates
 from esvdfair.models import adapt
 from esvdfair.models.base import ModelAdapter
-from esvdfair.options import check_options, has_target, seed_of, targets_of
 from esvdfair.plots import plot_before_and_after
 from esvdfair.problem import (
     MIN_GROUP_ROWS,
     ORIGINAL,
     Effort,
     Problem,
-    all_rows,
+    check_apart,
     make_problem,
+    make_test_problem,
     notice_missing_bias,
     original_fit,
 )
 from esvdfair.summary import Summary
-from esvdfair.threads import few_threads
+from esvdfair.targets import TARGETS
+
+METHODS = ("paper", "exact", "parity", "transport")
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "method": METHODS,
+    "missing": ("error", "group"),
+    "refit": (None, "sgd", "ols"),
+    "certificate": ("normal", "hoeffding"),
+    "rescale": (False, True),
+    "keep_zeros": (True, False),
+}
+REDUCTIONS = dict(zip(("mean_reduction", "covariance_reduction"), PAPER_REDUCTIONS, strict=True))
+NUMBERS: dict[str, tuple[Any, str]] = {
+    "target_ks": (pd.Interval(0, 1, closed="both"), "expected a number between 0 and 1, or None"),
+    "max_mse_increase": (pd.Interval(0, np.inf, closed="both"), "expected a number that is not negative, or None"),
+    "confidence": (pd.Interval(0, 1, closed="neither"), "expected a number between 0 and 1, such as 0.9, or None"),
+    **dict.fromkeys(
+        REDUCTIONS, (pd.Interval(1, np.inf, closed="both"), "expected a number of at least 1, such as inf, or None")
+    ),
+    "validation_fraction": (pd.Interval(0, 1, closed="left"), "expected a number from 0 to below 1"),
+    "min_group_rows": (pd.Interval(2, np.inf, closed="left"), "expected a whole number of at least 2"),
+    "batch_size": (pd.Interval(1, np.inf, closed="left"), "expected a whole number of at least 1"),
+}
 
 
 class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn is untyped
@@ -250,16 +270,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             The fitted estimator; ``estimator_`` is the repaired model.
         """
         data = Data(X, y, sensitive_features, sample_weight, control_features)
-        check_options(self)
-        self._drawn = seed_of(self.random_state)
-        batches, apart, adapter = self._prepare(data, validation)
-        bound = self._effort.rows
-        if self.method in ("paper", "exact"):
-            return self._edit_hidden(hidden.Reader(adapter, batches, apart, bound, self._split()))
-        summary = gather(adapter, batches, rows=bound)
-        return self._solve(
-            adapter, summary, None if apart is None else gather(adapter, apart, rows=bound, output=summary.output)
-        )
+        return self._choose_among(*self._candidates(data, validation))
 
     def fit_summary(self, summary: Summary, validation: Any = None) -> Self:
         """Repair the model from a summary of its rows, made by :func:`esvdfair.summarise` with the same model.
@@ -277,8 +288,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         ESVDFair
             The fitted estimator.
         """
-        check_options(self)
-        self._drawn = seed_of(self.random_state)
+        self._check_options()
         if self.method in ("paper", "exact"):
             raise InputError(
                 f"`method={self.method!r}` reads the rows more than once, and a summary has only part of them. Use "
@@ -293,52 +303,15 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             raise InputError("`summary` was made with another model; summarise the rows with `model`.")
         if summary.output is None:
             raise ValueError("there are no rows to fit on: the summary is empty.")
+        adapter = self._adopt(adapter.with_output(summary.output))
         if validation is not None and not isinstance(validation, Summary):
             known = {name: getattr(self, name) for name in ("output", "missing", "keep_zeros", "batch_size")}
             rows = Data.of(validation)
             beside = {name: getattr(rows, name) for name in COLUMNS}
             validation = summarise(self.model, rows.X, rows.y, rows=self._effort.rows, **beside, **known)
-        adapter = adapter.with_output(summary.output)
         if summary.columns:
             self.feature_names_in_ = np.array(summary.columns, dtype=object)
-        self.model_, self._search = adapter.model, adapter.search
-        return self._solve(adapter, summary, validation)
-
-    def _solve(self, adapter: ModelAdapter, summary: Summary, validation: Summary | None) -> Self:
-        """Choose a refit of the last layer."""
-        if summary.n_features is not None:  # as scikit-learn does where `fit` gets an array
-            self.n_features_in_ = summary.n_features
-        with few_threads(0 if summary.output is None else summary.output.layer.weight.shape[1]):
-            problem = make_problem(summary, validation, **self._split())
-            return self._choose_among(adapter, self._refits(problem))
-
-    def _choose_among(self, adapter: ModelAdapter, candidates: Candidates) -> Self:
-        """Evaluate the candidates, choose one, and keep what is known of it."""
-        problem = candidates.problem
-        _warn_set_aside(problem, self.min_group_rows)
-        curve = self._evaluate(adapter, candidates, problem.seed)
-        point = choose(
-            curve,
-            target_ks=self.target_ks,
-            max_mse_increase=self.max_mse_increase,
-            closest=self.method == "transport",
-        )
-        chosen = curve.candidates[point]
-        fit, after = candidates.fits[chosen], candidates.validation[:, chosen]
-        self.curve_, self.point_ = curve, point
-        self._predictor = adapter.replace(curve.weights[point.index])
-        self.estimator_ = self._predictor.model
-        notice_missing_bias(problem, after)
-        self.edits_ = [] if fit.target == ORIGINAL else methods.account_for(problem, fit)
-        asked = {name: getattr(self, name) for name in ("method", "target_ks", "max_mse_increase")}
-        self.summary_ = make_report(problem, after, curve, point, **asked)
-        if self._predictor.negative is not None:
-            self.summary_["negative_coefficients"] = self._predictor.negative
-        rows = problem.validation
-        names = [label_text(label) for label in (*problem.labels, *problem.set_aside)]
-        known = _known_rows(rows.id, None if problem.error_against == "predictions" else rows.y, names, rows.codes)
-        self._validated = known if problem.complete else "", problem.seed
-        return self
+        return self._choose_among(adapter, self._refits(summary, validation))
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Predict with the repaired model.
@@ -397,21 +370,15 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         data = Data(X, y, sensitive_features, sample_weight, control_features)
         adapter = adapt(self.model_, output=self.output, keep_zeros=self.keep_zeros)
         batches = make_batches(data, missing=self.missing, batch_size=self.batch_size, classes=adapter.classes)
-        before, again = (gather(each, batches, rows=self._effort.rows) for each in (adapter, self._predictor))
-        if before.output is None:
-            raise ValueError("there are no rows to evaluate: the data is empty.")
-        rows, labels, aside = all_rows(before, self.min_group_rows)
-        after = all_rows(again, self.min_group_rows)[0].prediction
-        layer, against = before.output.layer, "labels" if before.labelled else "predictions"
-        none = Rows.none(layer.weight.shape[1])
-        head = before.output.head
-        problem = Problem(labels, GroupMoments(), layer, head, none, rows, "test", against, set_aside=aside)
-        refit = self.curve_.refit if hasattr(self, "curve_") else None
-        fits, plain = (Fit(layer.weight[0], 0.0),), () if refit is None else (refit,)
+        problem, repaired = (
+            make_test_problem(gather(each, batches, rows=self._effort.rows), self.min_group_rows)
+            for each in (adapter, self._predictor)
+        )
+        after, refit = repaired.validation.prediction, self.curve_.refit if hasattr(self, "curve_") else None
+        fits, plain = (Fit(problem.layer.weight[0], 0.0),), () if refit is None else (refit,)
         candidates = Candidates(problem, fits, after[:, None], np.zeros((0, 1)), plain=plain)
-        curve = self._evaluate(adapter, candidates, 0)
-        asked: dict[str, Any] = {"method": self.method, "target_ks": self.target_ks}
-        found = make_report(problem, after, curve, curve.points[0], **asked)
+        curve = self._evaluate(adapter, candidates)
+        found = make_report(problem, after, curve, curve.points[0], method=self.method, target_ks=self.target_ks)
         kept = ("decided_by", "negative_coefficients")  # which depend on no rows
         return FitReport(found | {name: self.summary_[name] for name in kept if name in self.summary_})
 
@@ -474,94 +441,218 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
 
     # --- the steps of fit ------------------------------------------------------------------------------------------
 
-    def _prepare(self, data: Data, validation: Any) -> tuple[Batches, Batches | None, ModelAdapter]:
-        """Training rows, validation rows if there are some apart, and the model, checked."""
+    def _check_options(self, scans: bool = False) -> None:
+        """Raise for options that are wrong or contradict each other; ``scans`` asks for a whole curve."""
+        self._check_values()
+        targets = 2 - [self.target_ks, self.max_mse_increase].count(None)
+        self._scans = scans or targets > 0
+        given = " and ".join(name for name in REDUCTIONS if getattr(self, name) is not None)
+        seed, numbered = self.random_state, isinstance(self.random_state, int | np.integer)
+        faults = [
+            (
+                self.refit is not None and self.method != "paper",
+                f"`refit={self.refit!r}` requires `method='paper'`; got `method={self.method!r}`.",
+            ),
+            (
+                self.layer is not None and self.method in ("parity", "transport"),
+                f"`layer={self.layer!r}` was given, but `method={self.method!r}` edits the last layer alone. Leave the "
+                "layer out, or use the method 'exact' or 'paper'.",
+            ),
+            (
+                targets > 1,
+                f"`target_ks={self.target_ks}` and `max_mse_increase={self.max_mse_increase}` each choose a point on "
+                "the curve. Give one of them.",
+            ),
+            (
+                self.confidence is not None and not self._scans,
+                f"`confidence={self.confidence}` requires `target_ks`.",
+            ),
+            (given and self._scans, f"{given} fix the point, and a target chooses it; give one or the other."),
+            (
+                given and self.method == "transport",
+                f"{given} belong to the other methods; transport takes target_ks.",
+            ),
+            (
+                numbered and (isinstance(seed, bool) or seed < 0),
+                f"`random_state={seed}`; expected a whole number of at least 0, a RandomState or None.",
+            ),
+        ]
+        for is_fault, words in faults:
+            if is_fault:
+                raise InputError(words)
+        seed = int(seed if numbered else check_random_state(seed).randint(2**31 - 1))
+        self._split: dict[str, Any] = {"seed": seed}
+        self._split |= {name: getattr(self, name) for name in ("validation_fraction", "min_group_rows")}
+
+    def _check_values(self) -> None:
+        """Raise for a single option that is wrong."""
+        if isinstance(self.model, type):
+            raise TypeError(f"model is the class {self.model.__name__}; pass an object of it.")
+        if self.effort is not None and not isinstance(self.effort, Effort):
+            raise TypeError(f"effort={self.effort!r}; expected an esvdfair.Effort, such as Effort.quick().")
+        for name, choices in CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise InputError(f"`{name}={value!r}`; expected {' or '.join(map(repr, choices))}.")
+        for name, (allowed, expected) in NUMBERS.items():
+            value = getattr(self, name)
+            if value is None and expected.endswith("None"):
+                continue
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            if not number or value not in allowed or ("whole" in expected and isinstance(value, float)):
+                raise InputError(f"`{name}={value!r}`; {expected}.")
+
+    def _candidates(self, data: Data, validation: Any, *, scans: bool = False) -> tuple[ModelAdapter, Candidates]:
+        """The refits to choose from; ``scans`` asks for a whole curve."""
+        self._check_options(scans)
         data = data if data.is_stream else replace(data, X=self._rows(data.X, reset=True))
         if not data.is_stream and row_count(data.X) < 2:
             raise ValueError(f"X has n_samples={row_count(data.X)}; parity between groups needs at least two of each.")
-        if self.method in ("paper", "exact") and is_read_once(data.X):
+        edits_hidden = self.method in ("paper", "exact")
+        if edits_hidden and is_read_once(data.X):
             raise ValueError(
                 f"X is an iterator, which can be read only once, and `method={self.method!r}` reads it twice. Pass "
                 "arrays, a DataLoader, or a function that makes the iterator."
             )
-        reading: dict[str, Any] = {
-            "missing": self.missing,
-            "batch_size": self.batch_size,
-            "classes": self._classes(data.y),
-        }
+        reading: dict[str, Any] = {"missing": self.missing, "batch_size": self.batch_size}
+        reading["classes"] = self._classes(data.y)
         batches = make_batches(data, **reading)
         apart = None if validation is None else make_batches(Data.of(validation), **reading)
-        adapter = self._adapter(data, None if validation is not None else self._drawn)
+        adapter = self._adopt(self._adapter(data, held=apart is None))
         check_apart(batches, apart, self.confidence)
-        self.model_, self._search = adapter.model, adapter.search
-        return batches, apart, adapter
+        rows = self._effort.rows
+        if edits_hidden:
+            return adapter, self._edited(hidden.Reader(adapter, batches, apart, rows, self._split))
+        summary = gather(adapter, batches, rows=rows)
+        return adapter, self._refits(
+            summary, None if apart is None else gather(adapter, apart, rows=rows, output=summary.output)
+        )
 
-    def _split(self) -> dict[str, Any]:
-        return {
-            "seed": self._drawn,
-            "validation_fraction": self.validation_fraction,
-            "min_group_rows": self.min_group_rows,
-        }
+    def _classes(self, y: Any) -> Any:
+        """The two classes that a scikit-learn classifier tells apart, or will when it is fitted; else None."""
+        if not (hasattr(self.model, "__sklearn_tags__") and is_classifier(self.model)):
+            return None
+        classes = getattr(self.model, "classes_", None)
+        classes = np.unique(to_numpy(y)) if classes is None and y is not None else classes
+        return classes if classes is not None and len(classes) == 2 else None
 
-    @property
-    def _effort(self) -> Effort:
-        """The search budget, with what suits the model where nothing else is chosen."""
-        effort = self.effort or Effort()
-        usual = (Effort(), Effort.quick())
+    def _adapter(self, data: Data, *, held: bool) -> ModelAdapter:
+        """The adapter of the model, which is fitted first when it is a scikit-learn model that is not.
+
+        ``held`` says that some of the rows are held out.
+        """
+        options = {"output": self.output, "keep_zeros": self.keep_zeros}
+        try:
+            adapter = adapt(self.model, **options)
+        except NotFittedError:
+            if data.is_stream or data.y is None:
+                raise NotFittedError(
+                    f"the {type(self.model).__name__} is not fitted; fit it first, or pass X and y as arrays so that "
+                    "it can be fitted here."
+                ) from None
+            from esvdfair.models.sklearn import fit_model
+
+            chosen = np.arange(row_count(data.X))
+            if held:
+                chosen = chosen[~held_out(self.validation_fraction, self._split["seed"])(chosen)]
+            weight = None if data.sample_weight is None else to_numpy(data.sample_weight)[chosen]
+            return adapt(fit_model(self.model, take(data.X, chosen), to_numpy(data.y)[chosen], weight), **options)
+        if adapter.trees and held:
+            warnings.warn(
+                "Trees fit their training rows closely, so errors and KS distances on those rows are too small. Pass "
+                "rows that the trees were not trained on as `validation=(X, y, sensitive_features)`.",
+                ESVDFairWarning,
+                stacklevel=4,
+            )
+        return adapter
+
+    def _adopt(self, adapter: ModelAdapter) -> ModelAdapter:
+        """Remember the original model, and the search budget, with what suits the model where nothing was chosen."""
+        effort, usual = self.effort or Effort(), (Effort(), Effort.quick())
         suits: dict[str, Any] = {
             name: values
-            for name, values in getattr(self, "_search", {}).items()
+            for name, values in adapter.search.items()
             if getattr(effort, name) in [getattr(each, name) for each in usual]
         }
-        return replace(effort, **suits)
+        self.model_, self._effort = adapter.model, replace(effort, **suits)
+        return adapter
 
-    def _refits(self, problem: Problem) -> Candidates:
+    def _refits(self, summary: Summary, validation: Summary | None) -> Candidates:
         """Refits of the last layer, and the original one."""
-        targets = targets_of(self.targets, labelled=problem.error_against == "labels")
-        given = [self.mean_reduction, self.covariance_reduction]
-        if self.method == "parity" and not has_target(self) and given == [None, None]:
-            given = [np.inf, np.inf]
-        if given != [None, None] and self.targets == "auto":
-            # Where the reductions say how fair to be, a target that is fair already adds nothing (docs/method.md).
-            targets = tuple(name for name in targets if name != "optimum")
-        # Rows that certify may not even choose a regularisation.
-        fitting = problem if self.confidence is None else replace(problem, validation=problem.training)
-        if self.method == "transport":
-            solve = methods.transport(targets, self._effort)
-        elif self.method != "parity":
-            raise NotImplementedError(f"method {self.method!r} is in METHODS, but ESVDFair does not implement it.")
-        else:
-            solve = methods.parity(targets, self._effort, mean_reduction=given[0], covariance_reduction=given[1])
-        fits, crossed = methods.solve_all(fitting, solve, self._effort, scans=given == [None, None])
-        if self.rescale:
-            methods.check_rescales(problem)
-            fits = [methods.rescaled(fit, problem, problem) for fit in fits]
-        return Candidates.of(problem, [*fits, original_fit(problem.layer)], crossed)
+        if summary.n_features is not None:  # as scikit-learn does where `fit` gets an array
+            self.n_features_in_ = summary.n_features
+        with few_threads(0 if summary.output is None else summary.output.layer.weight.shape[1]):
+            problem = make_problem(summary, validation, **self._split)
+            given = [getattr(self, name) for name in REDUCTIONS]
+            if self.method == "parity" and not self._scans and given == [None, None]:
+                given = [np.inf, np.inf]
+            targets = self._targets(labelled=summary.labelled, reduced=given != [None, None])
+            if self.method == "transport":
+                solve = methods.transport(targets, self._effort)
+            else:
+                solve = methods.parity(targets, self._effort, mean_reduction=given[0], covariance_reduction=given[1])
+            # Rows that certify may not even choose a regularisation.
+            fitting = problem if self.confidence is None else replace(problem, validation=problem.training)
+            fits, crossed = methods.solve_all(fitting, solve, self._effort, scans=given == [None, None])
+            if self.rescale:
+                methods.check_rescales(problem)
+                fits = [methods.rescaled(fit, problem, problem) for fit in fits]
+            return Candidates.of(problem, [*fits, original_fit(problem.layer)], crossed)
 
-    def _edit_hidden(self, reader: hidden.Reader) -> Self:
-        """Edit a hidden layer, then refit the last one."""
-        given = (self.mean_reduction, self.covariance_reduction)
-        mean, covariance = (d if g is None else g for d, g in zip(PAPER_REDUCTIONS, given, strict=True))
-        scans = has_target(self)
-        factors = self._effort.factors if scans else (1.0,)
+    def _targets(self, *, labelled: bool, reduced: bool) -> tuple[str, ...]:
+        """What the refit may aim at."""
+        if isinstance(self.targets, str) and self.targets == "auto":
+            # Where reductions say how fair to be, a target that is fair already adds nothing (docs/method.md).
+            return TARGETS[0 if labelled else 1 : 2 if reduced else 3]
+        names = (self.targets,) if isinstance(self.targets, str | int | float) else tuple(self.targets)
+        if not names or set(names) - set(TARGETS):
+            raise ValueError(f"targets={self.targets!r}; expected 'auto' or some of {TARGETS}.")
+        if "labels" in names and not labelled:
+            raise ValueError("targets holds 'labels', but there is no y; pass y, or targets='predictions'.")
+        return names
+
+    def _edited(self, reader: hidden.Reader) -> Candidates:
+        """Edits of a hidden layer, each followed by a refit of the last one, and the original layers."""
+        mean, covariance = (getattr(self, name) or default for name, default in REDUCTIONS.items())
+        factors = self._effort.factors if self._scans else (1.0,)
         candidates = hidden.solve(
             reader,
             method=self.method,
             layer=-2 if self.layer is None else self.layer,
             refit="parity" if self.method == "exact" else self.refit or "sgd",
             reductions=[(max(1.0, f * mean), max(1.0, f * covariance)) for f in factors],
-            most_bytes=self._effort.scanned_bytes if scans else None,
+            most_bytes=self._effort.scanned_bytes if self._scans else None,
             rescale=self.rescale,
         )
         if reader.n_features is not None:
             self.n_features_in_ = reader.n_features
-        return self._choose_among(reader.original, candidates)
+        return candidates
 
-    def _evaluate(self, adapter: ModelAdapter, candidates: Candidates, seed: int) -> Curve:
+    def _evaluate(self, adapter: ModelAdapter, candidates: Candidates) -> Curve:
         asked: dict[str, Any] = {"confidence": self.confidence, "certificate": self.certificate}
-        return evaluate(candidates, adapter, effort=self._effort, seed=seed, **asked)
+        return evaluate(candidates, adapter, effort=self._effort, **asked)
 
-    # --- inputs ----------------------------------------------------------------------------------------------------
+    def _choose_among(self, adapter: ModelAdapter, candidates: Candidates) -> Self:
+        """Evaluate the candidates, choose one, and keep what is known of it."""
+        problem, asked = candidates.problem, {"target_ks": self.target_ks, "max_mse_increase": self.max_mse_increase}
+        _warn_set_aside(problem, self.min_group_rows)
+        with few_threads(problem.layer.weight.shape[1]):
+            curve = self._evaluate(adapter, candidates)
+            point = choose(curve, **asked, closest=self.method == "transport")
+            chosen = curve.candidates[point]
+            fit, after = candidates.fits[chosen], candidates.validation[:, chosen]
+            self.curve_, self.point_ = curve, point
+            self._predictor = adapter.replace(curve.weights[point.index])
+            self.estimator_ = self._predictor.model
+            notice_missing_bias(problem, after)
+            self.edits_ = [] if fit.target == ORIGINAL else methods.account_for(problem, fit)
+            self.summary_ = make_report(problem, after, curve, point, method=self.method, **asked)
+        if self._predictor.negative is not None:
+            self.summary_["negative_coefficients"] = self._predictor.negative
+        rows = problem.validation
+        names = [label_text(label) for label in (*problem.labels, *problem.set_aside)]
+        known = _known_rows(rows.id, None if problem.error_against == "predictions" else rows.y, names, rows.codes)
+        self._validated = known if problem.complete else "", problem.seed
+        return self
 
     def _rows(self, X: Any, *, reset: bool) -> Any:
         """Rows in memory, checked; columns of a DataFrame in the order of those that fitted, unless ``reset``."""
@@ -574,61 +665,20 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         validate_data(self, X, skip_check_array=True, reset=reset)
         return X
 
-    def _adapter(self, data: Data, seed: int | None) -> ModelAdapter:
-        """The adapter of the model, which is fitted first when it is a scikit-learn model that is not."""
-        try:
-            adapter = adapt(self.model, output=self.output, keep_zeros=self.keep_zeros)
-            if adapter.trees and seed is not None:
-                _warn_trees()
-            return adapter
-        except NotFittedError:
-            if data.is_stream or data.y is None:
-                raise NotFittedError(
-                    f"the {type(self.model).__name__} is not fitted; fit it first, or pass X and y as arrays so that "
-                    "it can be fitted here."
-                ) from None
-        rows = np.arange(row_count(data.X))
-        chosen = rows if seed is None else rows[~held_out(self.validation_fraction, seed)(rows)]
-        weight = None if data.sample_weight is None else to_numpy(data.sample_weight)[chosen]
-        from esvdfair.models.sklearn import fit_model
-
-        model = fit_model(self.model, take(data.X, chosen), to_numpy(data.y)[chosen], weight)
-        return adapt(model, output=self.output, keep_zeros=self.keep_zeros)
-
-    def _classes(self, y: Any) -> Any:
-        """The two classes that a scikit-learn classifier tells apart, or will when it is fitted; else None."""
-        if not (hasattr(self.model, "__sklearn_tags__") and is_classifier(self.model)):
-            return None
-        classes = getattr(self.model, "classes_", None)
-        classes = np.unique(to_numpy(y)) if classes is None and y is not None else classes
-        return classes if classes is not None and len(classes) == 2 else None
-
 
 def _warn_set_aside(problem: Problem, least: int) -> None:
     """Name the groups that are too small to be compared."""
-    if not problem.set_aside:
-        return
     names = [f"{label_text(label)} ({rows} rows)" for label, rows in problem.set_aside.items()]
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     count = "1 group is" if len(names) == 1 else f"{len(names)} groups are"
     needed = "" if problem.evaluated_on == "train" else " in the training data, and as many in the validation data"
-    warnings.warn(
-        ESVDFairWarning(
+    if names:
+        warnings.warn(
             f"{count} too small to compare and set aside: {', '.join(names[:10])}{more}. Their rows count in the error "
-            f"only; a group needs `min_group_rows={least}` rows{needed}."
-        ),
-        stacklevel=3,
-    )
-
-
-def _warn_trees() -> None:
-    warnings.warn(
-        ESVDFairWarning(
-            "Trees fit their training rows closely, so errors and KS distances on those rows are too small. Pass rows "
-            "that the trees were not trained on as `validation=(X, y, sensitive_features)`."
-        ),
-        stacklevel=5,
-    )
+            f"only; a group needs `min_group_rows={least}` rows{needed}.",
+            ESVDFairWarning,
+            stacklevel=4,
+        )
 
 
 def _known_rows(row_id: Any, y: Any, names: Sequence[str], codes: NDArray[np.intp]) -> str:
@@ -675,8 +725,9 @@ def fit_curve(model: Any, X: Any, y: Any = None, **options: Any) -> Curve:
     >>> type(curve.model(point)).__name__
     'LinearRegression'
     """
-    rows = {name: options.pop(name) for name in (*COLUMNS, "validation") if name in options}
-    if "max_mse_increase" not in options and "target_ks" not in options:
-        options["max_mse_increase"] = np.inf  # a scan, whichever point it ends on
-    curve: Curve = ESVDFair(model, **options).fit(X, y, **rows).curve_
-    return curve
+    rows = {name: options.pop(name) for name in COLUMNS if name in options}
+    validation, fair = options.pop("validation", None), ESVDFair(model, **options)
+    adapter, candidates = fair._candidates(Data(X, y, **rows), validation, scans=True)
+    _warn_set_aside(candidates.problem, fair.min_group_rows)
+    with few_threads(candidates.problem.layer.weight.shape[1]):
+        return fair._evaluate(adapter, candidates)

@@ -34,7 +34,6 @@ def evaluate(
     adapter: ModelAdapter,
     *,
     effort: Effort,
-    seed: int = 0,
     confidence: float | None = None,
     certificate: str = "normal",
 ) -> Curve:
@@ -59,7 +58,7 @@ def evaluate(
     predicted = measurable(candidates.validation, rows.prediction)
     # Of test rows a model is compared as an audit does, with its own ties; candidates share those of the original.
     scores = predicted[:, 0] if problem.evaluated_on == "test" else None
-    here = Evaluator(rows, len(problem.labels), seed, scores)
+    here = Evaluator(rows, len(problem.labels), problem.seed, scores)
     found = _estimate(candidates, here, predicted, trees=adapter.trees)
     if confidence is not None:
         found = replace(found, certified=_certified(here, predicted, found.order, confidence, certificate))

@@ -1,11 +1,16 @@
 """Model + batches -> Summary: what is kept as the rows pass, and what is checked of them."""
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from itertools import chain
+from threading import Lock, local
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from esvdfair.batches import Batch, Batches, Data, Rows, make_batches, row_key
 from esvdfair.core.checks import Label, check_labels, count_not_finite, several_inputs, sort_key, take_rows
@@ -15,7 +20,6 @@ from esvdfair.exceptions import InputError
 from esvdfair.models import adapt
 from esvdfair.models.base import LinearLayer, ModelAdapter, OutputLayer
 from esvdfair.summary import KEEP_SEED, KEPT_ROWS, Summary, level, smallest
-from esvdfair.threads import few_threads
 
 Array = NDArray[np.float64]
 
@@ -332,3 +336,64 @@ def _check_unit(y: Array, prediction: Any) -> None:
                 f"{name} differs between rows by no more than the rounding of numbers as large as {largest:.3g}. "
                 "Subtract a constant from it, or from the columns of X."
             )
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+WIDE = 768
+"""Layers of this width on are large enough for threads to pay."""
+
+
+class _Pools:
+    """What is known of the thread pools while they are limited; guarded by the lock."""
+
+    lock = Lock()
+    inside = 0  # Python threads
+    before: tuple[tuple[Any, int], ...] = ()  # BLAS libraries, and how many threads they had
+    torch_threads = 1
+    here = local()  # whether this very Python thread is inside
+
+
+@contextmanager
+def few_threads(width: int) -> Iterator[None]:
+    """One thread for BLAS and torch where layers are narrower than ``WIDE``; afterwards as many as before.
+
+    Both pools wait for work by spinning on the cores that the other needs: on small matrices two threads are slower
+    than one. Several Python threads may be inside at once: the first limits the pools, and the last gives back what the
+    first found. Torch keeps a number for each thread, so each sets and resets its own.
+    """
+    if width >= WIDE or getattr(_Pools.here, "inside", False):
+        yield
+        return
+    torch = sys.modules.get("torch")
+    with _Pools.lock:
+        if _Pools.inside == 0:
+            _Pools.before = tuple((library, library.num_threads) for library in _blas_libraries(len(sys.modules)))
+            _Pools.torch_threads = 1 if torch is None else torch.get_num_threads()
+            _set_threads([(library, 1) for library, _ in _Pools.before])
+        _Pools.inside += 1
+    if torch is not None:
+        torch.set_num_threads(1)
+    _Pools.here.inside = True
+    try:
+        yield
+    finally:
+        _Pools.here.inside = False
+        if torch is not None:
+            torch.set_num_threads(_Pools.torch_threads)
+        with _Pools.lock:
+            _Pools.inside -= 1
+            if _Pools.inside == 0:
+                _set_threads(_Pools.before)
+
+
+@lru_cache(maxsize=1)
+def _blas_libraries(modules: int) -> list[Any]:
+    """The BLAS libraries that are loaded; searching takes milliseconds, and only new modules bring new ones."""
+    return list(ThreadpoolController().select(user_api="blas").lib_controllers)
+
+
+def _set_threads(threads: Sequence[tuple[Any, int]]) -> None:
+    # threadpoolctl leaves OpenBLAS to the Python thread that set it first, and silently does nothing for the others.
+    for library, count in threads:
+        getattr(library, "_real_set_num_threads", library.set_num_threads)(count)

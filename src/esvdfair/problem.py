@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from esvdfair.batches import Rows, row_key
-from esvdfair.core.checks import Label, sort_key
+from esvdfair.batches import ArrayBatches, Batches, Rows, row_key
+from esvdfair.core.checks import Label, row_count, several_inputs, sort_key, to_numpy
 from esvdfair.core.ks import adjusted_weights
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.quadratic import Fit, Head, blocks
@@ -21,20 +22,13 @@ from esvdfair.summary import KEPT_ROWS, Summary
 
 Array = NDArray[np.float64]
 
-ORIGINAL = "untouched"
-"""``target`` of the original model, which is a candidate like the others."""
-FLAT = 0.01
-"""Part of the original model's standard deviation below which a model is called a constant."""
-MIN_GROUP_ROWS = 30
-"""Groups with fewer training rows, or fewer validation rows, are set aside: not compared, not constrained."""
-FEWEST_ROWS = 5
-"""Below this `min_group_rows`, no row is held out if that would set a group aside."""
-FOLDS = 4
-"""Of the training rows, to learn how much a refit over-fits them."""
-MANY_ROWS = 40
-"""Rows of the smallest group for each feature from which a refit hardly over-fits."""
-SHIFT_COST = 0.02
-"""Part of the error that a missing bias may cost without a warning."""
+ORIGINAL = "untouched"  # target of the original model, which is a candidate like the others
+FLAT = 0.01  # part of the original model's standard deviation below which a model is called a constant
+MIN_GROUP_ROWS = 30  # groups with fewer training rows, or fewer validation rows, are neither compared nor constrained
+FEWEST_ROWS = 5  # below this `min_group_rows`, no row is held out if that would set a group aside
+FOLDS = 4  # of the training rows, to learn how much a refit over-fits them
+MANY_ROWS = 40  # rows of the smallest group for each feature from which a refit hardly over-fits
+SHIFT_COST = 0.02  # part of the error that a missing bias may cost without a warning
 
 
 @dataclass(frozen=True)
@@ -152,60 +146,125 @@ def make_problem(
     """
     if summary.output is None or (validation is not None and validation.output is None):
         raise ValueError("there are no rows to fit on: the data is empty, or an iterator that was read before.")
-    kept, sizes = summary.kept, Counter(summary.group_rows)
-    assert kept.id is not None
-    apart, out, evaluated_on = validation, np.zeros(len(kept), dtype=bool), "train"
-    groups, rows = _large(sizes, least=min_group_rows), sizes
-    if validation is not None:
-        others, evaluated_on = Counter(validation.group_rows), "validation"
-        groups, rows = _large(sizes, others, least=min_group_rows), sizes + others
-    elif validation_fraction:
-        chosen = row_key(kept.id, seed) < validation_fraction
-        held = np.bincount(kept.codes[chosen], minlength=len(summary.groups)).tolist()
-        held_sizes = Counter(dict(zip(summary.groups, held, strict=True)))
-        common = _large(sizes - held_sizes, held_sizes, least=min_group_rows)
-        if len(common) >= 2 and (min_group_rows >= FEWEST_ROWS or common == groups):
-            apart, out, evaluated_on = summary, chosen, "heldout"
-            groups, sizes = common, sizes - held_sizes
-    check_enough(rows, groups, min_group_rows)
-    if validation is None and validation_fraction and evaluated_on == "train":
+    evaluated_on, out, groups, sizes, rows = _divide(summary, validation, seed, validation_fraction, min_group_rows)
+    apart = {"validation": validation, "heldout": summary}.get(evaluated_on)
+    labels, kept = _labels(rows, groups, min_group_rows), summary.kept
+    if validation_fraction and apart is None:
         warnings.warn(
             f"Too few rows to hold some out (`min_group_rows={min_group_rows}`), so all rows are used both to fit and "
             "to choose. Expect worse results on new data; pass `validation`, or more rows.",
             ESVDFairWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
-    aside = tuple(sorted(set(rows) - set(groups), key=sort_key))
-    labels, count = (*groups, *aside), len(groups)
-    by: dict[str, Any] = {"labels": labels, "count": count, "seed": seed}
-    own = _select(summary, ~out, labels, seed)
     # Weights of all rows but those that do not train, by group.
     totals = summary.mass.sum(axis=1) - np.bincount(kept.codes[out], kept.weight[out], minlength=len(summary.groups))
-    training = _reweighted(own, summary, labels, count, totals)
+    own, training = _select(summary, ~out, labels, len(groups), seed, totals)
     if warns and summary.labelled:
         _notice_labels(training, summary.output.head)
     few = summary.complete and min(sizes[label] for label in groups) < MANY_ROWS * training.features.shape[1]
     parts = _moments_by_fold(own, training, groups, labels, FOLDS if few else 1)
+    rest = summary.rest
+    if rest.labels:  # rows that were not kept, which have no strata to adjust for
+        rest = GroupMoments().with_pooled(rest) if summary.adjusted else rest.only(groups)
+    shown = out if apart is summary else np.ones(0 if apart is None else len(apart.kept), dtype=bool)
     return Problem(
         labels=groups,
-        moments=_with_rest(parts, summary, groups),
+        moments=GroupMoments.total([*parts, rest] if rest.labels else parts),
         layer=summary.output.layer,
         head=summary.output.head,
         training=training,
-        validation=training if apart is None else select_rows(apart, out if apart is summary else None, **by),
+        validation=training if apart is None else _select(apart, shown, labels, len(groups), seed)[1],
         evaluated_on=evaluated_on,
         error_against="labels" if summary.labelled else "predictions",
         sizes=tuple(sizes[label] for label in groups),
         seed=seed,
-        set_aside={label: rows[label] for label in aside},
+        set_aside={label: rows[label] for label in labels[len(groups) :]},
         complete=(validation or summary).complete,
         fold_moments=tuple(parts) if few else (),
     )
 
 
+def _divide(
+    summary: Summary, validation: Summary | None, seed: int, fraction: float, least: int
+) -> tuple[str, NDArray[np.bool_], tuple[Label, ...], Counter[Label], Counter[Label]]:
+    """On which rows fits are evaluated, which kept rows are held out, the groups, their training rows, and all rows."""
+    kept, sizes = summary.kept, Counter(summary.group_rows)
+    assert kept.id is not None
+    none, groups = np.zeros(len(kept), dtype=bool), _large(sizes, least=least)
+    if validation is not None:
+        others = Counter(validation.group_rows)
+        return "validation", none, _large(sizes, others, least=least), sizes, sizes + others
+    if fraction:
+        chosen = row_key(kept.id, seed) < fraction
+        held = np.bincount(kept.codes[chosen], minlength=len(summary.groups)).tolist()
+        held_sizes = Counter(dict(zip(summary.groups, held, strict=True)))
+        common = _large(sizes - held_sizes, held_sizes, least=least)
+        if len(common) >= 2 and (least >= FEWEST_ROWS or common == groups):
+            return "heldout", chosen, common, sizes - held_sizes, sizes
+    return "train", none, groups, sizes, sizes
+
+
+def make_test_problem(summary: Summary, min_group_rows: int) -> Problem:
+    """All kept rows as rows to evaluate a model on; nothing is fitted."""
+    if summary.output is None:
+        raise ValueError("there are no rows to evaluate: the data is empty.")
+    counts = Counter(summary.group_rows)
+    groups = _large(counts, least=min_group_rows)
+    labels = _labels(counts, groups, min_group_rows)
+    _, rows = _select(summary, np.ones(len(summary.kept), dtype=bool), labels, len(groups), 0)
+    layer, against = summary.output.layer, "labels" if summary.labelled else "predictions"
+    none, aside = Rows.none(layer.weight.shape[1]), {label: counts[label] for label in labels[len(groups) :]}
+    return Problem(groups, GroupMoments(), layer, summary.output.head, none, rows, "test", against, set_aside=aside)
+
+
 def _large(*counts: Counter[Label], least: int) -> tuple[Label, ...]:
     """The groups that have at least so many rows in all of the counts, sorted."""
     return tuple(sorted((g for g in counts[0] if min(each[g] for each in counts) >= least), key=sort_key))
+
+
+def _labels(rows: Counter[Label], groups: tuple[Label, ...], least: int) -> tuple[Label, ...]:
+    """The groups that are compared, two or more, and then those that are set aside."""
+    if len(groups) >= 2:
+        return *groups, *sorted(set(rows) - set(groups), key=sort_key)
+    found = ", ".join(f"{label!r}: {count}" for label, count in sorted(rows.items(), key=lambda item: -item[1])[:6])
+    if len(rows) < 2:
+        raise InputError(f"`sensitive_features` contains one group, {found}; parity needs at least two.")
+    raise InputError(
+        f"`min_group_rows={least}` rows in the training data and in the validation data leave fewer than two groups to "
+        f"compare ({found}). Pass more rows, merge groups, or lower it."
+    )
+
+
+def _select(
+    summary: Summary,
+    chosen: NDArray[np.bool_],
+    labels: Sequence[Label],
+    count: int,
+    seed: int,
+    totals: Array | None = None,
+) -> tuple[Rows, Rows]:
+    """Some kept rows, group by group in random order, with codes that are positions in ``labels``; and reweighted.
+
+    Where not all rows are kept, weights are scaled so that each group has its total, by default that of all its rows.
+    The first ``count`` labels are compared: where there are strata, their rows get adjusted weights.
+    """
+    kept, place = summary.kept, np.array([labels.index(label) for label in summary.groups], dtype=np.intp)
+    index, totals = np.flatnonzero(chosen), summary.mass.sum(axis=1) if totals is None else totals
+    codes = place[kept.codes[index]]
+    assert kept.id is not None
+    order = np.lexsort((row_key(kept.id[index], seed + 1), codes))
+    own = replace(kept.take(index[order]), codes=codes[order])
+    weight = own.weight
+    if not summary.complete:
+        found, wanted = np.bincount(own.codes, weight, minlength=len(labels)), np.zeros(len(labels))
+        wanted[place] = totals
+        weight = weight * (wanted / np.where(found > 0, found, 1.0))[own.codes]
+    if not summary.adjusted:
+        return own, replace(own, weight=weight, strata=None)
+    assert own.strata is not None
+    adjusted, compared = np.zeros(len(own)), own.codes < count
+    adjusted[compared] = adjusted_weights(own.codes[compared], count, own.strata[compared], weight[compared])
+    return own, replace(own, weight=weight, adjusted=adjusted)
 
 
 def folds_of(rows: Rows) -> NDArray[np.intp]:
@@ -220,93 +279,15 @@ def _moments_by_fold(
     fold = folds_of(own) if folds > 1 else np.zeros(len(own), dtype=np.intp)
     found = []
     for k in range(folds):
-        moments = _moments(own, labels, own.weight * (fold == k))
-        if training.adjusted is None:
-            moments = moments.only(groups)
-        else:
-            adjusted = _moments(training, labels, training.adjusted * (fold == k))
-            moments = adjusted.only(groups).with_pooled(moments)
-        found.append(moments)
+        moments, adjusted = GroupMoments(), GroupMoments()
+        for block in blocks(len(own), 8192):
+            features, codes, inside = own.features[block], own.codes[block], fold[block] == k
+            moments.update_codes(features, labels, codes, own.weight[block] * inside, beside=own.y[block])
+            if training.adjusted is not None:
+                adjusted.update_codes(features, labels, codes, training.adjusted[block] * inside, beside=own.y[block])
+        plain = training.adjusted is None
+        found.append(moments.only(groups) if plain else adjusted.only(groups).with_pooled(moments))
     return found
-
-
-def _with_rest(parts: Sequence[GroupMoments], summary: Summary, groups: Sequence[Label]) -> GroupMoments:
-    """The moments of all parts and of the rows that were not kept, which have no strata to adjust for."""
-    rest = summary.rest
-    if not rest.labels:
-        return GroupMoments.total(parts)
-    return GroupMoments.total([*parts, GroupMoments().with_pooled(rest) if summary.adjusted else rest.only(groups)])
-
-
-def _moments(rows: Rows, labels: Sequence[Label], weight: Array) -> GroupMoments:
-    moments = GroupMoments()
-    for block in blocks(len(rows), 8192):
-        moments.update_codes(rows.features[block], labels, rows.codes[block], weight[block], beside=rows.y[block])
-    return moments
-
-
-def select_rows(
-    summary: Summary,
-    chosen: NDArray[np.bool_] | None = None,
-    *,
-    labels: Sequence[Label],
-    count: int,
-    seed: int = 0,
-) -> Rows:
-    """All kept rows or some, group by group in random order, with codes that are positions in ``labels``.
-
-    Where not all rows are kept, weights are scaled so that each group has its total. The first ``count`` labels are
-    compared: where there are strata, their rows get adjusted weights.
-    """
-    return _reweighted(_select(summary, chosen, labels, seed), summary, labels, count, summary.mass.sum(axis=1))
-
-
-def _select(summary: Summary, chosen: NDArray[np.bool_] | None, labels: Sequence[Label], seed: int) -> Rows:
-    """As :func:`select_rows`, with their own weights."""
-    kept = summary.kept
-    index = np.arange(len(kept)) if chosen is None else np.flatnonzero(chosen)
-    codes = np.array([labels.index(label) for label in summary.groups], dtype=np.intp)[kept.codes[index]]
-    assert kept.id is not None
-    order = np.lexsort((row_key(kept.id[index], seed + 1), codes))
-    return replace(kept.take(index[order]), codes=codes[order])
-
-
-def _reweighted(rows: Rows, summary: Summary, labels: Sequence[Label], count: int, totals: Array) -> Rows:
-    """With weights that add up to the total of each group, in the order of ``summary.groups``, and adjusted ones."""
-    weight = rows.weight
-    if not summary.complete:
-        own, wanted = np.bincount(rows.codes, weight, minlength=len(labels)), np.zeros(len(labels))
-        wanted[[labels.index(label) for label in summary.groups]] = totals
-        weight = weight * (wanted / np.where(own > 0, own, 1.0))[rows.codes]
-    if not summary.adjusted:
-        return replace(rows, weight=weight, strata=None)
-    assert rows.strata is not None
-    adjusted, compared = np.zeros(len(rows)), rows.codes < count
-    adjusted[compared] = adjusted_weights(rows.codes[compared], count, rows.strata[compared], weight[compared])
-    return replace(rows, weight=weight, adjusted=adjusted)
-
-
-def all_rows(summary: Summary, min_group_rows: int) -> tuple[Rows, tuple[Label, ...], dict[Label, int]]:
-    """All kept rows, the groups that are compared, and those set aside with their rows."""
-    counts = Counter(summary.group_rows)
-    groups = _large(counts, least=min_group_rows)
-    check_enough(counts, groups, min_group_rows)
-    aside = tuple(sorted(set(counts) - set(groups), key=sort_key))
-    rows = select_rows(summary, labels=(*groups, *aside), count=len(groups))
-    return rows, groups, {label: counts[label] for label in aside}
-
-
-def check_enough(rows: Counter[Label], groups: Sequence[Label], least: int) -> None:
-    """Raise unless two groups or more are compared."""
-    if len(groups) >= 2:
-        return
-    found = ", ".join(f"{label!r}: {count}" for label, count in sorted(rows.items(), key=lambda item: -item[1])[:6])
-    if len(rows) < 2:
-        raise InputError(f"`sensitive_features` contains one group, {found}; parity needs at least two.")
-    raise InputError(
-        f"`min_group_rows={least}` rows in the training data and in the validation data leave fewer than two groups to "
-        f"compare ({found}). Pass more rows, merge groups, or lower it."
-    )
 
 
 def _notice_labels(rows: Rows, head: Head) -> None:
@@ -345,13 +326,73 @@ def notice_missing_bias(problem: Problem, prediction: Array) -> None:
     rest = float(share @ (rows.y - prediction - shift) ** 2)
     if shift**2 > max(SHIFT_COST, 9 * float(share @ share)) * rest and abs(shift) > abs(before):
         warnings.warn(
-            ESVDFairWarning(
-                f"The last layer {problem.layer.name!r} has no bias, so the repaired predictions are off by "
-                f"{-shift:+.3g} on average, which increases the mean squared error by {shift**2 / rest:.0%}. Add "
-                f"{shift:+.3g} to the predictions, or give the layer a bias."
-            ),
-            stacklevel=2,
+            f"The last layer {problem.layer.name!r} has no bias, so the repaired predictions are off by "
+            f"{-shift:+.3g} on average, which increases the mean squared error by {shift**2 / rest:.0%}. Add "
+            f"{shift:+.3g} to the predictions, or give the layer a bias.",
+            ESVDFairWarning,
+            stacklevel=3,
         )
+
+
+# --- validation rows that are copies of training rows -----------------------------------------------------------------
+
+
+def check_apart(training: Batches, validation: Batches | None, confidence: float | None) -> None:
+    """Warn if validation rows are training rows, inputs and labels alike; with a confidence, raise.
+
+    Only rows in memory are compared. Some rows coincide in discrete data: they count as copies where clearly more do
+    than by chance and most training rows are like no other, or where all rows are the same.
+    """
+    if not isinstance(training, ArrayBatches) or not isinstance(validation, ArrayBatches):
+        return
+    known, asked = (hash_rows(rows.x, rows.y) for rows in (training, validation))
+    if known is None or asked is None or not len(asked):
+        return
+    repeated = int(np.isin(asked, known).sum())
+    _, counts = np.unique(known, return_counts=True)
+    by_chance = counts[counts > 1].sum() / len(known)  # of a row from the same population
+    noise = np.sqrt(by_chance * (1 - by_chance) * (1 / len(asked) + 1 / len(known)))
+    copied = by_chance < 0.5 and repeated / len(asked) - by_chance > max(0.1 * (1 - by_chance), 5 * noise)
+    if not copied and not (len(asked) == len(known) and np.array_equal(np.sort(asked), np.sort(known))):
+        return
+    words = (
+        f"{repeated:,} of {len(asked):,} rows of `validation` are also in `X`, so they cannot show how the repair does "
+        "on new rows. Pass rows that are not in `X`, or leave `validation` out."
+    )
+    if confidence is not None:
+        raise InputError(f"`confidence={confidence}` requires new rows: {words}")
+    warnings.warn(words, ESVDFairWarning, stacklevel=2)
+
+
+def hash_rows(x: Any, y: Array | None = None) -> NDArray[np.uint64] | None:
+    """A number for every row and label, equal for equal ones; None of a sparse matrix, or of values that are lists."""
+    if hasattr(x, "tocsr"):
+        return None
+    several = several_inputs(x)
+    parts = [x] if several is None else list(several.values())
+    if isinstance(x, pd.DataFrame):
+        numbers = [dtype.kind in "biuf" for dtype in x.dtypes]
+        parts = [x.loc[:, numbers], x.loc[:, np.logical_not(numbers)].astype(object)]
+    total = np.zeros(row_count(x), dtype=np.uint64)
+    for part in parts if y is None else [*parts, y]:
+        values = to_numpy(part).reshape(len(total), -1)
+        factors = np.random.default_rng(0).integers(2**64 - 1, size=values.shape[1], dtype=np.uint64) | np.uint64(1)
+        for block in blocks(len(total)):  # what lies between stays in the processor's cache
+            try:
+                words = _words(values[block])
+            except (TypeError, ValueError):  # lists, which have no hash
+                return None
+            words = (words ^ (words >> np.uint64(32))) * factors
+            words ^= words >> np.uint64(29)
+            total[block] = total[block] * np.uint64(0x9E3779B97F4A7C15) + words.sum(axis=1)
+    return total
+
+
+def _words(values: NDArray[Any]) -> NDArray[np.uint64]:
+    """(n, p) a number for every value: its float64, whatever its dtype, or a hash of what is no number."""
+    if values.dtype.kind in "biuf":
+        return (values.astype(np.float64) + 0.0).view(np.uint64)  # -0.0 is 0.0
+    return pd.util.hash_array(values.astype(object).ravel(), categorize=False).reshape(values.shape)
 
 
 # --- predictions of fits ----------------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def _table(scores: list[Score]) -> str:
 def methods() -> list[Method]:
     """Everything that is compared, in the order of the table."""
     from esvdfair.baselines import PrivateHistogram, UnawareOptimum, WassersteinBarycenter, WithPredictedGroups
-    from esvdfair.options import METHODS
+    from esvdfair.estimator import METHODS
 
     def barycenter(case: Case) -> Any:
         return WassersteinBarycenter(random_state=case.options["random_state"])

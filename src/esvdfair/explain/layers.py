@@ -17,12 +17,12 @@ from esvdfair.core.moments import GroupMoments
 from esvdfair.curve import CurvePoint
 from esvdfair.evaluation import Evaluator, evaluate
 from esvdfair.exceptions import ESVDFairWarning
+from esvdfair.gather import few_threads
 from esvdfair.hidden import Reader, refit_edited
 from esvdfair.methods import Candidates, parity, solve_all
 from esvdfair.models import adapt
 from esvdfair.models.base import LinearLayer
 from esvdfair.problem import MIN_GROUP_ROWS, Effort
-from esvdfair.threads import few_threads
 
 Array = NDArray[np.float64]
 
@@ -184,7 +184,7 @@ def _scan(
     asked = {"mean_reduction": mean_reduction, "covariance_reduction": covariance_reduction}
     refits, _ = solve_all(problem, parity((problem.error_against,), effort, **asked), effort, scans=False)
     candidates = Candidates.of(problem, [fit for fit in refits if fit.strength])
-    curve = evaluate(candidates, reader.original, effort=effort, seed=problem.seed)
+    curve = evaluate(candidates, reader.original, effort=effort)
     hidden = zip(layers[:-1], moments[:-1], strict=True)
     reached = [_reached(reader, layer, found, effort, mean_reduction, covariance_reduction) for layer, found in hidden]
     points = (*reached, min(curve.points, key=lambda point: point.mse))
@@ -211,7 +211,7 @@ def _reached(
     try:
         edited = reader.read(reader.original.replace({layer.name: (edit.weight_after, edit.bias_after)}))
         fit = refit_edited(edited, "parity", mean, covariance)
-        curve = evaluate(Candidates.of(edited, [fit]), reader.original, effort=effort, seed=edited.seed)
+        curve = evaluate(Candidates.of(edited, [fit]), reader.original, effort=effort)
     except ValueError as error:
         # The original model ran on these very rows, so this is about the edited one; the other layers still count.
         message = f"after an edit of layer {layer.name!r} there is no refit: {error}"
