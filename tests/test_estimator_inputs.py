@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.compose import make_column_transformer
+from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV
@@ -457,19 +458,97 @@ def test_a_lazy_table_is_to_be_collected_first():
         ESVDFair(MLPRegressor()).fit(lazy, [0, 1], sensitive_features=[0, 1])
 
 
-@pytest.mark.parametrize("kind", ["pandas", "polars", "pyarrow"])
-def test_tables_with_categories_go_through_a_pipeline(kind):
+@pytest.fixture(scope="module")
+def jobs():
+    """A table with a column of categories, labels and groups; the categories are not in the order of the alphabet."""
     rng = np.random.default_rng(0)
-    sex, job = rng.integers(0, 2, 600), np.array(["cook", "nurse", "pilot"])[rng.integers(0, 3, 600)]
-    frame = pd.DataFrame({"years": rng.normal(size=600) + 0.8 * sex, "job": pd.Categorical(job)})
-    y = frame["years"].to_numpy() + (job == "pilot") + 0.3 * rng.normal(size=600)
-    encode = make_column_transformer((OneHotEncoder(), ["job"]), remainder=StandardScaler())
-    model = make_pipeline(encode, Ridge()).fit(frame, y)
-    own = frame
-    if kind != "pandas":
-        own = table_of(kind)[0]({"years": frame["years"].tolist(), "job": job.tolist()})
-    options = QUICK | {"max_mse_increase": 3.0}
-    expected = ESVDFair(model, **options).fit(frame, y, sensitive_features=sex)
-    fair = ESVDFair(model, **options).fit(own, y, sensitive_features=sex)
-    np.testing.assert_array_equal(fair.predict(own), expected.estimator_.predict(frame))
+    sex, job = rng.integers(0, 2, 600), np.array(["pilot", "cook", "nurse"])[rng.integers(0, 3, 600)]
+    categories = pd.Categorical(job, categories=["pilot", "cook", "nurse"])
+    frame = pd.DataFrame({"years": rng.normal(size=600) + 0.8 * sex, "job": categories})
+    return frame, frame["years"].to_numpy() + (job == "pilot") + 0.3 * rng.normal(size=600), sex
+
+
+def as_table(kind, frame):
+    """The same table of another library."""
+    if kind == "pandas":
+        return frame
+    if kind == "pyarrow":
+        return pytest.importorskip("pyarrow", reason="needs the extra esvdfair[data]").Table.from_pandas(frame)
+    pl = pytest.importorskip("polars", reason="needs the extra esvdfair[dev]")
+    table = pl.DataFrame({"years": frame["years"].tolist(), "job": frame["job"].astype(str).tolist()})
+    dtype = {"text": pl.String, "Categorical": pl.Categorical, "Enum": pl.Enum(list(frame["job"].cat.categories))}
+    return table.with_columns(pl.col("job").cast(dtype[kind.removeprefix("polars, ")]))
+
+
+CATEGORIES = ["pandas", "pyarrow", "polars, Categorical", "polars, Enum"]
+
+
+@pytest.mark.filterwarnings("ignore:Trees fit their training rows closely")
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        *((model, kind) for model in ("pipeline", "scikit-learn", "lightgbm", "xgboost") for kind in CATEGORIES),
+        ("pipeline", "polars, text"),
+    ],
+)
+def test_tables_with_categories(jobs, model, kind):
+    frame, y, sex = jobs
+    if model == "pipeline":
+        encode = make_column_transformer((OneHotEncoder(), ["job"]), remainder=StandardScaler())
+        model = make_pipeline(encode, Ridge())
+    elif model == "scikit-learn":
+        model = HistGradientBoostingRegressor(max_iter=20)
+    elif model == "lightgbm":
+        model = pytest.importorskip("lightgbm", reason="needs an extra").LGBMRegressor(n_estimators=20, verbose=-1)
+    else:
+        model = pytest.importorskip("xgboost", reason="needs an extra").XGBRegressor(
+            n_estimators=20, enable_categorical=True
+        )
+    model.fit(frame, y)
+    table = as_table(kind, frame)
+    fair = ESVDFair(model, **QUICK, max_mse_increase=3.0).fit(table, y, sensitive_features=sex)
     assert fair.summary_["ks_after"] < 0.9 * fair.summary_["ks_before"]
+    np.testing.assert_array_equal(fair.predict(table), fair.estimator_.predict(frame))
+
+
+# --- whole numbers for an embedding, and inputs that may be left out -------------------------------------------------
+
+
+class Jobs(nn.Module):
+    """Whole numbers into an embedding; the mask may be left out."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.body, self.leave = nn.Embedding(9, 4), nn.Linear(4, 8), nn.Linear(8, 1)
+        self.table.weight.data[:, 0] = torch.arange(9) / 3
+
+    def forward(self, ids, mask=None):
+        rows = self.table(ids).reshape(len(ids), -1)
+        return self.leave(torch.tanh(self.body(rows if mask is None else rows * mask)))
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        *(lambda ids, dtype=dtype: ids.astype(dtype) for dtype in ("int64", "int32", "int8", "uint16")),
+        lambda ids: pd.DataFrame({"job": ids[:, 0]}),
+        lambda ids: pd.DataFrame({"job": pd.array(ids[:, 0], "Int64")}),
+        lambda ids: pytest.importorskip("polars", reason="needs an extra").DataFrame({"job": ids[:, 0]}),
+        lambda ids: pytest.importorskip("pyarrow", reason="needs an extra").table({"job": ids[:, 0]}),
+        lambda ids: (ids, None),
+        lambda ids: [ids, None],
+        lambda ids: {"ids": ids, "mask": None},
+        lambda ids: (ids, np.ones((len(ids), 1), bool)),
+    ],
+    ids=["int64", "int32", "int8", "uint16", "frame", "Int64", "polars", "pyarrow", "tuple", "list", "mapping", "mask"],
+)
+def test_whole_numbers_reach_an_embedding_and_inputs_may_be_none(give):
+    rng = np.random.default_rng(0)
+    sex = rng.integers(0, 2, 1500)
+    ids = (rng.integers(0, 7, 1500) + 2 * sex)[:, None]
+    with torch.no_grad():
+        y = Jobs()(torch.tensor(ids))[:, 0].numpy() + 0.1 * rng.normal(size=1500)
+    fair = ESVDFair(Jobs(), **QUICK, target_ks=0.12).fit(give(ids), y, sensitive_features=sex)
+    assert fair.summary_["ks_after"] < 0.9 * fair.summary_["ks_before"]
+    np.testing.assert_array_equal(fair.predict(give(ids)), fair.predict(ids))

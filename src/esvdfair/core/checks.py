@@ -77,7 +77,15 @@ def as_pandas(x: Any) -> Any:
         raise InputError("`X` is a LazyFrame, which contains no rows yet; pass X.collect().")
     if owner != "polars" or not hasattr(x, "get_columns"):
         return x
-    return pd.DataFrame({column.name: column.to_numpy() for column in x.get_columns()})  # to_pandas() needs pyarrow
+    return pd.DataFrame({column.name: _pandas_column(column) for column in x.get_columns()})  # to_pandas() needs pyarrow
+
+
+def _pandas_column(column: Any) -> Any:
+    """A column of polars as NumPy, or as a pandas Categorical; the categories of an Enum keep their order."""
+    kind = type(column.dtype).__name__
+    if kind not in ("Categorical", "Enum"):
+        return column.to_numpy()
+    return pd.Categorical(column.to_list(), categories=list(column.dtype.categories) if kind == "Enum" else None)
 
 
 def several_inputs(x: Any) -> dict[Any, Any] | None:
