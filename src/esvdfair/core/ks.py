@@ -1,15 +1,12 @@
 """Groups of rows, also within strata, the KS distance between them, and what sampling does to it.
 
 Everything here takes rows that are checked already: :class:`Groups`, and ``scores`` (rows,), which are finite. The
-front door is :mod:`esvdfair.core.metrics`.
-
-Long because distances and their bounds are read from the same sorted rows.
+public functions are in :mod:`esvdfair.core.metrics`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import permutations
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -38,7 +35,7 @@ class Groups:
     ----------
     codes : (rows,) numbers in ``range(count)``, each of which occurs with positive weight
     count : number of groups
-    weight : (rows,), those that adjust for strata where there are any; None counts every row once
+    weight : (rows,), adjusted for strata where there are any; None counts every row once
     strata : (rows,) codes of the strata that are adjusted for, if any
     """
 
@@ -49,10 +46,7 @@ class Groups:
 
     @classmethod
     def of(cls, codes: Codes, count: int, weight: Floats | None = None, strata: Codes | None = None) -> "Groups":
-        """With weights of which the largest of each group is 1: sums and squares neither overflow nor vanish.
-
-        Rows that count alike in their group need no weights at all, unless there are strata.
-        """
+        """With weights whose largest in each group is 1, so that squares neither overflow nor vanish."""
         if weight is not None:
             largest = np.zeros(count)
             np.maximum.at(largest, codes, weight)
@@ -112,24 +106,14 @@ def live_groups(
 
 # --- strata --------------------------------------------------------------------------------------------------------
 #
-# Adjusted gaps: groups compared as if each had the same mix of strata (of jobs, regions, hours). Stratum s of group g
-# holds the weight W_gs. Strata that some group has no row in leave the comparison; over the others, the *common
-# support*, P(s) is their share of all rows and P(s|g) that of the rows of g. Rows of g in s are weighted by
-#
-#     a_gs = P(s) / P(s|g),
-#
-# after which every group has the mix P(s) and its own total weight. Whatever differs between groups then does so within
-# strata. A *cell* is a group and a stratum; its label is one flat tuple, first the parts of the group's label.
+# Adjusted gaps compare groups as if each had the same mix of strata (of jobs, regions, hours). Strata that some group
+# has no row in leave the comparison; over the others, the *common support*, P(s) is the share of stratum s among all
+# rows and P(s|g) that among the rows of group g, which are weighted by a_gs = P(s) / P(s|g). A *cell* is a group and a
+# stratum; its label is one flat tuple, first the parts of the group's label.
 
 
 def adjusting_factors(mass: Floats) -> Floats:
-    """(G, S) a_gs from the weight (G, S) of each group in each stratum; 0 outside the common support.
-
-    Raises
-    ------
-    ValueError
-        When no stratum holds every group: then nothing can be compared within strata.
-    """
+    """(G, S) a_gs from the weight (G, S) of each group in each stratum; 0 outside the common support."""
     support = (mass > 0).all(axis=0)
     if not support.any():
         raise InputError(
@@ -153,7 +137,7 @@ def adjusted_weights(codes: Codes, n_groups: int, strata: Codes, weight: Floats 
 
 
 def outside_support(weight: Floats, adjusted: Floats) -> float:
-    """Share of the weight of people who are like nobody of some other group, and so are left out."""
+    """Share of the weight in strata that some group lacks."""
     return float(weight[adjusted == 0].sum() / weight.sum())
 
 
@@ -198,8 +182,8 @@ Sorted: TypeAlias = tuple[Floats, Floats]
 
 
 def sorted_groups(scores: Floats, groups: Groups) -> list[Sorted]:
-    """Every group, sorted. NumPy sorts values several times faster than it finds their order."""
-    if groups.weight is None:
+    """Every group, sorted."""
+    if groups.weight is None:  # NumPy sorts values several times faster than it finds their order
         return [(np.sort(scores[rows]), np.arange(len(rows) + 1) / len(rows)) for rows in groups.members]
     found = []
     for rows in groups.members:
@@ -210,10 +194,7 @@ def sorted_groups(scores: Floats, groups: Groups) -> list[Sorted]:
 
 
 def two_sample_distance(a: Sorted, b: Sorted) -> float:
-    """KS of two samples.
-
-    F_a rises at values of a alone: F_a − F_b is largest at one of them, and F_b − F_a just before one.
-    """
+    """KS of two samples: F_a − F_b is largest at a value of a, and F_b − F_a just before one."""
     (few, shares), (many, others) = (a, b) if len(a[0]) <= len(b[0]) else (b, a)
     above = shares[1:] - others[many.searchsorted(few, side="right")]
     below = others[many.searchsorted(few, side="left")] - shares[:-1]
@@ -223,7 +204,7 @@ def two_sample_distance(a: Sorted, b: Sorted) -> float:
 class Peak(NamedTuple):
     """Where two groups differ most: ``high_share`` of one and ``low_share`` of the other are at or below ``threshold``.
 
-    ``distance``, the difference of the two shares, is the KS distance; ``high_group`` and ``low_group`` are codes.
+    ``distance`` is the difference of the two shares; ``high_group`` and ``low_group`` are codes.
     """
 
     distance: float
@@ -276,31 +257,23 @@ def largest_gaps(groups: Groups, ends: Codes) -> Floats:
     No F_g falls, so the largest at a threshold is the largest value that any row up to it stepped *to*, and the
     smallest is the smallest value that any row beyond it will step *from*: two running extrema, without G.
     """
-    _, before, after = _steps(groups)
-    gaps: Floats = np.maximum.accumulate(after)[ends]
-    gaps -= np.append(np.minimum.accumulate(before[::-1])[::-1], 1.0)[ends + 1]
-    return gaps
-
-
-def _steps(groups: Groups) -> tuple[Codes, Floats, Floats]:
-    """The rows group by group, and F of its own group before and after each row; shapes (rows,)."""
     codes = groups.codes
     small = codes.astype(np.uint16) if groups.count <= 2**16 else codes  # which NumPy sorts by digits, in linear time
     by_group = np.argsort(small, kind="stable")
     counts = np.bincount(codes, minlength=groups.count)
     starts = np.cumsum(counts) - counts
-    before, after = np.empty((2, len(codes)))
+    before, after = np.empty((2, len(codes)))  # F of its own group before and after each row
     if groups.weight is None:
-        rank = np.arange(len(codes)) - np.repeat(starts, counts)
-        sizes = np.repeat(counts, counts)
+        rank, sizes = np.arange(len(codes)) - np.repeat(starts, counts), np.repeat(counts, counts)
         before[by_group], after[by_group] = rank / sizes, (rank + 1) / sizes
-        return by_group, before, after
-    run = np.cumsum(groups.shares[by_group])
-    base = np.repeat(np.append(0.0, run)[starts], counts)
-    total = np.repeat(run[starts + counts - 1], counts) - base
-    after[by_group] = (run - base) / total
-    before[by_group] = (np.append(0.0, run[:-1]) - base) / total
-    return by_group, before, after
+    else:
+        run = np.append(0.0, np.cumsum(groups.shares[by_group]))
+        base = np.repeat(run[starts], counts)
+        total = np.repeat(run[starts + counts], counts) - base
+        before[by_group], after[by_group] = (run[:-1] - base) / total, (run[1:] - base) / total
+    gaps: Floats = np.maximum.accumulate(after)[ends]
+    gaps -= np.append(np.minimum.accumulate(before[::-1])[::-1], 1.0)[ends + 1]
+    return gaps
 
 
 # --- each group against the rest -----------------------------------------------------------------------------------
@@ -317,63 +290,37 @@ class ToRest(NamedTuple):
 def ks_to_rest(scores: Floats, groups: Groups, *, confidence: float = 0.95) -> ToRest:
     """Each group against the rest, in one sort for all groups.
 
-    With p the weight of group g among all, ``F_g − F_rest = (F_g − F_all)/(1 − p)``, and F_g is flat between the rows
-    of g: its largest distances are just after or just before one of them. The interval is in closed form: the upper end
-    is that of `ks_distance_ci`, the lower end ``T − q`` with q the quantile of the distance that parity would show,
-    which holds wherever the true peak lies and is somewhat lower than that of `ks_distance_ci`.
+    The interval is in closed form: the upper end is that of `ks_distance_ci`, the lower end ``T − q`` with q the
+    quantile of the distance that chance alone produces, somewhat lower than that of `ks_distance_ci`.
     """
-    order = np.argsort(scores)
-    ranked, ordered = scores[order], groups.take(order)
-    by_group, before, after = _steps(ordered)
-    total, c = groups.mass.sum(), ordered.codes
-    part = groups.mass / total
-    pooled = np.append(
-        0.0, np.cumsum(np.full(len(c), 1 / len(c)) if ordered.weight is None else ordered.weight / total)
-    )
-    tie = np.append(0, np.flatnonzero(ranked[1:] != ranked[:-1]) + 1)  # first row of every distinct score
-    block = np.repeat(np.arange(len(tie)), np.diff(tie, append=len(c)))
-    c, block = c[by_group], block[by_group]
-    new = (c[1:] != c[:-1]) | (block[1:] != block[:-1])
-    last, first = np.append(new, True), np.append(True, new)
-    sizes, rest = groups.sizes, _rest_sizes(groups)
-    z = float(ndtri((1 + confidence) / 2))
-    distance, high = np.zeros((2, groups.count))
-    for own, everyone, kept in (
-        (after[by_group], np.append(pooled[tie[1:]], 1.0)[block], last),
-        (before[by_group], pooled[tie[block]], first),
-    ):
-        g, f = c[kept], own[kept]
-        others = np.clip((everyone[kept] - part[g] * f) / (1 - part[g]), 0.0, 1.0)
-        gap = np.abs(f - others)
-        error = np.sqrt(f * (1 - f) / sizes[g] + others * (1 - others) / rest[g])
-        np.maximum.at(distance, g, gap)
-        np.maximum.at(high, g, gap + z * error)
-    low = np.empty(groups.count)
+    ranked = Ranked(scores, groups)
+    codes, z = ranked.ordered.codes, float(ndtri((1 + confidence) / 2))
+    weight = np.ones(len(codes)) if ranked.ordered.weight is None else ranked.ordered.weight
+    weight = weight / weight.max()
+    mass, squares = np.bincount(codes, weight), np.bincount(codes, weight**2)
+    sizes, rest = mass**2 / squares, (mass.sum() - mass) ** 2 / (squares.sum() - squares)
+    everyone = np.cumsum(weight)[ranked.ends]
+    found = np.empty((groups.count, 3))
     for g in range(groups.count):
-        null = two_group_null(sizes[g], rest[g])
-        tail = (1 - confidence) / 2 * (1 + near_parity(distance[g], null.floor))
-        low[g] = max(0.0, distance[g] - null.quantile(1 - tail))
-    return ToRest(distance, low, np.minimum(1.0, np.maximum(high, distance)))
+        own = np.cumsum(np.where(codes == g, weight, 0.0))[ranked.ends]
+        others = np.clip((everyone - own) / (mass.sum() - mass[g]), 0.0, 1.0)
+        own = np.minimum(own / mass[g], 1.0)
+        gap, error = np.abs(own - others), np.sqrt(own * (1 - own) / sizes[g] + others * (1 - others) / rest[g])
+        null, distance = two_group_null(sizes[g], rest[g]), gap.max()
+        tail = (1 - confidence) / 2 * (1 + near_parity(distance, null.floor))
+        found[g] = distance, max(0.0, distance - null.quantile(1 - tail)), np.clip((gap + z * error).max(), distance, 1)
+    return ToRest(*found.T)
 
 
-def _rest_sizes(groups: Groups) -> Floats:
-    """Effective number of rows outside each group."""
-    if groups.weight is None:
-        return len(groups.codes) - groups.mass
-    w = groups.weight / groups.weight.max()
-    mass, squares = np.bincount(groups.codes, w, groups.count), np.bincount(groups.codes, w**2, groups.count)
-    return np.asarray((w.sum() - mass) ** 2 / (w @ w - squares), dtype=np.float64)
-
-
-# --- what parity itself would show ---------------------------------------------------------------------------------
+# --- what chance alone produces --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Null:
-    """The KS distance of samples of one and the same distribution: its mean, the floor, and its quantiles.
+    """The KS distance of samples of one distribution: its mean (``floor``) and its quantiles.
 
     ``draws`` are simulated distances; None for two groups without ties, where there is a closed form of their
-    effective sizes.
+    effective ``sizes``.
     """
 
     floor: float
@@ -381,7 +328,7 @@ class Null:
     draws: Floats | None = None
 
     def quantile(self, level: float) -> float:
-        """The distance below which parity stays with probability ``level``."""
+        """The distance that chance stays below with probability ``level``."""
         if self.draws is not None:
             return float(np.quantile(self.draws, level))
         n, m = self.sizes
@@ -410,7 +357,7 @@ def lattice_shift(n: Any, m: Any) -> Any:
 class CdfTable:
     """Distribution functions of the groups at some thresholds, the peak among them; arrays (G, K).
 
-    ``squares`` is the distribution of w², which has the variance of a weighted distribution function.
+    ``squares`` is the distribution of w², which the variance of a weighted distribution function is made of.
     """
 
     cdfs: Floats
@@ -460,29 +407,12 @@ def upper_bound(ranked: Ranked, confidence: float, method: str = "normal") -> fl
 
 def _largest_of_pairs(cdfs: Floats, spread: Floats, z: float) -> float:
     """Largest ``F_g − F_h + z √(s_g + s_h)`` over pairs g ≠ h and thresholds."""
-    if len(cdfs) <= FEW_GROUPS:
-        pairs = permutations(range(len(cdfs)), 2)
-        return max(float((cdfs[g] - cdfs[h] + z * np.sqrt(spread[g] + spread[h])).max()) for g, h in pairs)
     largest = -np.inf
-    for f, s in zip(cdfs.T, spread.T, strict=True):
-        high, low = _front(f, s), _front(-f, s)
-        value = f[high, None] - f[low] + z * np.sqrt(s[high, None] + s[low])
-        largest = max(largest, float(value[high[:, None] != low].max()))
+    for g in range(len(cdfs)):
+        value = cdfs[g] - cdfs + z * np.sqrt(spread[g] + spread)
+        value[g] = -np.inf
+        largest = max(largest, float(value.max()))
     return largest
-
-
-def _front(value: Floats, spread: Floats) -> Codes:
-    """Groups that no two others exceed in both value and spread: the only ones a largest pair can hold."""
-    order = np.lexsort((-spread, -value))
-    front = []
-    for _ in range(2):  # the second layer serves the pairs whose best partner is the group itself
-        s = spread[order]
-        best = np.append(True, s[1:] > np.maximum.accumulate(s)[:-1])
-        front.append(order[best])
-        order = order[~best]
-        if not len(order):
-            break
-    return np.concatenate(front)
 
 
 def near_parity(distance: float, floor: float) -> float:

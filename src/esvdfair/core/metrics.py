@@ -3,7 +3,7 @@
 Long because every public function documents its parameters.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from itertools import combinations
 from typing import Any
 
@@ -21,21 +21,12 @@ from esvdfair.core.checks import (
     unit_scale,
     unscaled,
 )
-from esvdfair.core.ks import (
-    Floats,
-    Groups,
-    Null,
-    Ranked,
-    Seed,
-    adjusted_weights,
-    ks_between,
-    upper_bound,
-)
+from esvdfair.core.ks import Floats, Groups, Null, Ranked, Seed, adjusted_weights, ks_between, upper_bound
 from esvdfair.core.pairs import Pairs, ks_null
 from esvdfair.exceptions import InputError
 
 _FEW_GROUPS = 8  # up to here every pair is summed
-_SKETCH = 64  # fewest levels at which quantile functions are compared before they are compared exactly
+_CELLS = 128  # levels at which many quantile functions are compared before they are compared exactly
 
 
 # --- Kolmogorov–Smirnov --------------------------------------------------------------------------------------------
@@ -46,8 +37,8 @@ def ks_distance(
 ) -> float:
     """Compute the largest Kolmogorov–Smirnov (KS) distance between the predictions of two groups.
 
-    ``max_{g,h} sup_t |F_g(t) − F_h(t)|`` with F_g the (weighted) empirical distribution function of group g. 0 is
-    statistical parity, 1 is complete separation. The result is exact, also with ties.
+    ``max_{g,h} sup_t |F_g(t) − F_h(t)|`` with F_g the (weighted) empirical distribution function of group g: exact,
+    also with ties. 0 is statistical parity, 1 is complete separation.
 
     Parameters
     ----------
@@ -88,12 +79,8 @@ def demographic_parity_ks(y_true: Any, y_pred: Any, *, sensitive_features: Any, 
     ----------
     y_true : object
         Not used.
-    y_pred : array-like of shape (rows,) or (rows, 1)
-        Predictions.
-    sensitive_features : array-like of shape (rows,) or (rows, attributes)
-        Group of each row. Several columns are combined into groups.
-    sample_weight : array-like of shape (rows,), default=None
-        Weight of each row.
+    y_pred, sensitive_features, sample_weight : array-like
+        Predictions, groups and weights of the rows, as for `ks_distance`.
 
     Returns
     -------
@@ -127,14 +114,8 @@ def ks_distance_ci(
 
     Parameters
     ----------
-    y_pred : array-like of shape (rows,) or (rows, 1)
-        Predictions.
-    sensitive_features : array-like of shape (rows,) or (rows, attributes)
-        Group of each row. Several columns are combined into groups.
-    sample_weight : array-like of shape (rows,), default=None
-        Weight of each row.
-    control_features : array-like of shape (rows,) or (rows, attributes), default=None
-        Strata, such as job or region: groups are compared as if each had the same mix of strata.
+    y_pred, sensitive_features, sample_weight, control_features : array-like
+        Predictions, groups, weights and strata of the rows, as for `ks_distance`.
     confidence : float, default=0.95
         Probability with which such intervals contain the distance.
     n_resamples : int, default=1000
@@ -156,17 +137,11 @@ def ks_distance_ci(
 
     Notes
     -----
-    For one pair, with T the distance of these rows, D(t) the difference of the two distribution functions and
-    α = 1 − confidence:
-
-    - upper end: `ks_bound` at 1 − α/2;
-    - lower end, from three noise levels on: T − q with q the 1 − α/2 quantile of ``sup_t (ε* − (T − D − c·sd)₊)``,
-      where ε* is bootstrap noise and sd the standard error of T − D(t): the noise wherever the true peak may be, with a
-      margin of c = 4 standard errors. (The basic bootstrap, c = 0, treats every threshold below the peak as truly
-      lower, and misses the upward bias of a supremum.)
-    - lower end near parity, up to two noise levels: T − q with q the 1 − α quantile of the distance that chance
-      produces. There the upper end never fails, so the lower one may use all of α, and the interval excludes 0 exactly
-      where a test of parity at level α rejects it. In between, both are mixed.
+    With T the distance of these rows, D(t) the difference of the two distribution functions and α = 1 − confidence, the
+    upper end is `ks_bound` at 1 − α/2. The lower end is T − q. From three noise levels on q is the 1 − α/2 quantile of
+    ``sup_t (ε* − (T − D − 4 sd)₊)``, where ε* is bootstrap noise and sd the standard error of T − D(t): the noise
+    wherever the true peak may be. Up to two noise levels it is the 1 − α quantile of the distance that chance
+    produces: the interval excludes 0 exactly where a test of parity at level α rejects it. In between, both are mixed.
 
     Examples
     --------
@@ -199,18 +174,12 @@ def ks_bound(
 
     Parameters
     ----------
-    y_pred : array-like of shape (rows,) or (rows, 1)
-        Predictions.
-    sensitive_features : array-like of shape (rows,) or (rows, attributes)
-        Group of each row. Several columns are combined into groups.
+    y_pred, sensitive_features, sample_weight, control_features : array-like
+        Predictions, groups, weights and strata of the rows, as for `ks_distance`.
     confidence : float, default=0.95
         Between 0 and 1.
     method : {"normal", "hoeffding"}, default="normal"
         Normal approximation, or a bound that holds at every sample size and is wider.
-    sample_weight : array-like of shape (rows,), default=None
-        Weight of each row.
-    control_features : array-like of shape (rows,) or (rows, attributes), default=None
-        Strata, such as job or region: groups are compared as if each had the same mix of strata.
 
     Returns
     -------
@@ -219,13 +188,10 @@ def ks_bound(
 
     Notes
     -----
-    To show that no two groups differ by more than the bound at any threshold is an intersection–union test: it can fail
-    only at the true peak, so a bound for a single threshold, taken at all of them, is enough. With δ = 1 − confidence:
-
-    - ``"normal"``: ``sup over t and pairs of F_g − F_h + z_{1−δ} √(v_g + v_h)``, ``v = F(1 − F)/n``, and with weights
-      ``v = Σ w²(1{x ≤ t} − F)²/(Σw)²``;
-    - ``"hoeffding"``: the margin is ``√(ln(1/δ)/2) √(1/n_g + 1/n_h)``; with weights n is (Σw)²/Σw², and the bound holds
-      when the weights do not depend on the predictions.
+    An intersection–union test: it can fail only at the true peak, so a bound for a single threshold, taken at all of
+    them, is enough. With δ = 1 − confidence it is ``sup over t and pairs of F_g − F_h + z_{1−δ} √(v_g + v_h)``,
+    ``v = Σ w²(1{x ≤ t} − F)²/(Σw)²`` (``F(1 − F)/n`` without weights); the margin of ``"hoeffding"`` is
+    ``√(ln(1/δ)/2) √(1/n_g + 1/n_h)``, n = (Σw)²/Σw², which holds if the weights do not depend on the predictions.
 
     Examples
     --------
@@ -234,7 +200,8 @@ def ks_bound(
     (0.087, 0.005)
     """
     _check_confidence(confidence)
-    _check_method(method)
+    if method not in ("normal", "hoeffding"):
+        raise InputError(f"`method={method!r}` is not a bound; use 'normal' or 'hoeffding'.")
     scores, groups = _check_scores(y_pred, sensitive_features, sample_weight, control_features)
     return upper_bound(Ranked(scores, groups), confidence, method)
 
@@ -254,14 +221,8 @@ def ks_population(
 
     Parameters
     ----------
-    y_pred : array-like of shape (rows,) or (rows, 1)
-        Predictions.
-    sensitive_features : array-like of shape (rows,) or (rows, attributes)
-        Group of each row. Several columns are combined into groups.
-    sample_weight : array-like of shape (rows,), default=None
-        Weight of each row.
-    control_features : array-like of shape (rows,) or (rows, attributes), default=None
-        Strata, such as job or region: groups are compared as if each had the same mix of strata.
+    y_pred, sensitive_features, sample_weight, control_features : array-like
+        Predictions, groups, weights and strata of the rows, as for `ks_distance`.
     random_state : int, Generator or None, default=0
         Seed of the simulation.
 
@@ -272,10 +233,10 @@ def ks_population(
 
     Notes
     -----
-    The distance T of these rows is larger than the population's k because of sampling, about √(k² + noise²). On known
-    populations (`benchmarks/promise.py`) the mean of the estimate at k = noise is a quarter too small where groups
-    differ at one sharp peak and a quarter too large where they differ over the whole range; at k = 2 noise it is a
-    tenth too small and a fifth too large; for a shift it is near k.
+    Sampling makes the distance T of these rows larger than the population's k, about √(k² + noise²). On known
+    populations (`benchmarks/promise.py`) the estimate is right on average for a shift. Where groups differ at one sharp
+    peak it is a quarter too small at k = noise, a tenth at 2 noise; where they differ over the whole range it is a
+    quarter and a fifth too large.
 
     Examples
     --------
@@ -287,10 +248,6 @@ def ks_population(
     pairs = Pairs(groups, scores, _seed(random_state))
     squares = pairs.distances(scores)[None] ** 2 - pairs.floors**2
     return float(pairs.largest(squares, pairs.floors)[1][0])
-
-
-def _seed(random_state: Seed) -> int:
-    return random_state if isinstance(random_state, int) else int(make_generator(random_state).integers(2**31))
 
 
 def ks_floor(
@@ -307,15 +264,11 @@ def ks_floor(
 
     Parameters
     ----------
-    sensitive_features : array-like of shape (rows,) or (rows, attributes)
-        Group of each row. Several columns are combined into groups.
+    sensitive_features, sample_weight, control_features : array-like
+        Groups, weights and strata of the rows, as for `ks_distance`.
     y_pred : array-like of shape (rows,), default=None
         Predictions, of which only ties matter: they lower the noise level. If None, all predictions are taken to
         differ.
-    sample_weight : array-like of shape (rows,), default=None
-        Weight of each row.
-    control_features : array-like of shape (rows,) or (rows, attributes), default=None
-        Strata, such as job or region: groups are compared as if each had the same mix of strata.
     random_state : int, Generator or None, default=0
         Seed of the simulation.
 
@@ -335,7 +288,7 @@ def ks_floor(
     >>> round(ks_floor(sensitive_features=["a"] * 100 + ["b"] * 100), 3)
     0.118
     """
-    return _null(sensitive_features, y_pred, sample_weight, random_state, control_features).floor
+    return _null(sensitive_features, y_pred, sample_weight, control_features, random_state).floor
 
 
 def ks_null_quantile(
@@ -355,14 +308,8 @@ def ks_null_quantile(
     ----------
     level : float, default=0.95
         Between 0 and 1.
-    sensitive_features : array-like of shape (rows,) or (rows, attributes)
-        Group of each row. Several columns are combined into groups.
-    y_pred : array-like of shape (rows,), default=None
-        Predictions, of which only ties matter. If None, all predictions are taken to differ.
-    sample_weight : array-like of shape (rows,), default=None
-        Weight of each row.
-    random_state : int, Generator or None, default=0
-        Seed of the simulation.
+    sensitive_features, y_pred, sample_weight, random_state : object
+        Groups, predictions and weights of the rows, and a seed, as for `ks_floor`.
 
     Returns
     -------
@@ -376,15 +323,17 @@ def ks_null_quantile(
     """
     if not 0 < level < 1:
         raise InputError(f"`level={level}` is not strictly between 0 and 1; use for example 0.95.")
-    return _null(sensitive_features, y_pred, sample_weight, random_state).quantile(level)
+    return _null(sensitive_features, y_pred, sample_weight, None, random_state).quantile(level)
 
 
-def _null(
-    sensitive_features: Any, y_pred: Any, sample_weight: Any, random_state: Seed, control_features: Any = None
-) -> Null:
+def _null(sensitive_features: Any, y_pred: Any, sample_weight: Any, control_features: Any, random_state: Seed) -> Null:
     _, groups = _check_groups(sensitive_features, sample_weight, control_features)
     scores = None if y_pred is None else check_column(y_pred, len(groups.codes), "y_pred", of="sensitive_features")
     return ks_null(groups, scores, make_generator(random_state))
+
+
+def _seed(random_state: Seed) -> int:
+    return random_state if isinstance(random_state, int) else int(make_generator(random_state).integers(2**31))
 
 
 # --- Wasserstein, moments, errors ----------------------------------------------------------------------------------
@@ -399,14 +348,8 @@ def wasserstein_distance(
 
     Parameters
     ----------
-    y_pred : array-like of shape (rows,) or (rows, 1)
-        Predictions.
-    sensitive_features : array-like of shape (rows,) or (rows, attributes)
-        Group of each row. Several columns are combined into groups.
-    sample_weight : array-like of shape (rows,), default=None
-        Weight of each row.
-    control_features : array-like of shape (rows,) or (rows, attributes), default=None
-        Strata, such as job or region: groups are compared as if each had the same mix of strata.
+    y_pred, sensitive_features, sample_weight, control_features : array-like
+        Predictions, groups, weights and strata of the rows, as for `ks_distance`.
     order : {1, 2}, default=1
         The exponent p.
 
@@ -437,19 +380,47 @@ def wasserstein_distance(
     return unscaled(farthest, unit, "the Wasserstein distance")
 
 
+def _farthest_first(groups: list[tuple[Floats, Floats]], order: int) -> Iterable[tuple[int, int, float]]:
+    """Pairs of groups and what their distance is at most; of many, those that may be farthest, the farthest first.
+
+    A sketch of Q is its mean over each of some equal cells of levels. Distances of sketches are never above those of
+    the functions (Jensen), and below by at most what both functions vary within the cells (half a cell's range each).
+    """
+    if len(groups) <= _FEW_GROUPS:
+        return ((g, h, np.inf) for g, h in combinations(range(len(groups)), 2))
+    levels = np.linspace(0, 1, _CELLS + 1)
+    means, rough = np.empty((len(groups), _CELLS)), np.empty(len(groups))
+    for g, (values, below) in enumerate(groups):
+        upto = below / below[-1]
+        integral = np.append(0.0, np.cumsum(values * np.diff(upto, prepend=0.0)))
+        means[g] = np.diff(np.interp(levels, np.append(0.0, upto), integral)) * _CELLS
+        starts, ends = np.searchsorted(upto, levels[:-1] + 1e-12), np.searchsorted(upto, levels[1:] - 1e-12)
+        rough[g] = np.mean(np.maximum(0.0, (values[ends] - values[starts]) / 2) ** order) ** (1 / order)
+    sketch = cdist(means, means, "minkowski", p=order) * _CELLS ** (-1 / order)
+    at_most = np.triu(sketch + rough[:, None] + rough, 1) * (1 + 1e-9)
+    first, second = np.nonzero(at_most >= sketch.max())
+    most = at_most[first, second]
+    by_most = np.argsort(-most)
+    return zip(first[by_most].tolist(), second[by_most].tolist(), most[by_most].tolist(), strict=True)
+
+
+def _quantile_distance(a: Floats, below_a: Floats, b: Floats, below_b: Floats, order: int) -> float:
+    # levels in units of 1/(W_a W_b): whole numbers for unit weights, so that equal levels merge exactly
+    levels_a, levels_b = below_a * below_b[-1], below_b * below_a[-1]
+    levels = np.sort(np.concatenate([levels_a, levels_b]))
+    widths = np.diff(levels, prepend=0.0)
+    middles = levels - widths / 2
+    gaps = np.abs(a[np.searchsorted(levels_a, middles)] - b[np.searchsorted(levels_b, middles)])
+    return float((widths @ gaps**order / levels[-1]) ** (1 / order))
+
+
 def mean_gap(y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None, control_features: Any = None) -> float:
     """Compute the largest absolute difference between the mean predictions of two groups.
 
     Parameters
     ----------
-    y_pred : array-like of shape (rows,) or (rows, 1)
-        Predictions.
-    sensitive_features : array-like of shape (rows,) or (rows, attributes)
-        Group of each row. Several columns are combined into groups.
-    sample_weight : array-like of shape (rows,), default=None
-        Weight of each row.
-    control_features : array-like of shape (rows,) or (rows, attributes), default=None
-        Strata, such as job or region: groups are compared as if each had the same mix of strata.
+    y_pred, sensitive_features, sample_weight, control_features : array-like
+        Predictions, groups, weights and strata of the rows, as for `ks_distance`.
 
     Returns
     -------
@@ -476,14 +447,8 @@ def variance_gap(
 
     Parameters
     ----------
-    y_pred : array-like of shape (rows,) or (rows, 1)
-        Predictions.
-    sensitive_features : array-like of shape (rows,) or (rows, attributes)
-        Group of each row. Several columns are combined into groups.
-    sample_weight : array-like of shape (rows,), default=None
-        Weight of each row.
-    control_features : array-like of shape (rows,) or (rows, attributes), default=None
-        Strata, such as job or region: groups are compared as if each had the same mix of strata.
+    y_pred, sensitive_features, sample_weight, control_features : array-like
+        Predictions, groups, weights and strata of the rows, as for `ks_distance`.
 
     Returns
     -------
@@ -513,12 +478,8 @@ def group_mse(y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weigh
     ----------
     y_true : array-like of shape (rows,)
         Labels.
-    y_pred : array-like of shape (rows,) or (rows, 1)
-        Predictions.
-    sensitive_features : array-like of shape (rows,) or (rows, attributes)
-        Group of each row. Several columns are combined into groups.
-    sample_weight : array-like of shape (rows,), default=None
-        Weight of each row.
+    y_pred, sensitive_features, sample_weight : array-like
+        Predictions, groups and weights of the rows, as for `ks_distance`.
 
     Returns
     -------
@@ -536,49 +497,6 @@ def group_mse(y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weigh
     unit = unit_scale(scores, truth)
     means = groups.means((np.ldexp(truth, -unit) - np.ldexp(scores, -unit)) ** 2).tolist()
     return {label: unscaled(mse, 2 * unit, "the error") for label, mse in zip(labels, means, strict=True)}
-
-
-def _farthest_first(groups: list[tuple[Floats, Floats]], order: int) -> Iterator[tuple[int, int, float]]:
-    """Pairs of groups and what their distance is at most, the farthest first; of many, those that may be farthest.
-
-    A sketch of Q is its mean over each of some equal cells of levels, the more the fewer groups there are. Distances of
-    sketches are never above those of the functions (Jensen), and below by at most what both functions vary within the
-    cells (half a cell's range each).
-    """
-    if len(groups) <= _FEW_GROUPS:
-        yield from ((g, h, np.inf) for g, h in combinations(range(len(groups)), 2))
-        return
-    cells = int(np.clip(_SKETCH * 1000 // len(groups), _SKETCH, 8 * _SKETCH))
-    levels = np.linspace(0, 1, cells + 1)
-    means, rough = np.empty((len(groups), cells)), np.empty(len(groups))
-    for g, (values, below) in enumerate(groups):
-        upto = below / below[-1]
-        integral = np.append(0.0, np.cumsum(values * np.diff(upto, prepend=0.0)))
-        means[g] = np.diff(np.interp(levels, np.append(0.0, upto), integral)) * cells
-        starts, ends = np.searchsorted(upto, levels[:-1] + 1e-12), np.searchsorted(upto, levels[1:] - 1e-12)
-        rough[g] = np.mean(np.maximum(0.0, (values[ends] - values[starts]) / 2) ** order) ** (1 / order)
-    found: list[Floats] = []
-    at_least = 0.0
-    for first in range(0, len(groups) - 1, 500):
-        rows = slice(first, first + 500)
-        sketch = cdist(means[rows], means, "cityblock" if order == 1 else "euclidean") * cells ** (-1 / order)
-        at_least = max(at_least, float(sketch.max()))
-        at_most = np.triu(sketch + rough[rows, None] + rough, 1 + first)
-        near = np.nonzero(at_most >= at_least)
-        found.append(np.stack([near[0] + first, near[1], at_most[near]]))
-    pairs = np.concatenate(found, axis=1)
-    for g, h, most in pairs[:, np.argsort(-pairs[2])].T:
-        yield int(g), int(h), float(most) * (1 + 1e-9)
-
-
-def _quantile_distance(a: Floats, below_a: Floats, b: Floats, below_b: Floats, order: int) -> float:
-    # levels in units of 1/(W_a W_b): whole numbers for unit weights, so that equal levels merge exactly
-    levels_a, levels_b = below_a * below_b[-1], below_b * below_a[-1]
-    levels = np.sort(np.concatenate([levels_a, levels_b]))
-    widths = np.diff(levels, prepend=0.0)
-    middles = levels - widths / 2
-    gaps = np.abs(a[np.searchsorted(levels_a, middles)] - b[np.searchsorted(levels_b, middles)])
-    return float((widths @ gaps**order / levels[-1]) ** (1 / order))
 
 
 # --- checks --------------------------------------------------------------------------------------------------------
@@ -625,8 +543,3 @@ def _check_groups(
 def _check_confidence(confidence: float) -> None:
     if not 0 < confidence < 1:
         raise InputError(f"`confidence={confidence}` is not strictly between 0 and 1; use for example 0.95.")
-
-
-def _check_method(method: str) -> None:
-    if method not in ("normal", "hoeffding"):
-        raise InputError(f"`method={method!r}` is not a bound; use 'normal' or 'hoeffding'.")

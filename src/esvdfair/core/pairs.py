@@ -1,8 +1,7 @@
 """Every pair of groups by itself: its KS distance, noise level, estimate, interval and bound.
 
 Groups of very different size must not share one noise level: next to a group of 3 rows any distance looks like chance,
-and the distance between two large groups would disappear with it. So each pair is a problem of two groups, and what is
-reported or compared with a target is the largest of the pairs' own figures.
+and the distance between two large groups would disappear with it. What is reported is the largest of the pairs' own.
 """
 
 from collections.abc import Callable, Sequence
@@ -88,10 +87,8 @@ class Pairs:
     @property
     def effective_rows(self) -> Floats:
         """(P,) n_e = 1/(1/n_g + 1/n_h)."""
-        first, second = self.index
-        return np.asarray(1 / (1 / self.groups.sizes[first] + 1 / self.groups.sizes[second]), dtype=np.float64)
-
-    # --- distances ---------------------------------------------------------------------------------------------
+        first, second = (self.groups.sizes[side] for side in self.index)
+        return np.asarray(1 / (1 / first + 1 / second), dtype=np.float64)
 
     def distances(self, scores: Floats) -> Floats:
         """(P,) KS distance of every pair."""
@@ -101,8 +98,6 @@ class Pairs:
         # From distribution functions at a bounded number of thresholds: a loop over pairs would be long.
         cdfs = Ranked(scores, self.groups).table.cdfs
         return np.concatenate([np.abs(cdfs[g + 1 :] - cdf).max(axis=1) for g, cdf in enumerate(cdfs[:-1])])
-
-    # --- noise -------------------------------------------------------------------------------------------------
 
     @cached_property
     def nulls(self) -> list[Null]:
@@ -149,18 +144,14 @@ class Pairs:
         resolution of the simulation Kolmogorov's at the number of rows that has the simulated noise level.
         """
         found = np.empty(len(distances))
-        first, second = self.index
-        for i, (distance, null) in enumerate(zip(distances, self.nulls, strict=True)):
-            n, m = self.groups.sizes[first[i]], self.groups.sizes[second[i]]
-            effective = n * m / (n + m)
-            found[i] = kolmogorov(np.sqrt(effective) * (distance + lattice_shift(n, m)))
+        for i, (g, h, distance, null) in enumerate(zip(*self.index, distances, self.nulls, strict=True)):
+            n, m = self.groups.sizes[g], self.groups.sizes[h]
+            found[i] = kolmogorov(np.sqrt(n * m / (n + m)) * (distance + lattice_shift(n, m)))
             if null.draws is not None:
                 simulated = (1 + np.count_nonzero(null.draws >= distance * (1 - 1e-9))) / (1 + len(null.draws))
                 tail = kolmogorov(0.868731 / max(null.floor, 1e-12) * distance)
                 found[i] = simulated if simulated > 5 / len(null.draws) else min(simulated, max(tail, found[i]))
         return found
-
-    # --- intervals and bounds ----------------------------------------------------------------------------------
 
     def interval(self, scores: Floats, pair: int, confidence: float, *, draws: int = 1000) -> tuple[float, float]:
         """Interval of one pair's population distance; see `esvdfair.ks_distance_ci`."""
@@ -170,11 +161,7 @@ class Pairs:
         return low, upper_bound(ranked, (1 + confidence) / 2)
 
     def largest_interval(self, scores: Floats, confidence: float = 0.95, *, draws: int = 1000) -> tuple[float, float]:
-        """Interval of the largest population distance of any pair.
-
-        The lower end is the largest of the pairs' own, with Bonferroni's correction for their number; the upper end
-        needs none (an intersection–union test, `esvdfair.ks_bound`).
-        """
+        """Interval of the largest population distance of any pair; see `esvdfair.ks_distance_ci`."""
         if len(self) == 1:
             return self.interval(scores, 0, confidence, draws=draws)
         alone = 1 - (1 - confidence) / len(self)
@@ -192,10 +179,8 @@ class Pairs:
             found.append(upper_bound(Ranked(scores[rows], groups), confidence, method))
         return np.array(found)
 
-    # --- estimates ---------------------------------------------------------------------------------------------
-
     def compare(self, scores: Floats) -> "Comparison":
-        """Compare the groups' scores, pair by pair: what an audit, a test and a report say of the same rows."""
+        """Compare the groups' scores, pair by pair."""
         distances = self.distances(scores)
         estimates, largest = self.largest(distances[None] ** 2 - self.floors**2, self.floors)
         p_values = self.p_values(distances)
@@ -228,13 +213,12 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What some rows say of every pair of groups; arrays (P,), in the order of the `Pairs`.
+    """Figures of every pair of groups; arrays (P,), in the order of the `Pairs`.
 
     Attributes
     ----------
     distances : KS distance on these rows
-    estimates : estimated population KS
-    largest : the largest of them
+    estimates, largest : estimated population KS, and the largest of them
     floors : noise level
     p_values : probability that chance alone produces such a distance
     established : whether the difference is beyond chance, by Holm's procedure at 5% over all pairs
@@ -265,8 +249,7 @@ def holm(p_values: Floats, level: float = 0.05) -> NDArray[np.bool_]:
 def rising(squares: Floats, order: Floats) -> Floats:
     """Squared distances (k,) of candidates made to rise with ``order`` (k,), and never below their own.
 
-    The smallest of many estimates is a lucky one. Neighbours in an order that other rows gave share their luck
-    (isotonic regression).
+    The smallest of many estimates is a lucky one; neighbours in an order that other rows gave share their luck.
     """
     by = np.argsort(order, kind="stable")
     shared = np.empty(len(squares))
@@ -275,7 +258,7 @@ def rising(squares: Floats, order: Floats) -> Floats:
 
 
 def meets(estimates: Sequence[float], floors: Sequence[float], target_ks: float) -> bool:
-    """Whether every pair keeps a target: its noise level is below it, so that it can be told, and its estimate too."""
+    """Whether the noise level and the estimate of every pair are within a target."""
     return max(floors) <= target_ks and max(estimates) <= target_ks
 
 
@@ -352,8 +335,8 @@ def _within_strata(scores: Floats, groups: Groups, draws: int, rng: np.random.Ge
     """(draws,) KS distances that sampling alone makes between groups of one adjusted distribution.
 
     Weights that give every group a known mix leave no noise *between* strata: an adjusted F_g is a sum of those of its
-    cells, whose errors are Brownian bridges, each over the cell's own distribution. Where strata tell scores apart,
-    as a job does pay, a distance is far less noisy than effective sizes suggest.
+    cells, whose errors are Brownian bridges. Where scores differ by stratum, as pay does by job, this is far less noise
+    than effective sizes suggest.
     """
     order = np.argsort(scores)
     order = order[groups.shares[order] > 0]
@@ -422,8 +405,7 @@ def _lower_end(ranked: Ranked, null: Null, confidence: float, draws: int, normal
 def _noise_near_peak(table: CdfTable, normals: Floats) -> Floats:
     """(size,) draws of sup over thresholds of ε* − (T − D − c·sd)₊: the noise wherever the true peak may be.
 
-    ε* is the noise of a multiplier bootstrap, made of ``normals`` (2, size, K), so that weights need no special case
-    and, after one sort, the cost does not grow with the rows; sd is the standard error of T − D(t).
+    ε* is the noise of a multiplier bootstrap, made of ``normals`` (2, size, K); sd is the standard error of T − D(t).
     """
     size, (f, g) = normals.shape[1], table.cdfs
     centre, squares = table.shrunk
