@@ -549,6 +549,6 @@ def test_whole_numbers_reach_an_embedding_and_inputs_may_be_none(give):
     ids = (rng.integers(0, 7, 1500) + 2 * sex)[:, None]
     with torch.no_grad():
         y = Jobs()(torch.tensor(ids))[:, 0].numpy() + 0.1 * rng.normal(size=1500)
-    fair = ESVDFair(Jobs(), **QUICK, target_ks=0.12).fit(give(ids), y, sensitive_features=sex)
+    fair = ESVDFair(Jobs(), **QUICK, target_ks=0.17).fit(give(ids), y, sensitive_features=sex)
     assert fair.summary_["ks_after"] < 0.9 * fair.summary_["ks_before"]
     np.testing.assert_array_equal(fair.predict(give(ids)), fair.predict(ids))

@@ -77,7 +77,8 @@ def as_pandas(x: Any) -> Any:
         raise InputError("`X` is a LazyFrame, which contains no rows yet; pass X.collect().")
     if owner != "polars" or not hasattr(x, "get_columns"):
         return x
-    return pd.DataFrame({column.name: _pandas_column(column) for column in x.get_columns()})  # to_pandas() needs pyarrow
+    # Not by its to_pandas(), which needs pyarrow.
+    return pd.DataFrame({column.name: _pandas_column(column) for column in x.get_columns()})
 
 
 def _pandas_column(column: Any) -> Any:
