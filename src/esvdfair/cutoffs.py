@@ -13,7 +13,7 @@ from scipy.special import ndtri
 from esvdfair.core.checks import Label, check_column
 from esvdfair.core.ks import Groups, live_groups
 from esvdfair.exceptions import InputError
-from esvdfair.text import interval, label_text, number, per_cent, share
+from esvdfair.text import interval, label_text, number, percent, share
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,21 +117,21 @@ class Decisions:
             One or two sentences.
         """
         if self.one_model:
-            return f"A cut-off of {cutoff_text(self.cutoff_before)} selects {per_cent(self.share_before)}."
+            return f"A cut-off of {cutoff_text(self.cutoff_before)} selects {percent(self.share_before, 1)}."
         old, new = cutoff_text(self.cutoff_before), cutoff_text(self.cutoff_after)
-        was, kept = per_cent(self.share_before), per_cent(self.share_old_cutoff)
+        was, kept = percent(self.share_before, 1), percent(self.share_old_cutoff, 1)
         parts = [f"The old cut-off of {old} would now select {kept} instead of {was}: use {new}."]
         if self.share_old_cutoff == self.share_before:
             parts = [f"The cut-off of {old} still selects {was}."]
-        if self.tied_after and per_cent(self.share_after) != was:
+        if self.tied_after and percent(self.share_after, 1) != was:
             parts.append(
-                f"{per_cent(self.tied_after)} of all people score exactly the same there, so no cut-off selects "
-                f"exactly {was}: this one selects {per_cent(self.share_after)}."
+                f"{percent(self.tied_after, 1)} of all people score exactly the same there, so no cut-off selects "
+                f"exactly {was}: this one selects {percent(self.share_after, 1)}."
             )
-        if self.select_share is not None and self.tied_before and per_cent(self.select_share) != was:
+        if self.select_share is not None and self.tied_before and percent(self.select_share, 1) != was:
             parts.append(
-                f"{per_cent(self.tied_before)} of all people tie at the old cut-off, so it selects {was} and not "
-                f"{per_cent(self.select_share)}."
+                f"{percent(self.tied_before, 1)} of all people tie at the old cut-off, so it selects {was} and not "
+                f"{percent(self.select_share, 1)}."
             )
         return " ".join(parts)
 
@@ -375,7 +375,7 @@ def decision_table(found: Decisions, attribute: str) -> tuple[list[str], list[li
         rates, ratios, differences = (
             form(after[g]) if one else f"{form(before[g])} → {form(after[g])}"
             for form, before, after in (
-                (per_cent, found.selected_before, found.selected_after),
+                (lambda x: percent(x, 1), found.selected_before, found.selected_after),
                 (share, found.ratio_before, found.ratio_after),
                 (lambda x: f"{x:+.2f}", found.difference_before, found.difference_after),
             )

@@ -57,20 +57,15 @@ def share(value: float | None) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:.3f}"
 
 
-def percent(value: float | None) -> str:
-    """A part of all, in per cent."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:.0%}"
-
-
-def per_cent(value: float) -> str:
-    """A share in per cent, with one decimal where it has any.
+def percent(value: float | None, decimals: int = 0) -> str:
+    """A part of all, in per cent, with decimals where it has any.
 
     Examples
     --------
-    >>> per_cent(0.077), per_cent(0.2)
-    ('7.7%', '20%')
+    >>> percent(0.077), percent(0.077, 1), percent(0.2, 1)
+    ('8%', '7.7%', '20%')
     """
-    return f"{100 * value:.1f}".removesuffix(".0") + "%"
+    return "–" if value is None or not math.isfinite(value) else f"{value:.{decimals}%}".replace(".0%", "%")
 
 
 def signed(correlation: float) -> str:
@@ -224,8 +219,11 @@ def _judge(summary: Mapping[str, Any], unchanged: bool) -> tuple[str, str]:
     if summary["met"] is False and summary["ks_population"] <= summary["target_ks"] < summary["ks_floor"]:
         noise = f"below what chance alone shows, {share(summary['ks_floor'])}"
         return "unknown", f"These rows cannot tell whether {target} is met: it is {noise} (estimate {estimate}){price}."
+    if unchanged and summary["met"] is False:
+        return "unmet", f"The original model, which is returned, {_missed(summary, estimate, target)}."
     if unchanged:
-        return _judge_original(summary, estimate, target)
+        meets = f"meets {target}" if target else "was not improved, no repair was chosen"
+        return "keep", f"Keep the original model: its estimated population KS of {estimate} {meets}."
     beside = f"estimated population KS {estimate}" + (target and f", against {target}")
     if useless := _useless_words(summary):
         return "useless", f"Do not use the repaired model: it {useless} ({beside})."
@@ -239,13 +237,6 @@ def _judge(summary: Mapping[str, Any], unchanged: bool) -> tuple[str, str]:
     if summary["met"]:
         return "use", f"Use the repaired model: its estimated population KS of {estimate} meets {target}{price}."
     return "use", f"The repaired model has an estimated population KS of {estimate}; no target was set{price}."
-
-
-def _judge_original(summary: Mapping[str, Any], estimate: str, target: str) -> tuple[str, str]:
-    if summary["met"] is False:
-        return "unmet", f"The original model, which is returned, {_missed(summary, estimate, target)}."
-    meets = f"meets {target}" if target else "was not improved, no repair was chosen"
-    return "keep", f"Keep the original model: its estimated population KS of {estimate} {meets}."
 
 
 def _missed(summary: Mapping[str, Any], estimate: str, target: str) -> str:

@@ -26,7 +26,6 @@ from esvdfair.text import (
     interval,
     label_text,
     number,
-    per_cent,
     percent,
     share,
     signed,
@@ -48,7 +47,7 @@ def make_environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.do"],
     )  # fmt: skip
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    forms = (interval, label_text, number, per_cent, percent, plain, share, signed, some_names, too_small)
+    forms = (interval, label_text, number, percent, plain, share, signed, some_names, too_small)
     environment.filters |= {form.__name__: form for form in forms}
     environment.globals |= {make.__name__: make for make in (decision_table, follows, layer_name)}
     return environment
