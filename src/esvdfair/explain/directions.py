@@ -356,36 +356,25 @@ def name_features(X: Any, given: Sequence[str] | None = None) -> list[str]:
 
 
 def correlate(values: Array, weight: Array, X: Any, names: Sequence[str] | None = None) -> tuple[list[str], Array]:
-    """Pearson correlation of k values with the p columns of X that vary.
+    """Names of the p columns of X that vary, and their Pearson correlation (k, p) with k values (rows, k).
 
-    A column that is not numeric becomes one indicator for each of its most frequent values, named "column=value". Rows
-    where a column is missing do not count for that column.
-
-    Parameters
-    ----------
-    values : (rows, k)
-    weight : (rows,)
-
-    Returns
-    -------
-    names : p names
-    correlations : (k, p); 0 for values that do not vary
+    It is 0 for values that do not vary. A column that is not numeric becomes one indicator for each of its most
+    frequent values, named "column=value". Rows where a column is missing do not count for that column.
     """
-    found = {}
-    for place, (name, column) in enumerate(_numeric_columns(_as_frame(X), names or name_features(X))):
-        known = np.isfinite(column)
-        share, x, z = (weight, column, values) if known.all() else (weight[known], column[known], values[known])
-        if not share.sum() > 0:
+    found = []
+    for name, column in _numeric_columns(_as_frame(X), names or name_features(X)):
+        known = np.isfinite(column) & (weight > 0)
+        if not known.any():
             continue
-        share = share / share.sum()
+        share, x, z = weight[known] / weight[known].sum(), column[known], values[known]
         least, leasts = ((1e-12 * np.abs(v).max(axis=0)) ** 2 for v in (x, z))  # what rounding of the mean leaves
         x, z = x - share @ x, z - share @ z
         spread, spreads, cross = share @ x**2, share @ z**2, (share * x) @ z
         if spread > least:
             varies = spreads > leasts
-            found[place, name] = np.divide(cross, np.sqrt(spread * spreads), out=np.zeros_like(cross), where=varies)
-    correlations = np.array(list(found.values())).reshape(len(found), values.shape[1]).T
-    return [name for _, name in found], np.clip(correlations, -1.0, 1.0)
+            found.append((name, np.divide(cross, np.sqrt(spread * spreads), out=np.zeros_like(cross), where=varies)))
+    correlations = np.array([each for _, each in found]).reshape(len(found), values.shape[1]).T
+    return [name for name, _ in found], np.clip(correlations, -1.0, 1.0)
 
 
 def _numeric_columns(table: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[str, Array]]:
