@@ -19,6 +19,7 @@ from esvdfair.core.checks import (
     unit_scale,
     unscaled,
 )
+from esvdfair.core.ks import Groups, sorted_groups
 from esvdfair.exceptions import InputError
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -179,18 +180,20 @@ class WassersteinBarycenter(ScoreMap):
         values = values + rng.normal(scale=self.noise_scale_, size=values.size)
         mass = np.bincount(codes, weights=weight)
         self.proportions_ = mass / mass.sum()
-        halves = []
-        for code, label in enumerate(self.labels_):
-            members = np.flatnonzero((codes == code) & (weight > 0))
+        parts: tuple[list[Codes], list[Codes]] = [], []
+        for label, members in zip(self.labels_, Groups(codes, len(mass)).members, strict=True):
+            members = members[weight[members] > 0]
             if self.split and members.size < 2:
                 raise ValueError(
                     f"group {label!r} has {members.size} row; two halves need at least 2. Pass more rows or "
                     "split=False."
                 )
-            halves.append(np.array_split(rng.permutation(members), 2) if self.split else (members, members))
+            halves = np.array_split(rng.permutation(members), 2) if self.split else (members, members)
+            for part, half in zip(parts, halves, strict=True):
+                part.append(half)
         self.cdfs_, self.quantiles_ = (
-            tuple(_sorted_with_levels(values[rows], weight[rows]) for rows in half)
-            for half in zip(*halves, strict=True)
+            tuple(sorted_groups(values[rows], Groups.of(codes[rows], len(mass), weight[rows])))
+            for rows in map(np.concatenate, parts)
         )
 
     def _move(self, f: Floats, codes: Codes) -> Floats:
@@ -206,13 +209,6 @@ class WassersteinBarycenter(ScoreMap):
             reached = np.searchsorted(levels[1:], level - SAME_LEVEL)  # the smallest value whose level reaches it
             moved += share * values[np.minimum(reached, values.size - 1)]
         return moved
-
-
-def _sorted_with_levels(values: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    """(n,) sorted values, and (n + 1,) cumulative shares of weight from 0 to 1."""
-    order = np.argsort(values, kind="stable")
-    cumulative = np.append(0.0, np.cumsum(weight[order]))
-    return values[order], cumulative / cumulative[-1]
 
 
 def _level(values: Floats, levels: Floats, t: Floats, rng: np.random.Generator) -> Floats:
