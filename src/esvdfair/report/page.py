@@ -8,6 +8,7 @@ import hashlib
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -40,8 +41,9 @@ FEW_ROWS = 200
 """What is said of a group with fewer rows is called uncertain."""
 
 
+@cache
 def make_environment() -> jinja2.Environment:
-    """Templates in which all values are escaped, with the forms of numbers as filters."""
+    """Templates in which all values are escaped, with the forms of numbers as filters; each is compiled once."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("esvdfair.report"), autoescape=jinja2.select_autoescape(["html"]),
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.do"],
