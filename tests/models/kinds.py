@@ -62,7 +62,7 @@ ONNX = (
     + TORCH
     + """
 import io, tempfile
-import onnx, onnxruntime
+import onnx, onnxruntime, onnxruntime.quantization
 from onnxruntime.transformers.float16 import convert_float_to_float16
 from skl2onnx import to_onnx
 
@@ -97,6 +97,12 @@ def fused(model):
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath, options.log_severity_level = path, 3
     onnxruntime.InferenceSession(model, options)
+    return open(path, "rb").read()
+
+def quantised(model):
+    path = tempfile.mkdtemp() + "/model.onnx"
+    onnx.save(onnx.load_from_string(model), path)
+    onnxruntime.quantization.quantize_dynamic(path, path)
     return open(path, "rb").read()
 """
 )
@@ -179,6 +185,9 @@ class Refusal:
     given: str
     next_step: str
     y: str = "numbers"
+    needs: str = "sklearn"
+    code: str = SCIKIT_LEARN
+    fits: bool = True
 
     @property
     def name(self) -> str:
@@ -196,6 +205,10 @@ REFUSALS = [
             "Fit it without that one, or repair each model alone."),
     Refusal("StackingRegressor([('a', Ridge())], SVR())", "see esvdfair.baselines"),
     Refusal("AdaBoostRegressor(n_estimators=3)", "can be changed by esvdfair.baselines"),
+    Refusal("quantised(from_torch(network))", "Repair the float model, then run onnxruntime.quantization",
+            needs="onnxruntime", code=ONNX, fits=False),
+    Refusal("fused(from_torch(torch.nn.Sequential(network, torch.nn.ReLU())))",
+            "Repair the model as it was before the optimisation.", needs="onnxruntime", code=ONNX, fits=False),
 ]  # fmt: skip
 
 
@@ -212,13 +225,13 @@ def data(y: str = "numbers", *, rows: int = 1200, seed: int = 0) -> tuple[np.nda
 
 def make(kind: Kind | Refusal, X: np.ndarray, y: np.ndarray) -> object:
     """The fitted model: the expression of the table is what runs."""
-    pytest.importorskip(getattr(kind, "needs", "sklearn"), reason="needs an extra")
+    pytest.importorskip(kind.needs, reason="needs an extra")
     names = {"X": X, "y": y, "np": np}
-    exec(getattr(kind, "code", SCIKIT_LEARN), names)  # our own lines
+    exec(kind.code, names)  # our own lines
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a network that is trained for a moment
         model = eval(kind.given, names)
-        return model.fit(X, y[:, None] if "skorch" in kind.given else y) if getattr(kind, "fits", True) else model
+        return model.fit(X, y[:, None] if "skorch" in kind.given else y) if kind.fits else model
 
 
 def tables() -> dict[str, str]:

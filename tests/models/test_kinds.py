@@ -37,8 +37,9 @@ def test_it_is_repaired_and_of_the_same_type(kind):
 @pytest.mark.parametrize("refusal", kinds.REFUSALS, ids=[refusal.name for refusal in kinds.REFUSALS])
 def test_it_is_refused_with_the_next_step(refusal):
     X, y, _ = kinds.data(refusal.y)
-    with pytest.raises(TypeError) as error:
-        adapt(kinds.make(refusal, X, y))
+    model = kinds.make(refusal, X, y)
+    with pytest.raises((TypeError, ValueError)) as error:
+        adapt(model).layers(X)
     assert refusal.next_step in str(error.value)
 
 
