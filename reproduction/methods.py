@@ -30,10 +30,9 @@ from esvdfair.evaluation import evaluate
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.gather import summarise
 from esvdfair.hidden import finetune
-from esvdfair.methods import Candidates
+from esvdfair.methods import Candidates, Refits
 from esvdfair.models import adapt
 from esvdfair.problem import Effort, Problem, make_problem
-from esvdfair.targets import Refits
 from reproduction import network as nets
 from reproduction.config import Experiment, Part, Variant
 from reproduction.network import Trained, linear, predict, run_through

@@ -9,11 +9,11 @@ import scipy.linalg
 from esvdfair.batches import Rows
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.quadratic import Fit, Head
+from esvdfair.fit_report import account_for
 from esvdfair.hidden import refit_edited
-from esvdfair.methods import account_for, parity, transport
+from esvdfair.methods import TARGETS, Refits, parity, transport
 from esvdfair.models.base import LinearLayer
 from esvdfair.problem import Effort, Problem, original_fit, outputs
-from esvdfair.targets import TARGETS, Refits
 
 
 def make_sample(head=None, *, rows=600, groups=2, seed=0):
@@ -77,7 +77,7 @@ def test_the_optimum_is_fairer_at_lower_levels(groups):
 
 def test_transport_covers_every_target_ridge_and_strength():
     effort = Effort(ridges=(1e-4, 1e-2))
-    found = transport(TARGETS, effort)(Refits(make_sample(), effort), False)
+    found = transport(Refits(make_sample(), effort), targets=TARGETS)
     labels = [fit for fit in found if fit.target == "labels" and fit.ridge == 1e-4]
     assert [fit.strength for fit in labels] == list(effort.strengths)
     assert {fit.target.split()[0] for fit in found} == {"labels", "predictions", "optimum"}
@@ -97,10 +97,10 @@ def test_parity_for_a_target_solves_one_eigenproblem_for_all_targets(monkeypatch
     sample, effort, solved = make_sample(), Effort.quick(), []
     real = scipy.linalg.eigh
     monkeypatch.setattr(scipy.linalg, "eigh", lambda *given, **options: solved.append(1) or real(*given, **options))
-    found = parity(TARGETS, effort)(Refits(sample, effort), False)
+    found = parity(Refits(sample, effort), targets=TARGETS)
     assert len({fit.target for fit in found}) == 4
     assert len(solved) == 1 + len(effort.mean_penalties)  # and the principal axes
-    alone = parity(["predictions"], effort)(Refits(sample, effort), False)
+    alone = parity(Refits(sample, effort), targets=["predictions"])
     shared = [fit for fit in found if fit.target == "predictions"]
     for one, other in zip(alone, shared, strict=True):
         np.testing.assert_allclose(one.weight, other.weight, rtol=1e-9)
@@ -128,8 +128,8 @@ def test_transport_couples_a_bounded_number_of_rows():
 def test_parity_at_given_reductions(mean, covariance):
     sample = make_sample(seed=3)
     effort = Effort(ridges=(1e-4,))
-    solve = parity(["labels"], effort, mean_reduction=mean, covariance_reduction=covariance)
-    *_, fit = solve(Refits(sample, effort), False)
+    reductions = {"mean_reduction": mean, "covariance_reduction": covariance}
+    *_, fit = parity(Refits(sample, effort), targets=["labels"], **reductions)
     h, codes = sample.training.features, sample.training.codes
 
     def gaps(w):

@@ -7,6 +7,7 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from numbers import Real
 from typing import Any, Self
 
@@ -36,9 +37,9 @@ from esvdfair.core.quadratic import Fit
 from esvdfair.curve import Curve, choose
 from esvdfair.evaluation import evaluate
 from esvdfair.exceptions import ESVDFairWarning, InputError
-from esvdfair.fit_report import FitReport, make_report
+from esvdfair.fit_report import FitReport, account_for, make_report
 from esvdfair.gather import few_threads, gather, summarise
-from esvdfair.methods import Candidates
+from esvdfair.methods import TARGETS, Candidates
 from esvdfair.models import adapt
 from esvdfair.models.base import ModelAdapter
 from esvdfair.plots import plot_before_and_after
@@ -54,7 +55,6 @@ from esvdfair.problem import (
     original_fit,
 )
 from esvdfair.summary import Summary
-from esvdfair.targets import TARGETS
 
 METHODS = ("paper", "exact", "parity", "transport")
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -587,9 +587,10 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
                 given = [np.inf, np.inf]
             targets = self._targets(labelled=summary.labelled, reduced=given != [None, None])
             if self.method == "transport":
-                solve = methods.transport(targets, self._effort)
+                solve: methods.Solve = partial(methods.transport, targets=targets)
             else:
-                solve = methods.parity(targets, self._effort, mean_reduction=given[0], covariance_reduction=given[1])
+                reductions = dict(zip(REDUCTIONS, given, strict=True))
+                solve = partial(methods.parity, targets=targets, **reductions)
             # Rows that certify may not even choose a regularisation.
             fitting = problem if self.confidence is None else replace(problem, validation=problem.training)
             fits, crossed = methods.solve_all(fitting, solve, self._effort, scans=given == [None, None])
@@ -644,7 +645,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             self._predictor = adapter.replace(curve.weights[point.index])
             self.estimator_ = self._predictor.model
             notice_missing_bias(problem, after)
-            self.edits_ = [] if fit.target == ORIGINAL else methods.account_for(problem, fit)
+            self.edits_ = [] if fit.target == ORIGINAL else account_for(problem, fit)
             self.summary_ = make_report(problem, after, curve, point, method=self.method, **asked)
         if self._predictor.negative is not None:
             self.summary_["negative_coefficients"] = self._predictor.negative

@@ -1,4 +1,4 @@
-"""What `summary_` holds: error, KS distance and more of the original and the repaired model on the same rows."""
+"""What a repair reports: error, KS distance and more before and after it, on the same rows; and the changed layers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy.linalg
 from numpy.typing import NDArray
 
 from esvdfair.batches import Rows
 from esvdfair.core.checks import Label
+from esvdfair.core.edits import LayerEdit
 from esvdfair.core.ks import outside_support
+from esvdfair.core.quadratic import Fit
 from esvdfair.curve import Curve, CurvePoint, decided_by
 from esvdfair.evaluation import Evaluator, measurable
 from esvdfair.problem import Problem
@@ -202,3 +205,39 @@ def _unadjusted(rows: Rows, after: Array, count: int) -> dict[str, Any]:
         "mean_gap_raw_after": new["mean_gap"],
         "outside_support": outside_support(rows.weight[inside], rows.adjusted[inside]),
     }
+
+
+def account_for(problem: Problem, fit: Fit) -> list[LayerEdit]:
+    """The account of what a fit changes: those of its edits, or that of the refit of the last layer.
+
+    There ``sigma`` are the singular values of ``D Wᵀ``, so that Σσ² is d_e², and the budget is what was achieved.
+    """
+    if fit.edits:
+        return list(fit.edits)
+    layer, before, after = problem.layer, problem.layer.weight, fit.weight[None, :]
+    moments = problem.moments.columns(slice(0, before.shape[1]))
+    sigma_before, sigma_after = (scipy.linalg.svdvals(moments.mean_differences() @ w.T) for w in (before, after))
+    bias = None if layer.bias is None else np.array([fit.bias])
+    shift = 0.0 if layer.bias is None else fit.bias - layer.bias[0]
+    change = fit.weight - before[0]
+    moved = change @ moments.pooled_scatter() @ change
+    moved += moments.pooled_weight * (change @ moments.pooled_mean() + shift) ** 2
+    gap = float(np.sum(sigma_after**2))
+    return [
+        LayerEdit(
+            layer=layer.name,
+            weight_before=before,
+            weight_after=after,
+            bias_before=layer.bias,
+            bias_after=bias,
+            sigma_before=sigma_before,
+            sigma_after=sigma_after,
+            multiplier=fit.strength,
+            budget=gap,
+            achieved=gap,
+            converged=fit.converged,
+            output_change=float(moved),
+            gap_before=float(np.sum(sigma_before**2)),
+            gap_after=gap,
+        )
+    ]

@@ -16,11 +16,19 @@ from esvdfair.core.edits import edit_exact, edit_paper
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.quadratic import Fit
 from esvdfair.exceptions import InputError
+from esvdfair.fit_report import account_for
 from esvdfair.gather import Watch, few_threads, gather, layers_of
-from esvdfair.methods import Candidates, account_for, after_edits, check_rescales, parity_at, rescaled
+from esvdfair.methods import (
+    Candidates,
+    Refits,
+    after_edits,
+    check_rescales,
+    parity_at,
+    plain_fit,
+    rescaled,
+)
 from esvdfair.models.base import LinearLayer, ModelAdapter, find_layer
 from esvdfair.problem import Effort, Problem, make_problem, original_fit
-from esvdfair.targets import Refits, plain_fit
 
 Array = NDArray[np.float64]
 

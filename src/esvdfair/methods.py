@@ -1,35 +1,41 @@
-"""Problem -> candidates: refits of the last layer to choose from.
+"""Problem -> Candidates: what a refit of the last layer aims at, and the refits to choose from.
 
-A refit of the last layer needs to know what to aim at (:mod:`esvdfair.targets`), how close to stay to the original
-weights, and how hard to press for parity. None of them can be known beforehand, so all combinations are solved, and
-validation rows choose among them.
+A refit needs to know what to aim at, how close to stay to the original weights, and how hard to press for parity. None
+of these can be known beforehand, so all combinations are solved, and validation rows choose among them.
 
 ``paper`` and ``exact``, which edit a hidden layer first, are in :mod:`esvdfair.hidden`.
 """
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property, partial
+from itertools import product
+from typing import Any
 
 import numpy as np
-import scipy.linalg
 from numpy.typing import NDArray
-from scipy.optimize import brentq
+from scipy.optimize import brentq, minimize
+from scipy.special import softmax
+from sklearn.exceptions import ConvergenceWarning
 
 from esvdfair.core.edits import LayerEdit
+from esvdfair.core.ks import Groups, ks_between
 from esvdfair.core.moments import GroupMoments
+from esvdfair.core.optimum import fit_optimum
 from esvdfair.core.parity import ParityProblem
-from esvdfair.core.quadratic import Fit, Quadratic
-from esvdfair.core.transport import transport_path
+from esvdfair.core.quadratic import FeatureSpace, Fit, Quadratic, unit_factors
+from esvdfair.core.transport import TransportProblem, transport_path
 from esvdfair.exceptions import InputError
 from esvdfair.models.base import LinearLayer, Weights
-from esvdfair.problem import FLAT, FOLDS, MANY_ROWS, Effort, Problem, folds_of, original_fit, outputs
-from esvdfair.targets import Refits, plain_fit
+from esvdfair.problem import FLAT, FOLDS, MANY_ROWS, Effort, Problem, apply_layers, folds_of, original_fit, outputs
 
 Array = NDArray[np.float64]
 
-FEW = 3
-"""Every third strength is cross-fitted; the others lie between."""
+TARGETS = ("labels", "predictions", "optimum")
+LARGEST_NEWTON = 2048  # coefficients up to which P(group | features) is found by Newton's method, which needs a Hessian
+FAINT = 1e-3  # principal axes with less than this part of a feature's variance say nothing about the group
+FEW = 3  # every third strength is cross-fitted; the others lie between
 
 
 @dataclass(frozen=True)
@@ -41,8 +47,7 @@ class Candidates:
     problem : what they were made from
     fits : k of them
     validation, training : (n, k) their predictions for the validation rows, and for the training rows
-    cross_fitted : some of them, fitted again without one fold of the training rows after the other, and what they
-        predict for the rows of that fold (n, some of k); None where that would change nothing
+    cross_fitted : some of them, fitted again without one fold of the training rows; None if that would change nothing
     plain : refits of the last layer without fairness constraint
     """
 
@@ -71,71 +76,237 @@ class CrossFitted:
     predictions: Array
 
 
-# --- the last layer alone ------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Refits:
+    """What the refits of one last layer share: principal axes and targets."""
 
+    problem: Problem
+    effort: Effort
+    whole: "Refits | None" = None  # of all training rows, where these are without a fold
+    index: NDArray[np.intp] | None = None  # the rows of ``whole`` that these are of
+
+    def __post_init__(self) -> None:
+        rows = self.problem.training if len(self.problem.training) else self.problem.validation
+        if len(rows) and np.ptp(rows.prediction) <= 1e-12 * max(np.abs(rows.prediction).max(), 1e-300):
+            raise ValueError(
+                f"the model predicts {rows.prediction[0]:.6g} for every row; it is alike for all groups already and "
+                "there is nothing to repair. Check the model and X."
+            )
+
+    @cached_property
+    def _original(self) -> tuple[Array, float]:
+        fit = original_fit(self.problem.layer)
+        return fit.weight, fit.bias
+
+    @cached_property
+    def _unit_factors(self) -> Array | None:
+        """(p,) of the features; None where no training rows are at hand."""
+        if self.whole is not None:
+            return self.whole._unit_factors
+        rows, centred = self.problem.training, self.problem.layer.bias is not None
+        return unit_factors(rows.features, rows.weight, centred=centred) if len(rows) else None
+
+    @cached_property
+    def space(self) -> FeatureSpace:
+        """Principal axes of the features."""
+        moments, layer = self.problem.moments, self.problem.layer
+        options: dict[str, Any] = {"intercept": layer.bias is not None, "factors": self._unit_factors}
+        return FeatureSpace.from_moments(moments, layer.weight.shape[1], **options)
+
+    @cached_property
+    def coupling(self) -> TransportProblem:
+        """What transport couples: a bounded number of rows, a random choice since they are in hash order."""
+        rows, index = self.problem.training, self._bounded
+        rotated, weight = self.space.rotate(rows.features[index]), rows.parity_weight[index]
+        return TransportProblem(rotated, rows.codes[index], len(self.problem.labels), sample_weight=weight)
+
+    @cached_property
+    def _bounded(self) -> NDArray[np.intp]:
+        """Of every group the first training rows: positions of at most ``effort.transport_rows`` each."""
+        codes, groups = self.problem.training.codes, range(len(self.problem.labels))
+        return np.concatenate([np.flatnonzero(codes == g)[: self.effort.transport_rows] for g in groups])
+
+    def quadratics(self, target: str, ridges: Sequence[float]) -> Iterator[tuple[str, Quadratic]]:
+        """The quadratic of every ridge, for "labels", "predictions", or every level of the "optimum"."""
+        if target == "optimum":
+            levels, values = self._optimum_values
+            towards = self._towards(np.column_stack([self.problem.head.inverse(column) for column in values]), 0.0)
+            for level, quadratic in zip(levels, towards, strict=True):
+                for ridge in ridges:
+                    yield f"optimum {level:.3g}", replace(quadratic, ridge=ridge)
+        else:
+            for ridge in ridges:
+                own = target == "predictions"
+                yield target, Quadratic.from_layer(self.space, *self._original, ridge) if own else self.labels(ridge)
+
+    def labels(self, ridge: float) -> Quadratic:
+        """Towards the labels, or the predictions where there are none."""
+        head, moments = self.problem.head, self.problem.moments
+        if not head.is_affine:
+            return self._towards(self.head_aware_outputs[:, None], ridge)[0]
+        known: dict[str, Any] = {"space": self.space, "original": self._original[0], "ridge": ridge}
+        quadratic = Quadratic.from_moments(moments, target=moments.width - 1, **known)
+        slope, intercept = head.line
+        mean = (quadratic.target_mean - intercept) / slope
+        return replace(quadratic, cross=quadratic.cross / slope, target_mean=mean)
+
+    def _towards(self, outputs: Array, ridge: float) -> list[Quadratic]:
+        """With each column of outputs (before the head) for the training rows as the target."""
+        rows = self.problem.training
+        known: dict[str, Any] = {"space": self.space, "original": self._original[0], "ridge": ridge}
+        return Quadratic.from_targets(rows.features, outputs, sample_weight=rows.weight, **known)
+
+    @cached_property
+    def head_aware_outputs(self) -> Array:
+        """(rows,) what the labels of the training rows mean before a curved head.
+
+        They are outputs of the layer of least squared error *after* the head, kept within the range of the model's own:
+        where a head is flat, an output far out costs nothing after the head, but would dominate a squared error before.
+        """
+        if self.whole is not None:
+            return self.whole.head_aware_outputs[self.index]
+        rows, head, space = self.problem.training, self.problem.head, self.space
+        rotated = space.rotate(rows.features)
+        y, share, variances = rows.y, rows.weight / rows.weight.sum(), space.variances
+        original, bias = self._original
+        start = np.append(original @ space.dual, space.mean @ original + bias)
+        penalty = 1e-6 * float(np.var(y)) / max(float(variances @ start[:-1] ** 2), 1e-300)
+
+        def loss(v: Array) -> tuple[float, Array]:
+            z = rotated @ v[:-1] + v[-1]
+            error = head.apply(z) - y
+            slope = 2 * share * error * head.derivative(z)
+            pull = v[:-1] - start[:-1]
+            gradient = np.append(slope @ rotated + 2 * penalty * variances * pull, slope.sum())
+            return float(share @ error**2 + penalty * variances @ pull**2), gradient
+
+        best = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 200}).x
+        weight = original + space.axes @ (best[:-1] - start[:-1])
+        known = head.inverse(rows.prediction)
+        found = rows.features.astype(np.float64) @ weight + float(best[-1] - space.mean @ weight)
+        return np.clip(found, known.min(), known.max())
+
+    @cached_property
+    def _optimum_values(self) -> tuple[list[float], list[Array]]:
+        """Levels of the attribute-unaware optimum, and its values f*(x) for the training rows (docs/method.md 2.6)."""
+        if self.whole is not None:  # every other level
+            levels, values = self.whole._optimum_values
+            return levels[1::2], [value[self.index] for value in values[1::2]]
+        training, groups = self.problem.training, len(self.problem.labels)
+        weight, bias = self.regression_layer
+        eta = apply_layers(training.features, weight[None], np.array([bias]), self.problem.head.apply)[:, 0]
+        probability = self.group_probability(training.features)
+        compared = np.flatnonzero(training.codes < groups)
+        share = training.parity_weight[compared]
+        before = ks_between(eta[compared], Groups(training.codes[compared], groups, share))
+        levels = [part * before for part in self.effort.levels]
+        coarse = {"n_cells": 512, "n_grid": int(np.clip(384 // groups, 48, 64))}  # as good a target as twice as fine
+        fitted = fit_optimum(eta[compared], probability[compared], levels=levels, sample_weight=share, **coarse)
+        return levels, [optimum.predict(eta, probability) for optimum in fitted]
+
+    @cached_property
+    def group_probability(self) -> Callable[[NDArray[Any]], Array]:
+        """P̂(group | features): a function from features (rows, p) to (rows, G); used while fitting only.
+
+        A logistic regression on the principal axes that carry some variance, on a bounded number of rows of each group,
+        regularised as the validation rows prefer.
+        """
+        from sklearn.linear_model import LogisticRegression  # half of what importing esvdfair would cost
+
+        training, validation, index, space = self.problem.training, self.problem.validation, self._bounded, self.space
+        compared = np.flatnonzero(validation.codes < len(self.problem.labels))
+        axes = space.axes[:, space.variances > FAINT]
+        known = apply_layers(training.features[index], axes.T, -space.mean @ axes, np.positive)
+        codes, weight = training.codes[index], training.parity_weight[index]
+        every = np.bincount(training.codes, training.parity_weight)[: codes.max() + 1]
+        weight *= (every / np.bincount(codes, weight))[codes]  # so that they have the weight of all rows of their group
+        # Newton's steps cost a Gram matrix each, and few are needed from one regularisation to the next.
+        small = known.shape[1] * len(self.problem.labels) <= LARGEST_NEWTON
+        classifier = LogisticRegression(solver="newton-cholesky" if small else "lbfgs", max_iter=200, warm_start=True)
+        losses, found = [], []
+        for c in sorted(self.effort.regularisations):
+            with warnings.catch_warnings():  # an estimate that stopped early is compared too
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                classifier.set_params(C=c).fit(known, codes, sample_weight=weight)
+            coef = classifier.coef_ @ axes.T  # of the features themselves
+            if len(coef) == 1:  # of two groups: the first has none
+                coef = np.vstack([np.zeros_like(coef), coef])
+            bias = np.append(0.0, classifier.intercept_)[-len(coef) :] - coef @ space.mean
+            found.append(partial(apply_layers, weight=coef, bias=bias, after=partial(softmax, axis=0)))
+            chance = found[-1](validation.features)[compared, validation.codes[compared]]
+            losses.append(-np.average(np.log(np.maximum(chance, 1e-6)), weights=validation.parity_weight[compared]))
+        return found[int(np.argmin(losses))]
+
+    @cached_property
+    def regression_layer(self) -> tuple[Array, float]:
+        """η(x) = E[Y|x]: the original layer or one refitted to the labels, whichever has less validation error."""
+        fits, rows = [original_fit(self.problem.layer)], self.problem.validation
+        if self.problem.error_against == "labels":
+            fits += [plain_fit(quadratic) for _, quadratic in self.quadratics("labels", self.effort.ridges)]
+        errors = (outputs(self.problem.head, rows, fits) - rows.y[:, None]) ** 2
+        best = fits[int(np.argmin(np.average(errors, axis=0, weights=rows.weight)))]
+        return best.weight, best.bias
+
+
+def plain_fit(quadratic: Quadratic) -> Fit:
+    """The refit without fairness constraint."""
+    return quadratic.fit(quadratic.minimiser, diagnostics={"plain": True})
+
+
+# --- the candidates ---------------------------------------------------------------------------------------------------
 
 Solve = Callable[[Refits, bool], list[Fit]]
 """The candidates of some refits: all of them, or every few, which are enough to learn how much they over-fit."""
 
 
-def transport(targets: Sequence[str], effort: Effort) -> Solve:
+def transport(refits: Refits, few: bool = False, *, targets: Sequence[str]) -> list[Fit]:
     """The transport path of every target and ridge (docs/method.md 2.4, 2.6)."""
-
-    def solve(refits: Refits, few: bool) -> list[Fit]:
-        strengths = effort.strengths
-        # The optimum's targets are as fair as their level, and transport only cleans up: a few small strengths will do.
-        # The model's own predictions win where labels over-fit; a coarser path finds that out.
-        path = {
-            "labels": strengths[:: FEW if few else 1],
-            "predictions": strengths[:: FEW if few else 2 if "labels" in targets else 1],
-            "optimum": strengths[: max(len(strengths) // 2, 1) : 2 * FEW if few else 3],
-        }
-        return [
-            replace(fit, target=name, diagnostics={"plain": name == "labels" and not fit.strength})
-            for target in targets
-            for name, quadratic in refits.quadratics(target, _ridges(effort, target, targets, few=few))
-            for fit in transport_path(refits.coupling, quadratic, strengths=path[target])
-        ]
-
-    return solve
+    effort = refits.effort
+    # The optimum's targets are as fair as their level, and transport only cleans up: a few small strengths will do.
+    # The model's own predictions win where labels over-fit; a coarser path finds that out.
+    path = {
+        "labels": effort.strengths[:: FEW if few else 1],
+        "predictions": effort.strengths[:: FEW if few else 2 if "labels" in targets else 1],
+        "optimum": effort.strengths[: max(len(effort.strengths) // 2, 1) : 2 * FEW if few else 3],
+    }
+    return [
+        replace(fit, target=name, diagnostics={"plain": name == "labels" and not fit.strength})
+        for target in targets
+        for name, quadratic in refits.quadratics(target, _ridges(effort, target, targets, few=few))
+        for fit in transport_path(refits.coupling, quadratic, strengths=path[target])
+    ]
 
 
 def parity(
-    targets: Sequence[str],
-    effort: Effort,
+    refits: Refits,
+    few: bool = False,
     *,
+    targets: Sequence[str],
     mean_reduction: float | None = None,
     covariance_reduction: float | None = None,
-) -> Solve:
+) -> list[Fit]:
     """Equal group means and variances (docs/method.md 2.3); a grid of both when no reduction is given.
 
     First come the refits towards the labels without any parity, of strength 0: their error is what the refit alone
     would bring. Needs the moments alone: there may be no training rows at hand, and then the labels before a curved
     head cannot be a target.
     """
-    given = mean_reduction is not None or covariance_reduction is not None
-
-    def solve(refits: Refits, few: bool) -> list[Fit]:
-        several = len(refits.problem.labels) > 2
-        space = refits.space.denoised() if several and not given else refits.space
-        quadratics = [
-            (name, replace(quadratic, space=space))
-            for target in targets
-            for name, quadratic in refits.quadratics(target, _ridges(effort, target, targets, few=few))
-        ]
-        plain = [plain_fit(quadratic) for name, quadratic in quadratics if name == "labels"]
-        if not given:
-            return plain + _parity_grid(quadratics, effort, few)
-        return plain + [
-            replace(parity_at(quadratic, mean_reduction or 1.0, covariance_reduction or 1.0), target=name)
-            for name, quadratic in quadratics
-        ]
-
-    return solve
+    effort, given = refits.effort, (mean_reduction, covariance_reduction) != (None, None)
+    space = refits.space if given or len(refits.problem.labels) == 2 else refits.space.denoised()
+    quadratics = [
+        (name, replace(quadratic, space=space))
+        for target in targets
+        for name, quadratic in refits.quadratics(target, _ridges(effort, target, targets, few=few))
+    ]
+    found = [plain_fit(quadratic) for name, quadratic in quadratics if name == "labels"]
+    if given:
+        reductions = mean_reduction or 1.0, covariance_reduction or 1.0
+        return found + [replace(parity_at(quadratic, *reductions), target=name) for name, quadratic in quadratics]
+    return found + _parity_grid(quadratics, effort, few)
 
 
 def _parity_grid(quadratics: Sequence[tuple[str, Quadratic]], effort: Effort, few: bool) -> list[Fit]:
-    """Every mean penalty with every variance reduction."""
+    """Every mean penalty with every variance reduction, or the ends and the middle of both."""
 
     @cache
     def problem(ridge: float, penalty: float) -> ParityProblem:  # its eigenproblem serves every target
@@ -143,60 +314,47 @@ def _parity_grid(quadratics: Sequence[tuple[str, Quadratic]], effort: Effort, fe
 
     found = []
     for name, quadratic in quadratics:
-        thin = few or name != "labels"
-        for penalty in _thinned(effort.mean_penalties, thin):
+        grids: list[Sequence[float]] = [effort.mean_penalties, effort.variance_reductions]
+        if few or name != "labels":
+            grids = [sorted({grid[0], grid[len(grid) // 2], grid[-1]}) for grid in grids]
+        for penalty, reduction in product(*grids):
             at = problem(quadratic.ridge, penalty)
-            for reduction in _thinned(effort.variance_reductions, thin):
-                fit = at.solve(at.budget(reduction), quadratic)
-                known = {**fit.diagnostics, "variance_reduction": reduction}
-                found.append(replace(fit, target=name, strength=penalty, diagnostics=known))
+            fit = at.solve(at.budget(reduction), quadratic)
+            known = {**fit.diagnostics, "variance_reduction": reduction}
+            found.append(replace(fit, target=name, strength=penalty, diagnostics=known))
     return found
 
 
-def _thinned(grid: Sequence[float], few: bool) -> Sequence[float]:
-    """All values, or the ends and the middle (see :func:`transport`)."""
-    return sorted({grid[0], grid[len(grid) // 2], grid[-1]}) if few else grid
+def _ridges(effort: Effort, target: str, targets: Sequence[str], *, few: bool) -> Sequence[float]:
+    """All, but one in the middle for predictions next to labels, which hardly over-fit; and for a ``few`` optima."""
+    if (target == "predictions" and "labels" in targets) or (target == "optimum" and few):
+        return effort.ridges[len(effort.ridges) // 2 :][:1]
+    return effort.ridges
 
 
 def solve_all(problem: Problem, solve: Solve, effort: Effort, *, scans: bool) -> tuple[list[Fit], CrossFitted | None]:
-    """The candidates and, where a point is going to be chosen among them (``scans``), some of them cross-fitted."""
-    refits = Refits(problem, effort)
-    return solve(refits, False), _cross_fit(refits, solve) if scans else None
+    """The candidates and, where a point is going to be chosen among them (``scans``), some of them cross-fitted.
 
-
-def _cross_fit(refits: Refits, solve: Solve) -> CrossFitted | None:
-    """The closed form without a fold of the training rows, for each of a few folds (docs/method.md 2.7).
-
-    None where the rows are so many next to the features that it would change nothing, or not all of them are kept.
-    What the refit aims at is that of all rows; what is left out are the rows of the fold in moments and bins.
+    That is the closed form without a fold of the training rows, for each of a few folds (docs/method.md 2.7). None
+    where the rows are so many next to the features that it would change nothing, or not all of them are kept. What the
+    refit aims at is that of all rows; what is left out are the rows of the fold in moments and bins.
     """
-    problem, rows = refits.problem, refits.problem.training
-    moments = problem.fold_moments
-    if not moments or min(problem.sizes) >= MANY_ROWS * len(refits.space.variances):
-        return None
-    fold = folds_of(rows)
-    few = replace(refits.effort, transport_rows=refits.effort.transport_rows // 4)
+    refits, rows, moments = Refits(problem, effort), problem.training, problem.fold_moments
+    found = solve(refits, False)
+    if not scans or not moments or min(problem.sizes) >= MANY_ROWS * len(refits.space.variances):
+        return found, None
+    fold, less = folds_of(rows), replace(effort, transport_rows=effort.transport_rows // 4)
     fits: list[Fit] = []
     predictions = np.empty((len(rows), 0))
     for k in range(FOLDS):
         index = np.flatnonzero(fold != k)
         without = GroupMoments.total([each for i, each in enumerate(moments) if i != k])
         part = replace(problem, moments=without, training=rows.take(index))
-        fits = solve(Refits(part, few, whole=refits, index=index), True)
+        fits = solve(Refits(part, less, whole=refits, index=index), True)
         if not k:
             predictions = np.empty((len(rows), len(fits)), order="F")
         predictions[fold == k] = outputs(problem.head, rows.take(fold == k), fits)
-    return CrossFitted(tuple(fits), predictions)
-
-
-def _ridges(effort: Effort, target: str, targets: Sequence[str], *, few: bool) -> Sequence[float]:
-    """All ridges, but one in the middle for predictions next to labels: where they win, they hardly over-fit.
-
-    Of a ``few`` one will do for the optimum too, whose targets are smooth.
-    """
-    if (target == "predictions" and "labels" in targets) or (target == "optimum" and few):
-        return effort.ridges[len(effort.ridges) // 2 :][:1]
-    return effort.ridges
+    return found, CrossFitted(tuple(fits), predictions)
 
 
 # --- a fit and its layer -------------------------------------------------------------------------------------------
@@ -211,42 +369,6 @@ def weights_of(layer: LinearLayer, fit: Fit) -> Weights:
 def after_edits(edits: Sequence[LayerEdit]) -> Weights:
     """The last state of every layer that was edited."""
     return {edit.layer: (edit.weight_after, edit.bias_after) for edit in edits}
-
-
-def account_for(problem: Problem, fit: Fit) -> list[LayerEdit]:
-    """The account of what a fit changes: those of its edits, or that of the refit of the last layer.
-
-    There ``sigma`` are the singular values of ``D Wᵀ``, so that Σσ² is d_e², and the budget is what was achieved.
-    """
-    if fit.edits:
-        return list(fit.edits)
-    layer, before, after = problem.layer, problem.layer.weight, fit.weight[None, :]
-    moments = problem.moments.columns(slice(0, before.shape[1]))
-    sigma_before, sigma_after = (scipy.linalg.svdvals(moments.mean_differences() @ w.T) for w in (before, after))
-    bias = None if layer.bias is None else np.array([fit.bias])
-    shift = 0.0 if layer.bias is None else fit.bias - layer.bias[0]
-    change = fit.weight - before[0]
-    moved = change @ moments.pooled_scatter() @ change
-    moved += moments.pooled_weight * (change @ moments.pooled_mean() + shift) ** 2
-    gap = float(np.sum(sigma_after**2))
-    return [
-        LayerEdit(
-            layer=layer.name,
-            weight_before=before,
-            weight_after=after,
-            bias_before=layer.bias,
-            bias_after=bias,
-            sigma_before=sigma_before,
-            sigma_after=sigma_after,
-            multiplier=fit.strength,
-            budget=gap,
-            achieved=gap,
-            converged=fit.converged,
-            output_change=float(moved),
-            gap_before=float(np.sum(sigma_before**2)),
-            gap_after=gap,
-        )
-    ]
 
 
 def check_rescales(problem: Problem) -> None:
@@ -264,19 +386,13 @@ def check_rescales(problem: Problem) -> None:
 
 
 def rescaled(fit: Fit, problem: Problem, original: Problem) -> Fit:
-    """The fit whose predictions have the mean and standard deviation of the original model's on the training rows.
+    """A fit of ``problem`` with the mean and standard deviation of the original model's predictions of training rows.
 
-    Parameters
-    ----------
-    problem : what the fit was made from
-    original : that of the original model, which is another one where a hidden layer was edited
-
-    A fit that predicts nearly the same number for everybody stays as it is.
+    ``original`` is the problem of that model: another one where a hidden layer was edited. A fit that predicts nearly
+    the same number for everybody stays as it is.
     """
-    before = original_fit(original.layer)
-    (mean_before, sd_before), (mean, sd) = (
-        _output_moments(each, of) for each, of in ((before, original), (fit, problem))
-    )
+    mean_before, sd_before = _output_moments(original_fit(original.layer), original)
+    mean, sd = _output_moments(fit, problem)
     if sd <= FLAT * sd_before:
         return fit
     factor = sd_before / sd

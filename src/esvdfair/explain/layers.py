@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -181,8 +182,9 @@ def _scan(
     moments, problem = reader.moments_of(layers)
     if problem.evaluated_on == "train":
         reader.split["validation_fraction"] = 0.0  # it has warned already that no rows could be held out
-    asked = {"mean_reduction": mean_reduction, "covariance_reduction": covariance_reduction}
-    refits, _ = solve_all(problem, parity((problem.error_against,), effort, **asked), effort, scans=False)
+    asked: dict[str, Any] = {"mean_reduction": mean_reduction, "covariance_reduction": covariance_reduction}
+    solve = partial(parity, targets=(problem.error_against,), **asked)
+    refits, _ = solve_all(problem, solve, effort, scans=False)
     candidates = Candidates.of(problem, [fit for fit in refits if fit.strength])
     curve = evaluate(candidates, reader.original, effort=effort)
     hidden = zip(layers[:-1], moments[:-1], strict=True)
