@@ -110,8 +110,8 @@ class Refits:
     def space(self) -> FeatureSpace:
         """Principal axes of the features."""
         moments, layer = self.problem.moments, self.problem.layer
-        options: dict[str, Any] = {"intercept": layer.bias is not None, "factors": self._unit_factors}
-        return FeatureSpace.from_moments(moments, layer.weight.shape[1], **options)
+        options: dict[str, Any] = {"intercept": layer.bias is not None, "offset": layer.offset}
+        return FeatureSpace.from_moments(moments, layer.weight.shape[1], factors=self._unit_factors, **options)
 
     @cached_property
     def coupling(self) -> TransportProblem:
@@ -178,6 +178,8 @@ class Refits:
             slope = 2 * share * error * head.derivative(z)
             pull = v[:-1] - start[:-1]
             gradient = np.append(slope @ rotated + 2 * penalty * variances * pull, slope.sum())
+            if self.space.offset is not None:  # whose weight stays
+                gradient[-2] = 0.0
             return float(share @ error**2 + penalty * variances @ pull**2), gradient
 
         best = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 200}).x
@@ -371,8 +373,22 @@ def after_edits(edits: Sequence[LayerEdit]) -> Weights:
     return {edit.layer: (edit.weight_after, edit.bias_after) for edit in edits}
 
 
+def check_offset(layer: LinearLayer, method: str) -> None:
+    """Raise where the model adds an offset, which a method does not take into account."""
+    if layer.offset:
+        raise InputError(
+            f"the model adds an offset, a term that depends on `X` alone, to the output of {layer.name!r}, and "
+            f"`method={method!r}` does not take it into account. Use `method='transport'`."
+        )
+
+
 def check_rescales(problem: Problem) -> None:
     """Raise unless the last layer can shift and stretch the predictions."""
+    if problem.layer.offset:
+        raise InputError(
+            "`rescale=True` stretches the predictions, and the model adds an offset to them that cannot be stretched. "
+            "Leave `rescale` out."
+        )
     if not problem.head.is_affine:
         raise InputError(
             f"`rescale=True` requires predictions that are a linear function of the last layer, and a "

@@ -310,10 +310,11 @@ def _check_shapes(kept: Rows, tables: dict[str, NDArray[Any]], groups: int, stra
 def _output(known: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> OutputLayer:
     """What :func:`_output_header` and the arrays of the layer tell."""
     name, index = known["layer"]
-    layer = LinearLayer(name, index, arrays["layer_weight"], arrays.get("layer_bias"))
     head: dict[str, Any] = {
         name: tuple(np.array(part) for part in value) if isinstance(value, list) else value
         for name, value in known["head"].items()
     }
     readout = None if known["readout"] is None else Readout.from_json(known["readout"])
+    offset = readout is not None and readout.offset is not None
+    layer = LinearLayer(name, index, arrays["layer_weight"], arrays.get("layer_bias"), offset)
     return OutputLayer(layer, Head(**head), readout, None if known["added"] is None else tuple(known["added"]))

@@ -172,6 +172,31 @@ def test_from_layer_aims_at_the_outputs_of_the_original_layer(intercept):
     np.testing.assert_allclose(other.layer(other.minimiser)[0], original, rtol=1e-9)
 
 
+@pytest.mark.parametrize("varies", [True, False])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_an_offset_keeps_its_weight(intercept, varies):
+    """Refitting beside an offset is refitting without it towards the rest; its own outputs ask for no change."""
+    h, t, groups, original = make_rows(dead=1)
+    offset = h[:, 1] ** 2 + groups if varies else np.full(len(t), 3.0 * intercept)
+    moments = GroupMoments().update(np.column_stack([h, offset, t]), groups)
+    space = FeatureSpace.from_moments(moments, h.shape[1] + 1, intercept=intercept, offset=True)
+    beside = np.append(original, 1.0)
+    found = Quadratic.from_moments(moments, space=space, target=h.shape[1] + 1, original=beside, ridge=0.01)
+    weight, bias = found.layer(found.minimiser)
+
+    alone = make_quadratic(h, t - offset, groups, original, ridge=0.01, intercept=intercept)
+    expected, expected_bias = alone.layer(alone.minimiser)
+    np.testing.assert_allclose(weight, np.append(expected, 1.0), rtol=1e-8, atol=1e-10)
+    assert bias == pytest.approx(expected_bias, abs=1e-8)
+    towards = Quadratic.from_layer(space, beside, 0.5 * intercept, ridge=0.01)
+    np.testing.assert_allclose(towards.layer(towards.minimiser)[0], beside, rtol=1e-8)
+    np.testing.assert_allclose(
+        space.rotate(np.column_stack([h, offset])) @ (space.dual.T @ beside) + space.mean @ beside,
+        h @ original + offset,
+        atol=1e-8,
+    )
+
+
 def test_integer_weights_are_repeated_rows():
     h, t, groups, original = make_rows()
     counts = np.random.default_rng(2).integers(1, 4, len(t))

@@ -23,14 +23,17 @@ class Case:
     codes: np.ndarray
     weight: np.ndarray | None
     ridge: float
+    offset: bool = False
 
     def __post_init__(self):
         p, self.n_groups = self.features.shape[1], int(self.codes.max()) + 1
         moments = GroupMoments().update(np.column_stack([self.features, self.y]), self.codes, self.weight)
-        self.space = FeatureSpace.from_moments(moments, p)
+        self.space = FeatureSpace.from_moments(moments, p, offset=self.offset)
         self.rotated = self.space.rotate(self.features)
+        original = np.linspace(-0.3, 0.3, p)
+        original[p - 1 if self.offset else p :] = 1
         self.quadratic = Quadratic.from_moments(
-            moments, space=self.space, target=p, original=np.linspace(-0.3, 0.3, p), ridge=self.ridge
+            moments, space=self.space, target=p, original=original, ridge=self.ridge
         )
 
     def problem(self, **options):
@@ -49,7 +52,9 @@ class Case:
         value, slopes = pairwise_w2(self.rotated @ (q.scale * u), self.codes, self.weights)
         weight, bias = q.layer(u)
         error = self.mse(weight, bias) + q.ridge * np.sum(((weight - q.original) @ q.space.dual) ** 2)
-        return error + strength * value, 2 * (u - q.minimiser) + strength * q.scale * (slopes @ self.rotated)
+        gradient = 2 * (u - q.minimiser) + strength * q.scale * (slopes @ self.rotated)
+        gradient[len(u) - self.offset :] = 0
+        return error + strength * value, gradient
 
     def objective(self, fit):
         return self.loss(self.quadratic.coordinates(fit.weight), fit.strength)[0]
@@ -68,7 +73,7 @@ class Case:
         ).fun
 
 
-def make_case(seed, sizes, p, *, weighted=False, ridge=1e-3, discrete=False):
+def make_case(seed, sizes, p, *, weighted=False, ridge=1e-3, discrete=False, offset=False):
     rng = np.random.default_rng(seed)
     codes = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
     hidden = rng.normal(size=(len(codes), p)) * np.exp(0.3 * rng.normal(size=(len(sizes), p)))[codes]
@@ -78,7 +83,7 @@ def make_case(seed, sizes, p, *, weighted=False, ridge=1e-3, discrete=False):
         features = np.round(features)
     y = features @ rng.normal(size=p) / np.sqrt(p) + codes + 0.5 * rng.normal(size=len(codes))
     weight = rng.exponential(size=len(codes)) if weighted else None
-    return Case(features, y, codes, weight, ridge)
+    return Case(features, y, codes, weight, ridge, offset)
 
 
 def dead_units():
@@ -98,6 +103,8 @@ CASES = {
     "one column": make_case(7, (120, 180), 1),
     "ties": make_case(8, (200, 300), 5, discrete=True),
     "more features than bins": make_case(9, (120, 500), 18, ridge=0.3),
+    "an offset": make_case(10, (300, 500), 8, offset=True),
+    "an offset and more features than bins": make_case(12, (120, 500), 18, ridge=0.3, offset=True),
 }
 
 

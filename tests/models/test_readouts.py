@@ -138,9 +138,8 @@ NO_SUM = {
     "a gate": (lambda self, x: self.wide(x) * torch.sigmoid(self.deep(x)), "'sigmoid', 'mul' brings in another branch"),
     "the larger": (lambda self, x: torch.maximum(self.wide(x), self.deep(x)), "'maximum' brings in another branch"),
     "a skip connection": (lambda self, x: self.wide(x) + self.deep(x) * x[:, :1], "'mul' brings in another branch"),
-    "an offset": (lambda self, x: self.deep(x) + x[:, :1], r"'add' adds .* \(an offset\)\. Subtract it from y"),
-    "an exposure": (lambda self, x: self.deep(x).exp() * x[:, :1].exp(), r"'mul' multiplies .* Divide y by it"),
-    "its logarithm": (lambda self, x: (self.deep(x) + x[:, :1]).exp(), "'add' multiplies .* Divide y by it"),
+    "an exposure": (lambda self, x: self.deep(x) * x[:, :1].exp(), r"'mul' multiplies .* Divide y by it"),
+    "an offset of a relu": (lambda self, x: (self.deep(x) + x[:, :1]).relu(), "'add' brings in another branch"),
 }
 
 
@@ -152,18 +151,57 @@ def test_what_is_no_sum_is_named(name):
         adapt(Wrapped(forward, deep=mlp(), wide=nn.Linear(6, 1))).head(X)
 
 
+def with_offset(finish, bias=True, outputs=1):
+    return Wrapped(lambda self, x: finish(self.net(x[:, :6]), x[:, 6:]), net=mlp(bias, outputs))
+
+
+# name: (model, kind of head, offset of a row by the last column of X)
+OFFSETS = {
+    "offset": (lambda: with_offset(lambda z, o: z + o), "identity", lambda o: o),
+    "scaled": (lambda: with_offset(lambda z, o: 2 - 3 * (z + o)), "affine", lambda o: o - 2 / 3),
+    "exposure": (lambda: with_offset(lambda z, e: z.exp() * (1 + e**2)), "exp", lambda e: np.log1p(e**2)),
+    "logarithm of it": (lambda: with_offset(lambda z, o: (z + o).exp()), "exp", lambda o: o),
+    "less one": (lambda: with_offset(lambda z, o: torch.expm1(z / 2 + o)), "exp", lambda o: 2 * o),
+    "of a logit": (lambda: with_offset(lambda z, o: torch.sigmoid(z + 2 * o)), "sigmoid", lambda o: 2 * o),
+    "of a softplus": (lambda: with_offset(lambda z, o: nn.functional.softplus(z - o)), "softplus", lambda o: -o),
+    "without bias": (lambda: with_offset(lambda z, o: z + o, bias=False), "identity", lambda o: o),
+    "mean of columns": (lambda: with_offset(lambda z, o: z.mean(1) + o[:, 0], outputs=3), "affine", lambda o: 3 * o),
+}
+
+
+@pytest.mark.parametrize("name", OFFSETS)
+def test_an_offset_is_a_feature_whose_weight_stays(name):
+    build, kind, offset = OFFSETS[name]
+    torch.manual_seed(0)
+    model, X = build(), np.random.default_rng(0).normal(size=(300, 7))
+    adapter, fresh = adapt(model), np.random.default_rng(1).normal(size=(50, 7))
+    last, head = adapter.layers(X)[-1], adapter.head(X)
+    assert (last.name, last.weight.shape, last.weight[0, -1], last.offset) == ("net.2", (1, 9), 1, True)
+    assert (head.kind, head.offset) == (kind, pytest.approx(-1 if name == "less one" else 0, abs=1e-6))
+    features = adapter.capture(fresh, ["net.2"])[0]["net.2"].double().numpy()
+    np.testing.assert_allclose(features[:, -1], offset(fresh[:, 6]), rtol=1e-4, atol=1e-4)
+    bias = None if last.bias is None else last.bias + 0.3
+    weight = np.append(np.random.default_rng(1).normal(size=8), 1.0)[None]
+    edited = adapter.replace({"net.2": (weight, bias)}).predict(fresh)
+    expected = head.apply(features @ weight[0] + (0 if bias is None else bias))
+    np.testing.assert_allclose(edited, expected, rtol=2e-4, atol=2e-5)
+
+
 def test_the_largest_of_several_positions_is_no_sum():
     with pytest.raises(ValueError, match="'amax' makes one prediction a row of them, which is no weighted sum"):
         adapt(over_time(lambda z, x: z.amax(dim=1))).head(X)
 
 
-def test_two_layers_of_which_one_feeds_the_other_are_no_sum():
+def test_of_two_layers_of_which_one_feeds_the_other_the_first_is_an_offset():
     def forward(self, x):
         h = self.a(x)
         return self.b(h.relu()) + h.mean(dim=1, keepdim=True)
 
-    with pytest.raises(ValueError, match="depends on more than"):
-        adapt(Wrapped(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 1))).head(X)
+    model = Wrapped(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 1))
+    adapter = adapt(model)
+    assert [layer.offset for layer in adapter.layers(X)] == [False, True]
+    features = adapter.capture(X, ["b"])[0]["b"][:, -1]
+    torch.testing.assert_close(features, model.a(torch.tensor(X).float()).mean(dim=1), atol=1e-5, rtol=1e-5)
 
 
 def people(rows=3000, seed=1):
@@ -174,18 +212,23 @@ def people(rows=3000, seed=1):
     return X, X @ [1, 1, -1, 0, 0.5, 0] + 0.3 * rng.normal(size=rows), group
 
 
-@pytest.mark.parametrize("name", ["mean of an ensemble", "wide and deep", "position by the input"])
-def test_repair(name):
-    """Also by way of summaries of two parts, which are written to a file, and by a hidden layer."""
-    rows, y, group = people()
+def trained(build, rows, y):
     torch.manual_seed(0)
-    model = SUMS[name][0]()
+    model = build()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     x, t = torch.tensor(rows), torch.tensor(y, dtype=torch.float32)
     for _ in range(120):
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x).reshape(-1), t).backward()
         optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("name", ["mean of an ensemble", "wide and deep", "position by the input"])
+def test_repair(name):
+    """Also by way of summaries of two parts, which are written to a file, and by a hidden layer."""
+    rows, y, group = people()
+    model = trained(SUMS[name][0], rows, y)
     options = {"target_ks": 0.15, "random_state": 0}
     fair = ESVDFair(model, **options).fit(rows, y, sensitive_features=group)
     assert type(fair.estimator_) is Wrapped
@@ -194,6 +237,53 @@ def test_repair(name):
     fresh, _, groups = people(seed=2)
     assert ks_distance(fair.predict(fresh), sensitive_features=groups) < 0.2
     np.testing.assert_array_equal(fair.estimator_(torch.tensor(fresh)).detach().numpy().ravel(), fair.predict(fresh))
+
+
+def insured(seed):
+    """Claims of people who were insured for a time e, the last column; one group a little longer than the other."""
+    X, y, group = people(seed=seed)
+    e = np.random.default_rng(seed).uniform(0.5, 1.5, len(X)) * np.where(group == "x", 1.1, 1)
+    return np.column_stack([X, np.log(e)]).astype(np.float32), np.exp(0.3 * y) * e, group
+
+
+@pytest.mark.parametrize("name", ["offset", "exposure"])
+def test_repair_beside_an_offset(name, tmp_path):
+    """Fresh rows meet the target, at an error near that of a network in which the weight of the offset is free."""
+    X, y, group = insured(1)
+    fresh, truth, groups = insured(2)
+    if name == "offset":
+        y, truth = np.log(y), np.log(truth)
+    finish = {"offset": lambda z, o: z + o, "exposure": lambda z, o: z.exp() * o.exp()}[name]
+    model = trained(lambda: with_offset(finish), X, y)
+    own = nn.Linear(1, 1, bias=False)
+    own.weight.data[:] = 1
+    free = Wrapped(
+        lambda self, x: finish(self.net(x[:, :6]) + self.own(x[:, 6:]), 0 * x[:, 6:]), net=model.net, own=own
+    )
+    errors, fits = [], []
+    for each in (model, free):
+        fair = ESVDFair(each, target_ks=0.15, random_state=0).fit(X, y, sensitive_features=group)
+        after = fair.estimator_(torch.tensor(fresh)).detach().numpy().ravel()
+        np.testing.assert_array_equal(after, fair.predict(fresh))
+        assert ks_distance(after, sensitive_features=groups) < 0.17
+        errors.append(np.mean((after - truth) ** 2))
+        fits.append(fair)
+    assert errors[0] < 1.1 * errors[1] < 0.8 * np.var(truth)
+    assert fits[0].edits_[0].weight_after[0, -1] == pytest.approx(1, abs=1e-12)
+    parts = [
+        summarise(model, X[i::2], y[i::2], sensitive_features=group[i::2], row_id=np.arange(len(X))[i::2])
+        for i in (0, 1)
+    ]
+    (parts[0] + parts[1]).save(tmp_path / "s")
+    again = ESVDFair(model, target_ks=0.15, random_state=0).fit_summary(Summary.load(tmp_path / "s"))
+    np.testing.assert_allclose(again.predict(fresh), fits[0].predict(fresh), rtol=1e-3, atol=1e-5)
+    for options, said in (
+        ({"method": "parity"}, "transport"),
+        ({"method": "exact"}, "transport"),
+        ({"rescale": True}, "cannot be stretched|linear function"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            ESVDFair(model, **options).fit(X, y, sensitive_features=group)
 
 
 def test_summaries_of_parts_and_files(tmp_path):

@@ -357,10 +357,10 @@ def test_unsupported_heads_are_named(name, dtype):
 @pytest.mark.parametrize(
     ("forward", "operation"),
     [
-        (lambda self, x: self.net(x) + x[:, :1], "'add'"),
+        (lambda self, x: self.net(x) * x[:, :1], "'mul'"),
         (lambda self, x: self.net(x) + self.aux(x) * x[:, :1], "'mul'"),
         (lambda self, x: self.net(x) * torch.sigmoid(self.aux(x)), "'mul'"),
-        (lambda self, x: torch.cat([self.net(x), x], dim=1).sum(dim=1), "'cat'"),
+        (lambda self, x: torch.cat([self.net(x), x], dim=1).amax(dim=1), "'cat'"),
     ],
 )
 def test_what_joins_the_last_layer_is_named(forward, operation, rows):

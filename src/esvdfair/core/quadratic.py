@@ -13,7 +13,8 @@ The best bias is ``b = t̄ − h̄·w`` whatever w is, so only w remains (a laye
 covariance of the features in their units is ``C = QΛQᵀ`` with Q (p × r) over its r non-zero eigenvalues: many ReLU
 units are dead, so r is often far below p. Directions outside Q never move the outputs; there w keeps w₀. Along them
 ``w = w_null + s⁻¹Q (Λ+ρ)^{-1/2} u`` and the objective is ``‖u − u_ridge‖² + constant``: in the whitened coordinates u
-it is a plain distance.
+it is a plain distance. An offset o, which the model adds to h·w, is a last feature whose weight stays 1: it has an axis
+of its own, and ``t − o`` is the target of the others.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -80,6 +81,7 @@ class FeatureSpace:
     group_covariances : (G, r, r), unbiased
     group_rows : (G,) effective rows, (Σw)²/Σw²
     intercept : whether the layer has a bias
+    offset : (r,) covariance of the offset, whose axis is the last, with the features along the axes; None without one
     """
 
     mean: Array
@@ -90,6 +92,7 @@ class FeatureSpace:
     group_covariances: Array
     group_rows: Array
     intercept: bool = True
+    offset: Array | None = None
 
     @classmethod
     def from_moments(
@@ -99,8 +102,9 @@ class FeatureSpace:
         *,
         intercept: bool = True,
         factors: Array | None = None,
+        offset: bool = False,
     ) -> "FeatureSpace":
-        """From moments whose first ``n_features`` columns (default: all) are the features.
+        """From moments whose first ``n_features`` columns (default: all) are the features, the last maybe an offset.
 
         ``factors`` (p,), from :func:`unit_factors`, multiply the units of the features.
         """
@@ -113,20 +117,23 @@ class FeatureSpace:
         constant = np.diag(second) <= (_ROUNDING * mean) ** 2
         unit = np.where(constant, 0.0, np.sqrt(np.diag(second))) * (1.0 if factors is None else factors)
         varying = np.flatnonzero(unit)  # of a ReLU network half of the units may be dead
-        if not len(varying):
+        held = offset and unit[-1] > 0
+        if not (free := len(varying) - held):
             raise ValueError(
                 "all features are constant over these rows, so the last layer can only predict one number; "
                 "check that the rows differ and that the layer below is not dead."
             )
         unit = unit[varying]
         second = second[np.ix_(varying, varying)] / unit / unit[:, None]
-        variances, axes = scipy.linalg.eigh(second)
+        variances, axes = scipy.linalg.eigh(second[:free, :free])
         live = variances > max(len(mean) * np.finfo(np.float64).eps, _DEAD) * variances[-1]
         axes, variances = axes[:, live], variances[live]
         # Eigenvectors are known up to their sign, on which a local solver's path may depend.
         axes = axes * np.sign(np.take_along_axis(axes, np.abs(axes).argmax(axis=0)[None], axis=0))
         if factors is not None and factors.max() > 1.0:  # eigh knows variances to a part of the largest only
-            variances = np.einsum("ij,ij->j", axes, second @ axes)
+            variances = np.einsum("ij,ij->j", axes, second[:free, :free] @ axes)
+        if held:
+            axes, variances = scipy.linalg.block_diag(axes, np.eye(1)), np.append(variances, second[-1, -1])
         along = axes / unit[:, None]
         both = np.zeros((2, len(mean), len(variances)))
         both[:, varying] = along, unit[:, None] * axes
@@ -139,6 +146,7 @@ class FeatureSpace:
             group_covariances=along.T @ features.covariances()[:, varying[:, None], varying] @ along,
             group_rows=features.counts**2 / features.weight_squares,
             intercept=intercept,
+            offset=unit[-1] * (second[-1] @ axes) if held else None,
         )
 
     @cached_property
@@ -270,7 +278,8 @@ class Quadratic:
     def from_layer(cls, space: FeatureSpace, weight: Array, bias: float, ridge: float) -> "Quadratic":
         """With the outputs of the original layer themselves as the target: needs no rows."""
         mean = float(space.mean @ weight + bias) if space.intercept else 0.0
-        return cls(space, space.variances * (weight @ space.dual), mean, weight, ridge)
+        cross = space.variances * (weight @ space.dual)
+        return cls(space, cross if space.offset is None else cross + space.offset, mean, weight, ridge)
 
     @cached_property
     def scale(self) -> Array:
@@ -282,6 +291,9 @@ class Quadratic:
     def minimiser(self) -> Array:
         """(r,) whitened coordinates of the ridge solution, the minimum of the quadratic."""
         minimiser: Array = self.scale * (self.cross + self.ridge * self._along)
+        if self.space.offset is not None:
+            minimiser -= self.scale * self.space.offset
+            minimiser[-1] = self._along[-1] / self.scale[-1]
         return minimiser
 
     @cached_property

@@ -69,7 +69,8 @@ def transport_path(problem: "TransportProblem", quadratic: Quadratic, *, strengt
         blocks = [block * quadratic.scale for block in problem.pair_blocks(outputs, tie=tie)]
         if len(blocks) > 1:
             blocks = [_denoised(*each, freedom) for each in zip(blocks, problem.pair_noise, strict=True)]
-        found[strength] = u = _woodbury(quadratic.minimiser, np.concatenate(blocks), strength)
+        free = len(u) - (quadratic.space.offset is not None)
+        found[strength] = u = _woodbury(quadratic.minimiser, np.concatenate(blocks), strength, free)
         outputs = problem.outputs(quadratic.scale * u)
     fits = {strength: quadratic.fit(found[strength], strength=strength) for strength in strengths}
     return [fits[strength] for strength in strengths]
@@ -97,17 +98,22 @@ def _denoised(block: Array, noise: float, freedom: float) -> Array:
     return shrunk
 
 
-def _woodbury(z: Array, b: Array, strength: float) -> Array:
-    """``(I + λBᵀB)⁻¹ z``, by Woodbury when there are fewer bins than coordinates."""
+def _woodbury(z: Array, b: Array, strength: float, free: int) -> Array:
+    """The minimum of ``‖u − z‖² + λ‖Bu‖²`` over the first ``free`` coordinates; the others are those of z.
+
+    Without others ``(I + λBᵀB)⁻¹ z``, by Woodbury when there are fewer bins than coordinates.
+    """
     strength = min(strength, 1e12 / max(float(np.sum(b**2)), 1e-300))  # beyond, only rounding changes
+    moved, still = b[:, :free], b[:, free:] @ z[free:]
     solution: Array
-    if len(b) < b.shape[1]:
-        small = b @ b.T + np.eye(len(b)) / strength
-        solution = z - b.T @ scipy.linalg.solve(small, b @ z, assume_a="pos", check_finite=False)
+    if len(b) < free:
+        small = moved @ moved.T + np.eye(len(b)) / strength
+        solution = z[:free] - moved.T @ scipy.linalg.solve(small, b @ z, assume_a="pos", check_finite=False)
     else:
-        full = strength * (b.T @ b) + np.eye(len(z))
-        solution = scipy.linalg.solve(full, z, assume_a="pos", check_finite=False)
-    return solution
+        full = strength * (moved.T @ moved) + np.eye(free)
+        aim = z[:free] - strength * (moved.T @ still)
+        solution = scipy.linalg.solve(full, aim, assume_a="pos", check_finite=False)
+    return np.append(solution, z[free:])
 
 
 class TransportProblem:

@@ -27,6 +27,7 @@ Rules that every adapter keeps (for whoever writes the next one):
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -37,7 +38,7 @@ from esvdfair.core.quadratic import Head
 from esvdfair.exceptions import InputError
 from esvdfair.models.heads import close, find_head, probe_points, rounding, same_values, spacing
 from esvdfair.models.readouts import LinearLayer, Part, Readout
-from esvdfair.models.tails import Line, Tail, find_readout
+from esvdfair.models.tails import FEWEST_ROWS, Line, Tail, find_offset, find_readout, offsets_of
 
 __all__ = ["LinearLayer", "ModelAdapter", "OutputLayer", "Part", "Readout", "Tail", "Weights"]
 
@@ -124,6 +125,10 @@ class ModelAdapter(ABC):
         """Let coefficients of a linear model that are 0 change like the others; returns self."""
         return self
 
+    def _predict_at(self, x: Any, readout: Readout, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Predictions (rows,) if what `readout` reads of the last layers were these values."""
+        raise ValueError("this framework's layers cannot be told what to give.")
+
     def _position_weights(self, x: Any) -> dict[str, Any]:
         """(rows, positions) weights of the positions of every last layer, where they differ between rows."""
         raise NotImplementedError("this framework has no derivatives, so no part has positions=None.")
@@ -136,8 +141,15 @@ class ModelAdapter(ABC):
         """
         layers = self._all_layers(x)
         if x is not None and self.readout is None:
-            self.readout = find_readout(self._tail(first_rows(x)))
+            self.readout = self._find_readout(self._tail(first_rows(x)))
         return layers if self.readout is None else self._joined(layers, self.readout)
+
+    def _find_readout(self, tail: Tail) -> Readout | None:
+        """What the prediction takes of the last layers and, where it takes something else too, the offset."""
+        readout = find_readout(tail)
+        if readout is None or tail.joined is None:
+            return readout
+        return replace(readout, offset=find_offset(tail, readout, self._predict_at))
 
     def _joined(self, layers: Sequence[LinearLayer], readout: Readout) -> tuple[LinearLayer, ...]:
         """The layers, with those that the prediction is read off as one at the end."""
@@ -163,6 +175,9 @@ class ModelAdapter(ABC):
         moving = any(part.positions is None for part in readout.parts)
         weights = self._position_weights(x) if moving else {}
         pooled = [part.pool(inputs[part.layer], weights.get(part.layer)) for part in readout.parts]
+        if readout.offset is not None:
+            offsets = offsets_of(partial(self._predict_at, x, readout), readout.offset, row_count(x))
+            pooled.append(as_array_of(pooled[0], offsets[:, None]))
         found = {name: inputs[name] for name in names if name != readout.name}
         return found | {readout.name: pooled[0] if len(pooled) == 1 else side_by_side(pooled)}, prediction
 
@@ -202,7 +217,7 @@ class ModelAdapter(ABC):
         operations are named when they make none of the known kinds.
         """
         tail = self._tail(first_rows(x))
-        self.readout = readout = self.readout or find_readout(tail)
+        self.readout = readout = self.readout or self._find_readout(tail)
         if readout is None:
             if tail.joined is not None or len(tail.parts) > 1:
                 raise ValueError(bypassed(tail, None))
@@ -212,6 +227,11 @@ class ModelAdapter(ABC):
                 "`output` to choose one column. A product with a bare parameter is not seen as a layer: make it an "
                 "nn.Linear."
             )
+        if readout.offset is not None:
+            eps = tail.eps or spacing(tail.output)
+            self._check_rows(tail.rows, eps)
+            self._check_captured(tail.rows, readout.offset, eps)
+            return readout.offset
         line = Line.of(tail, readout)
         if tail.joined is not None:
             raise ValueError(bypassed(tail, line))
@@ -283,6 +303,8 @@ def bypassed(tail: Tail, line: Line | None) -> str:
     """What to do about a prediction that depends on more than a weighted sum of the last layers."""
     operation = tail.operation if tail.joined is None else repr(tail.joined)
     found = f"the prediction of a row depends on more than its output of the last linear layer {tail.layer!r}: "
+    if row_count(tail.rows) < FEWEST_ROWS:
+        return f"{found}{operation} brings in something else. Pass at least {FEWEST_ROWS} rows, which show what it is."
     kind = None if line is None else offset_of(line)
     if kind == "offset":
         return found + (
@@ -307,7 +329,13 @@ def offset_of(line: Line) -> str | None:
         low, high = (line.tail.at(line.outputs(np.full(rows, value)))[1].astype(np.float64) for value in (-0.5, 1.0))
         if np.ptp(high) > 0 and np.ptp(high - low) <= 1e-3 * np.ptp(high):
             return "offset"
-        return "factor" if np.ptp(high) > 0 and np.ptp(high / low) <= 1e-3 * np.abs(high / low).max() else None
+        ratio = high / low
+        return "factor" if np.ptp(high) > 0 and np.ptp(ratio) <= 1e-3 * np.abs(ratio).max() < np.inf else None
+
+
+def as_array_of(like: Any, values: NDArray[Any]) -> Any:
+    """Values as an array, or a tensor, of the same type."""
+    return values.astype(like.dtype) if isinstance(like, np.ndarray) else like.new_tensor(values)
 
 
 def side_by_side(arrays: Sequence[Any]) -> Any:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from esvdfair.core.quadratic import Head
+
 Array = NDArray[np.float64]
 
 
@@ -28,12 +30,14 @@ class LinearLayer:
         Position among the linear layers that feed the prediction, in order of execution.
     weight : (m, n) float64
     bias : (m,) float64, or None when the layer has none
+    offset : whether the last input is an offset: a known term of the prediction, whose weight is 1 and stays
     """
 
     name: str
     index: int
     weight: NDArray[np.float64]
     bias: NDArray[np.float64] | None
+    offset: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,10 +110,14 @@ class Readout:
     parts : tuple of Part
     usual : float
         A usual output of the last layers, at which weights of positions are found.
+    offset : Head or None
+        Where the model adds an offset to the sum, a column of its input or the log of one: the head that follows both,
+        by which the offset of a row is found.
     """
 
     parts: tuple[Part, ...]
     usual: float = 0.0
+    offset: Head | None = None
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Readout":
@@ -118,7 +126,9 @@ class Readout:
         def part(layer: str, outputs: Any, factors: Any, positions: Any) -> Part:
             return Part(layer, tuple(outputs), tuple(factors), None if positions is None else tuple(positions))
 
-        return cls(tuple(part(**item) for item in values["parts"]), values["usual"])
+        offset = values.get("offset")
+        parts = tuple(part(**item) for item in values["parts"])
+        return cls(parts, values["usual"], None if offset is None else Head(**offset))
 
     @property
     def name(self) -> str:
@@ -128,10 +138,12 @@ class Readout:
     def layer(self, layers: Sequence[LinearLayer]) -> LinearLayer:
         """One layer (1, n) of those of the parts."""
         own = {layer.name: layer for layer in layers}
-        weight = np.concatenate([part.read(own[part.layer].weight) for part in self.parts], axis=1)
+        columns = [part.read(own[part.layer].weight) for part in self.parts]
+        weight = np.concatenate(columns if self.offset is None else [*columns, np.ones((1, 1))], axis=1)
         biases = [(part, own[part.layer].bias) for part in self.parts]
-        known = [part.read(bias) for part, bias in biases if bias is not None and _moves(part)]
-        return LinearLayer(self.name, len(layers) - 1, weight, np.sum(known, axis=0) if known else None)
+        known = [part.read(bias) for part, bias in biases if bias is not None and moves(part)]
+        bias = np.sum(known, axis=0) if known else None
+        return LinearLayer(self.name, len(layers) - 1, weight, bias, self.offset is not None)
 
     def split(
         self, layers: Sequence[LinearLayer], weight: Array, bias: Array | None
@@ -139,7 +151,7 @@ class Readout:
         """Weights and biases of the layers of the parts, of which `layer` gives these."""
         own = {layer.name: layer for layer in layers}
         new = {part.layer: (own[part.layer].weight, own[part.layer].bias) for part in self.parts}
-        with_bias = [part for part in self.parts if own[part.layer].bias is not None and _moves(part)]
+        with_bias = [part for part in self.parts if own[part.layer].bias is not None and moves(part)]
         before, start = self.layer(layers).bias, 0
         for part in self.parts:
             old_weight, old_bias = new[part.layer]
@@ -158,11 +170,13 @@ class Readout:
         """Whether two readouts, found on different rows, are the same up to rounding."""
         if other is None or [_shape(part) for part in self.parts] != [_shape(part) for part in other.parts]:
             return False
+        if (self.offset is None) != (other.offset is None):
+            return False
         mine, theirs = ([f for p in one.parts for f in (*p.factors, *(p.positions or ()))] for one in (self, other))
         return len(mine) == len(theirs) and bool(np.allclose(mine, theirs, rtol=1e-3, atol=1e-6))
 
 
-def _moves(part: Part) -> bool:
+def moves(part: Part) -> bool:
     """Whether a bias of the layer moves the prediction: a difference of two positions has none."""
     return part.positions is None or abs(sum(part.positions)) > 1e-6
 

@@ -3,14 +3,15 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.core.checks import row_count
-from esvdfair.core.quadratic import KINDS
-from esvdfair.models.heads import spacing
+from esvdfair.core.checks import row_count, take
+from esvdfair.core.quadratic import KINDS, Head
+from esvdfair.models.heads import find_head, probe_points, spacing
 from esvdfair.models.readouts import Part, Readout
 
 Array = NDArray[np.float64]
@@ -139,6 +140,58 @@ def find_readout(tail: Tail) -> Readout | None:
         return None
     moving = any(part.positions is None for part in parts)
     return Readout(tuple(part for part in parts if part.outputs), _steepest(tail, like) if moving else 0.0)
+
+
+FEWEST_ROWS = 8
+"""That tell an offset from a factor, or from anything else that a model may bring in."""
+
+PredictAt = Callable[[Any, Readout, Array], Array]
+"""Predictions for some rows if a readout gave some values instead of what it gives for them; else a `ValueError`."""
+
+
+def find_offset(tail: Tail, readout: Readout, predict_at: PredictAt) -> Head | None:
+    """The head that follows the sum of the last layers and an offset that depends on the row; None if none does.
+
+    An exposure by which ``exp`` is multiplied is an offset too: its logarithm. A constant that is added to all offsets
+    and taken from the head changes nothing, so the head has none.
+    """
+    count, eps = row_count(tail.rows), tail.eps or spacing(tail.output)
+    if count < FEWEST_ROWS:
+        return None
+    points = probe_points(Line.of(tail, readout).read(tail.flat)).astype(tail.output.dtype).astype(np.float64)
+    try:
+        middle = np.argsort(predict_at(tail.rows, readout, np.zeros(count)))[count // 2]
+        seen = predict_at(take(tail.rows, np.full(len(points), middle)), readout, points)
+        found = find_head(points, seen, kinds=tail.kinds, eps=eps)
+    except ValueError:  # no head of a known kind, or a framework that cannot be asked
+        return None
+    which, tolerance = np.arange(len(points)) % count, max(1e-7, 256 * eps)
+    seen = predict_at(take(tail.rows, which), readout, points)
+    for head in _without_constants(found, eps):
+        offsets = offsets_of(partial(predict_at, tail.rows, readout), head, count)[which]
+        z, unsure = points + offsets, tolerance * (np.abs(points) + np.abs(offsets))
+        made, low, high = (head.apply(z + sign * unsure) for sign in (0.0, -1.0, 1.0))
+        if np.all(np.abs(made - seen) <= np.abs(high - low) + tolerance * np.abs(made)):
+            return head
+    return None
+
+
+def _without_constants(head: Head, eps: float) -> list[Head]:
+    """Heads of one kind, the simplest first, which need no constant that could be part of the offset."""
+    if head.is_affine:
+        scale = _simple(head.line[0], eps)
+        return [Head("identity") if scale == 1 else Head("affine", scale)]
+    inner, sign = _simple(head.inner_scale, eps), float(np.sign(head.scale))
+    scale = sign if head.kind == "exp" else head.scale
+    return [Head(head.kind, sign, 0.0, inner), Head(head.kind, scale, head.offset, inner)]
+
+
+def offsets_of(predict_at: Callable[[Array], Array], head: Head, count: int) -> Array:
+    """(count,) what a model adds to the output of its last layer: predictions where that is 0, without the head."""
+    offsets = head.inverse(predict_at(np.zeros(count)))
+    if head.is_affine or (head.kind == "exp" and not head.offset):
+        return offsets
+    return offsets + head.inverse(predict_at(-offsets))  # again where the head is steep
 
 
 def _parts_of(tail: Tail, slopes: Array, pooled: bool, tolerance: float, eps: float) -> list[Part] | None:

@@ -27,6 +27,7 @@ from esvdfair.core.quadratic import KINDS
 from esvdfair.models import base
 from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights
 from esvdfair.models.heads import name_operations, same_values
+from esvdfair.models.readouts import Readout, moves
 from esvdfair.models.tails import Section
 from esvdfair.models.torch_modules import (
     as_layer,
@@ -273,6 +274,26 @@ class TorchAdapter(ModelAdapter):
             return z.to(output, copy=True).reshape(output.shape)
 
         return self._run(self._inputs(x), {name: partial(put, z) for name, z in outputs.items()})
+
+    def _predict_at(self, x: Any, readout: Readout, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        read = [(part, k, f) for part in readout.parts for k, f in zip(part.outputs, part.factors, strict=True)]
+        steepest, column, factor = max(read, key=lambda each: abs(each[2]) if moves(each[0]) else 0.0)
+        if not moves(steepest):
+            raise ValueError("differences of positions stay when all positions are set.")
+        wanted = torch.as_tensor(values / factor)
+
+        def put(name: str, module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> torch.Tensor:
+            output, added = output.clone(), None if module.bias is not None else self._bias(name)
+            for part in readout.parts:
+                if part.layer == name:
+                    output[..., list(part.outputs)] = 0
+            if name == steepest.layer:
+                repeated = wanted.repeat_interleave(output.numel() // output.shape[-1] // len(wanted))
+                output[..., column] = repeated.reshape(output.shape[:-1]).to(output)
+            return output if added is None else output - added.reshape(-1)  # which the model is going to add
+
+        prediction = self._run(self._inputs(x), {part.layer: partial(put, part.layer) for part in readout.parts})
+        return to_numpy(prediction).astype(np.float64)
 
     def _slopes(self, outputs: Mapping[str, torch.Tensor | float], x: Inputs) -> dict[str, torch.Tensor] | None:
         """Derivatives of the prediction in the outputs of the last layers, if they gave these; None if torch has none.
