@@ -589,7 +589,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             if self.method == "transport":
                 solve: methods.Solve = partial(methods.transport, targets=targets)
             else:
-                methods.check_offset(problem.layer, self.method)
+                problem.layer.check_no_offset("method='parity'")
                 reductions = dict(zip(REDUCTIONS, given, strict=True))
                 solve = partial(methods.parity, targets=targets, **reductions)
             # Rows that certify may not even choose a regularisation.

@@ -22,7 +22,6 @@ from esvdfair.methods import (
     Candidates,
     Refits,
     after_edits,
-    check_offset,
     check_rescales,
     parity_at,
     plain_fit,
@@ -140,7 +139,7 @@ def solve(
     most_bytes : size of the inputs that are kept where there are several pairs; None reads all rows for each
     """
     layers = reader.layers()
-    check_offset(layers[-1], method)
+    layers[-1].check_no_offset(f"method={method!r}")
     edited_layer = find_layer(layers, layer)
     if edited_layer.index == layers[-1].index:
         raise InputError(

@@ -178,8 +178,7 @@ class Refits:
             slope = 2 * share * error * head.derivative(z)
             pull = v[:-1] - start[:-1]
             gradient = np.append(slope @ rotated + 2 * penalty * variances * pull, slope.sum())
-            if self.space.offset is not None:  # whose weight stays
-                gradient[-2] = 0.0
+            gradient[-2:-1] *= self.space.offset is None  # the weight of an offset stays
             return float(share @ error**2 + penalty * variances @ pull**2), gradient
 
         best = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 200}).x
@@ -373,22 +372,9 @@ def after_edits(edits: Sequence[LayerEdit]) -> Weights:
     return {edit.layer: (edit.weight_after, edit.bias_after) for edit in edits}
 
 
-def check_offset(layer: LinearLayer, method: str) -> None:
-    """Raise where the model adds an offset, which a method does not take into account."""
-    if layer.offset:
-        raise InputError(
-            f"the model adds an offset, a term that depends on `X` alone, to the output of {layer.name!r}, and "
-            f"`method={method!r}` does not take it into account. Use `method='transport'`."
-        )
-
-
 def check_rescales(problem: Problem) -> None:
     """Raise unless the last layer can shift and stretch the predictions."""
-    if problem.layer.offset:
-        raise InputError(
-            "`rescale=True` stretches the predictions, and the model adds an offset to them that cannot be stretched. "
-            "Leave `rescale` out."
-        )
+    problem.layer.check_no_offset("rescale=True")
     if not problem.head.is_affine:
         raise InputError(
             f"`rescale=True` requires predictions that are a linear function of the last layer, and a "

@@ -277,12 +277,8 @@ def test_repair_beside_an_offset(name, tmp_path):
     (parts[0] + parts[1]).save(tmp_path / "s")
     again = ESVDFair(model, target_ks=0.15, random_state=0).fit_summary(Summary.load(tmp_path / "s"))
     np.testing.assert_allclose(again.predict(fresh), fits[0].predict(fresh), rtol=1e-3, atol=1e-5)
-    for options, said in (
-        ({"method": "parity"}, "transport"),
-        ({"method": "exact"}, "transport"),
-        ({"rescale": True}, "cannot be stretched|linear function"),
-    ):
-        with pytest.raises(ValueError, match=said):
+    for options in ({"method": "parity"}, {"method": "exact"}, {"rescale": True}):
+        with pytest.raises(ValueError, match=r"adds an offset.*Use `method='transport'`, without `rescale`"):
             ESVDFair(model, **options).fit(X, y, sensitive_features=group)
 
 

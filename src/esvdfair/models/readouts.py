@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esvdfair.core.quadratic import Head
+from esvdfair.exceptions import InputError
 
 Array = NDArray[np.float64]
 
@@ -38,6 +39,14 @@ class LinearLayer:
     weight: NDArray[np.float64]
     bias: NDArray[np.float64] | None
     offset: bool = False
+
+    def check_no_offset(self, asked: str) -> None:
+        """Raise where the model adds an offset, which an option does not take into account."""
+        if self.offset:
+            raise InputError(
+                f"the model adds an offset, a term of `X`, to the output of {self.name!r}, which `{asked}` does not "
+                "take into account. Use `method='transport'`, without `rescale`."
+            )
 
 
 @dataclass(frozen=True)
