@@ -74,14 +74,12 @@ def test_budget_is_met_with_equality_and_the_account_is_true(edit, reduction, se
 
 
 @pytest.mark.parametrize("edit", ALL)
-def test_a_budget_already_met_leaves_the_layer_untouched(edit):
+def test_a_reduction_of_one_leaves_the_layer_untouched(edit):
     x, g, w, b = case(0)
-    moments = GroupMoments().update(x, g)
-    for result in (edit(w, moments, reduction=1, bias=b), edit(w, moments, budget=1e9, bias=b)):
-        np.testing.assert_array_equal(result.weight_after, w)
-        np.testing.assert_array_equal(result.bias_after, b)
-        assert result.multiplier == 0
-        assert result.output_change == 0
+    result = edit(w, GroupMoments().update(x, g), reduction=1, bias=b)
+    np.testing.assert_array_equal(result.weight_after, w)
+    np.testing.assert_array_equal(result.bias_after, b)
+    assert result.multiplier == result.output_change == 0
 
 
 @pytest.mark.parametrize("edit", ALL)
@@ -98,24 +96,17 @@ def test_infinite_reduction_removes_the_gap(edit, seed, groups, dead, outputs, b
 
 @settings(max_examples=20, deadline=None)
 @given(reduction=st.floats(1.01, 1e4), **cases)
-def test_exact_mean_edit_changes_no_more_than_the_paper_at_equal_budget(reduction, seed, groups, dead, outputs, bias):
+def test_the_exact_edits_change_no_more_than_the_papers_at_equal_budgets(reduction, seed, groups, dead, outputs, bias):
     x, g, w, b = case(seed, groups=groups, dead=dead, outputs=outputs, bias=bias)
     moments = GroupMoments().update(x, g)
     paper = edit_mean_paper(w, moments, reduction=reduction, bias=b)
-    exact = edit_mean(w, moments, budget=paper.budget, bias=b)
+    exact = edit_mean(w, moments, reduction=max(1.0, paper.gap_before / paper.budget), bias=b)
     assert exact.gap_after <= paper.budget * (1 + 1e-9)
     assert exact.output_change <= paper.output_change * (1 + 1e-9)
-
-
-@settings(max_examples=20, deadline=None)
-@given(reduction=st.floats(1.01, 1e4), **cases)
-def test_optimal_covariance_edit_changes_no_more_than_the_paper(reduction, seed, groups, dead, outputs, bias):
-    x, g, w, b = case(seed, groups=groups, dead=dead, outputs=outputs, bias=bias)
     moments = GroupMoments().update(unit_spread(x, g), g)
-    paper = edit_covariance_paper(w, moments, reduction=reduction, bias=b)
-    best = edit_covariance(w, moments, reduction=reduction, bias=b)
-    assert best.achieved == pytest.approx(paper.achieved, rel=1e-9)
-    assert best.output_change <= paper.output_change * (1 + 1e-9)
+    paper, exact = (edit(w, moments, reduction=reduction, bias=b) for edit in (edit_covariance_paper, edit_covariance))
+    assert exact.achieved == pytest.approx(paper.achieved, rel=1e-9)
+    assert exact.output_change <= paper.output_change * (1 + 1e-9)
 
 
 @settings(max_examples=30, deadline=None)
@@ -132,18 +123,6 @@ def test_the_exact_edits_do_not_depend_on_the_units_of_the_inputs(exponents, see
         np.testing.assert_allclose(other.weight_after * unit, plain.weight_after, rtol=1e-6, atol=1e-6 * size)
         assert other.gap_after == pytest.approx(plain.gap_after, rel=1e-6)
         assert other.output_change == pytest.approx(plain.output_change, rel=1e-6)
-
-
-@pytest.mark.parametrize("edit", ALL)
-@settings(max_examples=10, deadline=None)
-@given(reduction=st.sampled_from([1.5, 15.0, 1e4]), **cases)
-def test_the_same_edit_again_changes_nothing(edit, reduction, seed, groups, dead, outputs, bias):
-    x, g, w, b = case(seed, groups=groups, dead=dead, outputs=outputs, bias=bias)
-    moments = GroupMoments().update(x, g)
-    once = edit(w, moments, reduction=reduction, bias=b)
-    again = edit(once.weight_after, moments, budget=once.budget, bias=once.bias_after)
-    np.testing.assert_allclose(again.weight_after, once.weight_after, rtol=1e-8, atol=1e-8 * np.abs(w).max())
-    assert again.converged
 
 
 def test_optimal_covariance_edit_keeps_what_lies_outside_the_range_of_m():
@@ -305,9 +284,9 @@ def test_differs_from_the_paper_on_an_output_layer():
     """With one output W S_e has one singular value: the paper's mean edit would only scale the predictions."""
     x, g, w, b = case(3, outputs=1)
     moments = GroupMoments().update(x, g)
-    for edit in (edit_mean_paper, edit_paper):
+    for edit, reductions in ((edit_mean_paper, {"reduction": 15}), (edit_paper, {})):
         with pytest.raises(ValueError, match="one output"):
-            edit(w, moments, **({"reduction": 15} if edit is edit_mean_paper else {}), bias=b)
+            edit(w, moments, **reductions, bias=b)
     exact = edit_mean(w, moments, reduction=15, bias=b)
     assert exact.gap_after == pytest.approx(exact.gap_before / 15)
     scaled = w / np.sqrt(15)
@@ -355,17 +334,12 @@ def test_bad_arguments_are_explained(edit):
     for reduction in (0.5, -1.0, np.nan):
         with pytest.raises(ValueError, match="must be at least 1"):
             edit(w, moments, reduction=reduction)
-    with pytest.raises(ValueError, match="cannot be below 0"):
-        edit(w, moments, budget=-1.0)
-    with pytest.raises(ValueError, match="exactly one"):
-        edit(w, moments)
-    with pytest.raises(ValueError, match="exactly one"):
-        edit(w, moments, reduction=2, budget=1)
-    with pytest.raises(ValueError, match="moments have width 6"):
-        edit(w[:, :3], moments, reduction=2)
-    with pytest.raises(ValueError, match="bias has shape"):
-        edit(w, moments, reduction=2, bias=np.ones(9))
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        edit(w * np.nan, moments, reduction=2, bias=b)
-    with pytest.raises(ValueError, match="1 group"):
-        edit(w, GroupMoments().update(x, np.zeros(len(x), dtype=int)), reduction=2)
+    alone = GroupMoments().update(x, np.zeros(len(x), dtype=int))
+    for weight, bias, gathered, message in (
+        (w[:, :3], None, moments, "moments have width 6"),
+        (w, np.ones(9), moments, "bias has shape"),
+        (w * np.nan, b, moments, "NaN or infinite"),
+        (w, None, alone, "1 group"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            edit(weight, gathered, reduction=2, bias=bias)

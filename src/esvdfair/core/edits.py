@@ -54,62 +54,55 @@ class LayerEdit:
     gap_after: float
 
 
-# --- the paper's edits ---------------------------------------------------------------------------------------------
-
-
 def edit_mean_paper(
     weight: ArrayLike,
     moments: GroupMoments,
     *,
-    reduction: float | None = None,
-    budget: float | None = None,
+    reduction: float,
     epsilon: float = 1e-5,
     bias: ArrayLike | None = None,
     layer: str = "",
     factor: Array | None = None,
 ) -> LayerEdit:
-    """The paper's mean edit: shrink the singular values of ``W S_e`` until ``Σσ'² ≤ c_e``.
+    """The paper's mean edit: shrink the singular values of ``W S_e`` until ``Σσ'² ≤ Σσ²/reduction``.
 
     Parameters
     ----------
-    weight : (m, n) of the layer, m > 1
+    weight : (m, n) of the layer, m > 1: with one output it would only scale the predictions towards zero
     moments : moments of the layer's inputs
-    reduction : c̃_e ≥ 1, the budget is ``c_e = Σσ²/c̃_e``; inf removes everything. Give this or ``budget``.
-    budget : c_e itself
+    reduction : at least 1; inf removes everything
     epsilon : ε of ``S_e S_eᵀ = DᵀD + εI``
     bias, layer : carried into the result unchanged
     factor : F with ``XᵀX = F Fᵀ``, where it is known already
-
-    Raises
-    ------
-    ValueError
-        For a layer with one output: there W S_e has one singular value, and shrinking it scales the predictions
-        towards zero instead of closing a gap.
     """
-    w, b = _checked(weight, bias, moments, single_output=False)
+    w, b = _checked(weight, bias, moments)
+    if len(w) == 1:  # differs from the paper, which is silent on m = 1
+        raise ValueError(
+            "this layer has one output, where the paper's mean edit only scales the predictions towards zero. "
+            "Edit a hidden layer (layer=-2), or use edit_mean, which is exact for any layer."
+        )
     svd = gaps.explain_mean(w, moments, epsilon=epsilon, second_moment_factor=factor)
     # S_e is invertible, so that W + Σ(σ'−σ)uvᵀS_e⁻¹ is (Σσ'uvᵀ)S_e⁻¹
-    return _edit(w, moments, svd, 2, reduction, budget, layer=layer, bias=b, epsilon=epsilon)
+    return _edit(w, b, moments, svd, 2, reduction, layer, epsilon=epsilon)
 
 
 def edit_covariance_paper(
     weight: ArrayLike,
     moments: GroupMoments,
     *,
-    reduction: float | None = None,
-    budget: float | None = None,
+    reduction: float,
     bias: ArrayLike | None = None,
     layer: str = "",
     factor: Array | None = None,
 ) -> LayerEdit:
-    """The paper's covariance edit: shrink the singular values of ``W S_v`` until ``Σσ'⁴ ≤ c_v``.
+    """The paper's covariance edit: shrink the singular values of ``W S_v`` until ``Σσ'⁴ ≤ Σσ⁴/reduction``.
 
-    ``W' = (Σσ'_i u_i v_iᵀ) S_v⁺``. When M is singular this drops what W does outside its range;
-    :func:`edit_covariance` keeps it. The budget is ``Σσ⁴/reduction``; ``factor`` as in :func:`edit_mean_paper`.
+    ``W' = (Σσ'_i u_i v_iᵀ) S_v⁺``. When M is singular this drops what W does outside its range; `edit_covariance` keeps
+    it. Parameters as for `edit_mean_paper`.
     """
     w, b = _checked(weight, bias, moments)
     svd = gaps.explain_covariance(w, moments, second_moment_factor=factor)
-    return _edit(w, moments, svd, 4, reduction, budget, layer=layer, bias=b, drops=True)
+    return _edit(w, b, moments, svd, 4, reduction, layer, drops=True)
 
 
 def edit_paper(
@@ -122,56 +115,53 @@ def edit_paper(
     layer: str = "",
 ) -> tuple[LayerEdit, ...]:
     """Algorithm 1: the covariance edit, then the mean edit of its result. A reduction of None leaves that step out."""
-    w, b = _checked(weight, bias, moments, single_output=False)
     factor = gaps.scatter_factor(gaps.scatter_about(moments, centred=False))
     steps = (edit_covariance_paper, covariance_reduction), (edit_mean_paper, mean_reduction)
-    return tuple(_in_turn(steps, w, b, moments, layer=layer, factor=factor))
+    return tuple(_in_turn(steps, weight, bias, moments, layer=layer, factor=factor))
 
 
 def edit_mean(
     weight: ArrayLike,
     moments: GroupMoments,
     *,
-    reduction: float | None = None,
-    budget: float | None = None,
+    reduction: float,
     bias: ArrayLike | None = None,
     layer: str = "",
     whitening: tuple[Array, Array] | None = None,
 ) -> LayerEdit:
     """The exact mean edit (docs/method.md 2.1): the least change of the layer's outputs with ``d_e² ≤ c_e``.
 
-    ``min tr((W−W')C(W−W')ᵀ)`` subject to ``‖D W'ᵀ‖² ≤ c_e``, where D holds the mean difference of every pair of
-    groups and C is the scatter of the inputs: about their mean when the layer has a bias, which then moves to
-    ``b' = b + (W−W')x̄``, the joint optimum; about zero when it has none. The budget is ``d_e²/reduction``;
-    ``reduction=inf`` is least-squares concept erasure (LEACE). ``whitening`` is L and L⁺ of C, where known already.
+    ``min tr((W−W')C(W−W')ᵀ)`` subject to ``‖D W'ᵀ‖² ≤ c_e = d_e²/reduction``, where D holds the mean difference of
+    every pair of groups and C is the scatter of the inputs: about their mean when the layer has a bias, which then
+    moves to ``b' = b + (W−W')x̄``, the joint optimum; about zero when it has none. ``reduction=inf`` is least-squares
+    concept erasure (LEACE). ``whitening`` is L and L⁺ of C, where known already.
 
     Differs from the paper: it states that this problem has no closed form, and restricts it.
     """
     w, b = _checked(weight, bias, moments)
     svd = gaps.explain_mean_optimal(w, moments, whitening=whitening or _whitening(b, moments))
-    return _edit(w, moments, svd, 2, reduction, budget, layer=layer, bias=b, follows=True)
+    return _edit(w, b, moments, svd, 2, reduction, layer, follows=True)
 
 
 def edit_covariance(
     weight: ArrayLike,
     moments: GroupMoments,
     *,
-    reduction: float | None = None,
-    budget: float | None = None,
+    reduction: float,
     bias: ArrayLike | None = None,
     layer: str = "",
     whitening: tuple[Array, Array] | None = None,
 ) -> LayerEdit:
-    """The optimal covariance edit within its singular directions (docs/method.md 2.2), budget ``c_v = Σσ⁴/reduction``.
+    """The optimal covariance edit within its singular directions (docs/method.md 2.2), ``Σσ'⁴ ≤ Σσ⁴/reduction``.
 
     The singular directions are those of the paper for inputs in units of their spread, so that scaling a unit up and
-    its weights down changes nothing. It meets ``Σσ'⁴ ≤ c_v`` as :func:`edit_covariance_paper` does, keeps what W does
-    outside the range of M, and on inputs of unit spread never changes the layer's outputs more. With a bias the inputs
-    are centred and the bias moves with the weight. ``whitening`` as in :func:`edit_mean`.
+    its weights down changes nothing. It keeps what W does outside the range of M, and on inputs of unit spread never
+    changes the layer's outputs more than `edit_covariance_paper`. With a bias the inputs are centred and the bias moves
+    with the weight. ``whitening`` as in `edit_mean`.
     """
     w, b = _checked(weight, bias, moments)
     svd = gaps.explain_covariance_optimal(w, moments, whitening=whitening or _whitening(b, moments))
-    return _edit(w, moments, svd, 4, reduction, budget, layer=layer, bias=b, follows=True)
+    return _edit(w, b, moments, svd, 4, reduction, layer, follows=True)
 
 
 def edit_exact(
@@ -187,7 +177,7 @@ def edit_exact(
 
     Every output is taken in units of its standard deviation, so that scaling an output up and the next layer's weights
     down changes nothing; singular values, budgets, gaps and the change of the outputs are in these units. The mean edit
-    moves the covariance gap again, a little up or down: the first account says where it ends.
+    moves the covariance gap again: ``gap_after`` of the first edit says where it ends.
     """
     w, b = _checked(weight, bias, moments)
     variances = np.einsum("ij,ij->i", w @ moments.pooled_scatter(), w) / moments.pooled_weight
@@ -211,8 +201,8 @@ def edit_exact(
 
 def _in_turn(
     steps: Iterable[tuple[Callable[..., LayerEdit], float | None]],
-    weight: Array,
-    bias: Array | None,
+    weight: ArrayLike,
+    bias: ArrayLike | None,
     moments: GroupMoments,
     **shared: Any,
 ) -> list[LayerEdit]:
@@ -232,14 +222,13 @@ def _whitening(bias: Array | None, moments: GroupMoments) -> tuple[Array, Array]
 
 def _edit(
     before: Array,
+    bias: Array | None,
     moments: GroupMoments,
     svd: gaps.ExplainableSVD,
     power: int,
-    reduction: float | None,
-    budget: float | None,
-    *,
+    reduction: float,
     layer: str,
-    bias: Array | None,
+    *,
     follows: bool = False,
     epsilon: float = 0.0,
     drops: bool = False,
@@ -249,8 +238,15 @@ def _edit(
     ``follows``: the bias moves to ``b' = b + (W − W')x̄``, so that the mean output stays. ``drops``: the weight is made
     of the singular directions alone, without what W does outside them.
     """
-    allowed = _budget(svd.sigma, power, reduction, budget)
-    solution = (solve_mean if power == 2 else solve_covariance)(svd.sigma, svd.cost, allowed)
+    check_reduction(reduction)
+    with np.errstate(over="ignore"):
+        total = float(np.sum(svd.sigma**power))
+    if not np.isfinite(total):  # powers leave float64 long before the features do
+        raise ValueError(
+            f"the largest singular value of the gap is {svd.sigma.max():.3g}, and its power {power} leaves float64; "
+            "give the features in another unit."
+        )
+    solution = (solve_mean if power == 2 else solve_covariance)(svd.sigma, svd.cost, total / reduction)
     after, output_change = before + svd.change(solution.sigma), svd.output_change(solution.sigma)
     if drops and not np.array_equal(solution.sigma, svd.sigma):
         after = (svd.u * solution.sigma) @ svd.step
@@ -277,7 +273,7 @@ def _edit(
         sigma_before=svd.sigma,
         sigma_after=solution.sigma,
         multiplier=solution.multiplier,
-        budget=allowed,
+        budget=total / reduction,
         achieved=achieved,
         converged=solution.converged,
         output_change=output_change,
@@ -286,9 +282,7 @@ def _edit(
     )
 
 
-def _checked(
-    weight: ArrayLike, bias: ArrayLike | None, moments: GroupMoments, *, single_output: bool = True
-) -> tuple[Array, Array | None]:
+def _checked(weight: ArrayLike, bias: ArrayLike | None, moments: GroupMoments) -> tuple[Array, Array | None]:
     w = np.array(weight, dtype=np.float64)
     if w.ndim != 2 or w.shape[1] != moments.width:
         raise ValueError(
@@ -300,31 +294,7 @@ def _checked(
         raise ValueError(f"the bias has shape {b.shape}, expected ({w.shape[0]},) for this weight.")
     if not np.isfinite(w).all() or (b is not None and not np.isfinite(b).all()):
         raise ValueError("the layer's weight or bias holds NaN or infinite values; it cannot be repaired.")
-    if len(w) == 1 and not single_output:  # differs from the paper, which is silent on m = 1
-        raise ValueError(
-            "this layer has one output, where the paper's mean edit only scales the predictions towards zero. "
-            "Edit a hidden layer (layer=-2), or use edit_mean, which is exact for any layer."
-        )
     return w, b
-
-
-def _budget(sigma: Array, power: int, reduction: float | None, budget: float | None) -> float:
-    """What ``Σσ^power`` may be, from itself and the reduction, or as given."""
-    if (reduction is None) == (budget is None):
-        raise ValueError(f"got reduction={reduction!r} and budget={budget!r}; give exactly one of them.")
-    with np.errstate(over="ignore"):
-        total = float(np.sum(sigma**power))
-    if not np.isfinite(total):  # powers leave float64 long before the features do
-        raise ValueError(
-            f"the largest singular value of the gap is {sigma.max():.3g}, and its power {power} leaves float64; give "
-            "the features in another unit."
-        )
-    if reduction is not None:
-        check_reduction(reduction)
-        return total / reduction
-    if budget is None or not budget >= 0:
-        raise ValueError(f"budget={budget!r}; a squared gap cannot be below 0. Use 0 to remove the gap.")
-    return float(budget)
 
 
 def check_reduction(reduction: float) -> None:
@@ -345,15 +315,7 @@ def check_reduction(reduction: float) -> None:
 
 @dataclass(frozen=True)
 class Shrinkage:
-    """Solution of the problem above.
-
-    Attributes
-    ----------
-    sigma : (r,) σ', not negative, never above σ
-    multiplier : γ; 0 when the budget was met already, inf when the budget is 0
-    achieved : Σσ'^p
-    converged : whether the root was found to machine precision
-    """
+    """σ' (r,), its multiplier γ (0 when the budget was met already, inf when it is 0), and Σσ'^p (``achieved``)."""
 
     sigma: Array
     multiplier: float
