@@ -424,7 +424,7 @@ def test_errors_say_what_is_wrong():
         with pytest.raises(ValueError, match="budget="):
             problem.solve(budget)
     for reduction in (0.9, 0.0, -1.0, np.nan):
-        with pytest.raises(ValueError, match=r"reduction=.*must be 1 or more"):
+        with pytest.raises(ValueError, match=r"reduction=.*must be at least 1"):
             problem.budget(reduction)
 
 

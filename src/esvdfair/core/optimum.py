@@ -45,14 +45,12 @@ class Optimum:
     level : α, the bound on the largest pairwise KS distance
     grid : (L,) increasing values q_l
     potential : (G, L) ψ_s(q_l), zero in the last column; the groups' potentials sum to zero
-    pools : (r, 3) disjoint intervals [low, high] of values narrower than a grid step, and the one value that
-        stands for each (see ``_find_pools``)
+    pools : (r, 3) disjoint intervals [low, high] of values, and the one value that stands for each (``_find_pools``)
     group_prior : (G,) p_s
     converged : whether the smoothed dual met its optimality conditions
     dual_objective : a certified lower bound on the mean squared distance to η of every (randomised) predictor on the
         cells that takes values on the grid and keeps every pairwise KS distance at or under ``level``
-    mse, ks : mean squared distance to η, and largest pairwise KS distance weighted by P(s|x), of ``predict`` on the
-        cells
+    mse, ks : of ``predict`` on the cells: mean squared distance to η, and largest pairwise KS distance
     """
 
     level: float
@@ -98,8 +96,8 @@ def fit_optimum(
     n_cells : rows are compressed to at most so many weighted cells; fewer rows than that are kept as they are.
     sharpness : β in units of 1/Var(η). The smoothed dual lies within log(L)/β of the exact one.
 
-    The optimum is randomised where rows tie; the arg max that ``predict`` takes is not, so on data with few
-    distinct rows its KS distance can differ from α by their mass. ``Optimum.ks`` says what was reached.
+    The optimum is randomised where rows tie; ``predict`` is not, so on data with few distinct rows its KS distance can
+    differ from α by their mass. ``Optimum.ks`` says what was reached.
 
     Examples
     --------
@@ -122,9 +120,14 @@ def fit_optimum(
     n_grid = n_grid or int(np.clip(384 // probability.shape[1], 48, 128))
     weight, eta, probability = _atoms(weight, eta, probability)
     prior = weight @ probability
-    cells = _compress(weight, eta, probability / prior, n_cells)
-    dual = _Dual(cells, _make_grid(weight, eta, n_grid))
-    nu = np.zeros((len(dual.pairs), len(dual.grid) - 1))
+    grid, ratio = _make_grid(weight, eta, n_grid), probability / prior
+    if len(eta) > n_cells:
+        # Split at the median of the groups' own measures together: a KS distance is felt within a small group too.
+        cell = _split_cells(np.column_stack([eta, ratio[:, 1:]]), weight * ratio.sum(axis=1), n_cells)
+        weight, eta, *columns = _weighted_means(cell, weight, [eta, *ratio.T])
+        ratio = np.column_stack(columns)
+    dual = _Dual(weight, eta, ratio, grid)
+    nu = np.zeros((len(dual.incidence), len(dual.grid) - 1))
     fitted: dict[float, Optimum] = {}
     for level in sorted(set(map(float, levels)), reverse=True):
         nu, converged = _minimise(dual, nu, level, sharpness)
@@ -132,18 +135,11 @@ def fit_optimum(
     return tuple(fitted[float(level)] for level in levels)
 
 
-@dataclass(frozen=True)
-class _Cells:
-    weight: Floats  # (m,), sums to one
-    eta: Floats  # (m,)
-    ratio: Floats  # (m, G) P(s|x)/p_s; its weighted mean is one for every group
-
-
 def _atoms(weight: Floats, eta: Floats, probability: Floats) -> tuple[Floats, Floats, Floats]:
     """Rows of positive weight, those that agree merged to their mean, in the order of their values.
 
     Rows agree when they are neighbours within the tolerance in η and then in every probability: unlike rounding, this
-    divides no cluster of rows that differ by less.
+    divides no cluster.
     """
     present = weight > 0
     weight, columns = weight[present], np.column_stack([eta, probability])[present]
@@ -157,16 +153,6 @@ def _atoms(weight: Floats, eta: Floats, probability: Floats) -> tuple[Floats, Fl
     total, *means = _weighted_means(cluster, weight, columns.T)
     merged = np.column_stack(means)
     return total, merged[:, 0], merged[:, 1:]
-
-
-def _compress(weight: Floats, eta: Floats, ratio: Floats, n_cells: int) -> _Cells:
-    """Weighted means of the cells of a k-d tree over (η, P(·|x)/p), or the atoms themselves when they are few."""
-    if len(eta) <= n_cells:
-        return _Cells(weight, eta, ratio)
-    # Split at the median of the groups' own measures together: a KS distance is felt within a small group too.
-    cell = _split_cells(np.column_stack([eta, ratio[:, 1:]]), weight * ratio.sum(axis=1), n_cells)
-    total, eta, *columns = _weighted_means(cell, weight, [eta, *ratio.T])
-    return _Cells(total, eta, np.column_stack(columns))
 
 
 def _weighted_means(place: NDArray[np.intp], weight: Floats, columns: Iterable[Floats]) -> list[Floats]:
@@ -214,23 +200,24 @@ def _make_grid(weight: Floats, eta: Floats, n_grid: int) -> Floats:
 
 
 class _Dual:
-    """The dual on given cells and grid, as a function of the multipliers ν of shape (pairs, L−1)."""
+    """The dual on given cells and grid, as a function of the multipliers ν of shape (pairs, L−1).
 
-    def __init__(self, cells: _Cells, grid: Floats) -> None:
-        groups = cells.ratio.shape[1]
-        self.cells, self.grid = cells, grid
+    ``weight`` (m,) sums to one; ``ratio`` (m, G) is P(s|x)/p_s, whose weighted mean is one for every group.
+    """
+
+    def __init__(self, weight: Floats, eta: Floats, ratio: Floats, grid: Floats) -> None:
+        self.weight, self.eta, self.ratio, self.grid = weight, eta, ratio, grid
         # Pairs with group 0 come first: alone they already span all differences.
-        self.pairs = list(combinations(range(groups), 2))
+        first, second = np.array(list(combinations(range(ratio.shape[1]), 2))).T
         # F_b − F_a of a pair (a, b) in terms of F_s − F_0, s ≥ 1.
-        first, second = np.array(self.pairs).T
-        self.incidence = np.eye(groups)[second, 1:] - np.eye(groups)[first, 1:]
+        self.incidence = np.eye(ratio.shape[1])[second, 1:] - np.eye(ratio.shape[1])[first, 1:]
         # Cells run along the last axis, so that sums over the grid are sums of contiguous rows.
-        self.contrast = (cells.ratio[:, 1:] - cells.ratio[:, :1]).T.copy()  # (G−1, m), mean zero
+        self.contrast = (ratio[:, 1:] - ratio[:, :1]).T.copy()  # (G−1, m), mean zero
         # −(η − q)² = 2ηq − q² − η²: with the potentials one product; about the middle, so that nothing cancels.
         middle = 0.5 * (grid[0] + grid[-1])
-        self.values, centred = grid - middle, cells.eta - middle
+        self.values, centred = grid - middle, eta - middle
         self.sides = np.vstack([self.contrast, 2 * centred, np.ones(len(centred))])  # (G+1, m)
-        self.square = float(cells.weight @ centred**2)
+        self.square = float(weight @ centred**2)
 
     def contrast_potential(self, nu: Floats) -> Floats:
         """Σ over k ≥ l of the multipliers, shape (G−1, L): the potentials of all groups but group 0."""
@@ -254,11 +241,11 @@ class _Dual:
         score.ravel()[live] = raised
         total = score.sum(axis=0)
         score /= total
-        value = float(self.cells.weight @ (top + np.log(total))) / beta - self.square
+        value = float(self.weight @ (top + np.log(total))) / beta - self.square
         for row, before in zip(score[1:], score[:-1], strict=True):  # five times faster than cumsum down the rows
             row += before
         below = score[:-1]
-        difference = (self.cells.weight * self.contrast) @ below.T  # F_s − F_0 at q_k
+        difference = (self.weight * self.contrast) @ below.T  # F_s − F_0 at q_k
         return value, self.incidence[: len(nu)] @ difference, below
 
     def hessian(self, below: Floats, free: NDArray[np.bool_], beta: float) -> Floats:
@@ -267,7 +254,7 @@ class _Dual:
         Cov(1{f ≤ q_k}, 1{f ≤ q_j}) = C_k − C_k C_j for k ≤ j, with C = P(f ≤ q | cell).
         """
         pair, k = np.nonzero(free)
-        contrast = self.incidence @ self.contrast * np.sqrt(beta * self.cells.weight)  # (pairs, m)
+        contrast = self.incidence @ self.contrast * np.sqrt(beta * self.weight)  # (pairs, m)
         weighted = below[k]
         weighted *= contrast[pair]
         product = (weighted @ contrast.T)[:, pair] - weighted @ weighted.T
@@ -275,7 +262,7 @@ class _Dual:
 
     def bound(self, nu: Floats, alpha: float) -> float:
         """The exact (unsmoothed) dual at ν: a lower bound on the optimum for every ν."""
-        best = float(self.cells.weight @ self.score(nu, 1.0).max(axis=0)) - self.square
+        best = float(self.weight @ self.score(nu, 1.0).max(axis=0)) - self.square
         return -best - alpha * float(np.abs(nu).sum())
 
 
@@ -285,7 +272,7 @@ def _minimise(dual: _Dual, nu: Floats, alpha: float, sharpness: float) -> tuple[
         return nu, True
     # At α = 0 all pairs are tight, and those with group 0 span the rest.
     active = dual.incidence.T @ nu if alpha == 0 else nu
-    variance = float(dual.cells.weight @ (dual.cells.eta - dual.cells.weight @ dual.cells.eta) ** 2)
+    variance = float(dual.weight @ (dual.eta - dual.weight @ dual.eta) ** 2)
     stages = 1 + max(0, int(np.ceil(np.log(sharpness / 300) / np.log(4))))
     violation = np.inf
     for stage in reversed(range(stages)):
@@ -296,13 +283,13 @@ def _minimise(dual: _Dual, nu: Floats, alpha: float, sharpness: float) -> tuple[
 def _newton(dual: _Dual, nu: Floats, alpha: float, *, beta: float) -> tuple[Floats, float]:
     """Minimise smooth(ν) + α Σ|ν|; returns ν and its largest violation of the optimality conditions.
 
-    Damped (Levenberg-Marquardt) Newton steps within the orthant that ν is in or would move into. The damping is
-    measured in the second derivative that an evenly spread η would have, E[Δ²]/(2 (q_{k+1} − q_k) range),
-    because the true one vanishes at thresholds that split no cell.
+    Damped (Levenberg-Marquardt) Newton steps within the orthant that ν is in or would move into. The damping is in
+    units of the second derivative that an evenly spread η would have, E[Δ²]/(2 (q_{k+1} − q_k) range), because the true
+    one vanishes at thresholds that split no cell.
     """
-    spread = float(dual.cells.weight @ (dual.contrast**2).sum(axis=0))
+    spread = float(dual.weight @ (dual.contrast**2).sum(axis=0))
     unit = np.broadcast_to(spread / (2 * np.diff(dual.grid) * np.ptp(dual.grid)), nu.shape)
-    at, spare = np.empty((2, len(dual.grid), len(dual.cells.eta)))
+    at, spare = np.empty((2, len(dual.grid), len(dual.eta)))
     value, gradient, below = dual.smooth(nu, beta, at)
     damping, hessian, violation = 0.1, None, np.inf
     for _ in range(_MAX_TRIALS):
@@ -339,9 +326,9 @@ def _search_space(nu: Floats, gradient: Floats, alpha: float) -> tuple[float, ND
 
 
 def _orthant_step(hessian: Floats, nu: Floats, slope: Floats, sign: Floats | None) -> Floats:
-    """Step to the minimum of the quadratic model.
+    """Step to the minimum of the quadratic model; what would leave its orthant goes to zero, the rest is solved again.
 
-    What would leave its orthant goes to zero and the rest is solved again (``sign=None``: no orthant).
+    ``sign=None``: no orthant.
     """
     step, free = -nu, np.ones(len(nu), dtype=bool)
     while free.any():
@@ -356,10 +343,10 @@ def _orthant_step(hessian: Floats, nu: Floats, slope: Floats, sign: Floats | Non
 
 
 def _optimum(dual: _Dual, nu: Floats, level: float, prior: Floats, converged: bool) -> Optimum:
-    cells, potential = dual.cells, dual.contrast_potential(nu)
+    potential = dual.contrast_potential(nu)
     potential = np.vstack([-potential.sum(axis=0), potential])
-    mass = cells.weight[:, None] * cells.ratio
-    f = _best_values(cells.eta, cells.ratio, potential, dual.grid)
+    mass = dual.weight[:, None] * dual.ratio
+    f = _best_values(dual.eta, dual.ratio, potential, dual.grid)
     pools = _find_pools(f, mass, level, width=np.ptp(dual.grid) / len(dual.grid))
     f = _pool(f, pools)
     return Optimum(
@@ -370,7 +357,7 @@ def _optimum(dual: _Dual, nu: Floats, level: float, prior: Floats, converged: bo
         group_prior=prior,
         converged=converged,
         dual_objective=dual.bound(nu, level),
-        mse=float(cells.weight @ (f - cells.eta) ** 2),
+        mse=float(dual.weight @ (f - dual.eta) ** 2),
         ks=float(_group_gaps(f, mass)[1].max()),
     )
 
@@ -417,9 +404,8 @@ def _group_gaps(f: Floats, mass: Floats) -> tuple[Floats, Floats]:
 def _find_pools(f: Floats, mass: Floats, level: float, *, width: float) -> Floats:
     """Intervals of f, at most ``width`` wide, at whose inner thresholds the groups are farther apart than ``level``.
 
-    Where Δ is nearly a function of η a whole range of rows ties, and rounding would order their values by group:
-    differences too small for the grid to see, but not for a KS distance. One value for all of them mends it, and
-    being monotone it can widen no gap.
+    Where Δ is nearly a function of η a whole range of rows ties, and rounding would order their values by group. One
+    value for all of them mends it, and being monotone it can widen no gap.
     """
     values, gap = _group_gaps(f, mass)
     apart = (gap > level + _POOL_SLACK) & (np.diff(values, append=values[-1]) <= width)

@@ -16,8 +16,8 @@ minimum is ``z_i/(1+γλ_i)`` at the root γ of one monotone equation. *More*: t
     max over μ ∈ R^G, Σμ = 0, A = I + Σ μ_g C_g ≻ 0,   of   zᵀz − zᵀA⁻¹z − c/2 Σ|μ_g|,
 
 is concave with as many unknowns as groups. Where A stays positive definite at its maximum, ``v = A⁻¹z`` meets the
-constraints and its distance equals the bound: a certified global minimum. Elsewhere the dual is a lower bound, and the
-point comes from a local solver; the difference between the two says how much better another point could be.
+constraints and its distance equals the bound: a certified global minimum. Elsewhere the point comes from a local
+solver, and the difference between its distance and the bound says how much better another point could be.
 """
 
 import math
@@ -30,7 +30,7 @@ import scipy.linalg
 from scipy.linalg.lapack import dpotrf, dpotrs
 from scipy.optimize import NonlinearConstraint, minimize
 
-from esvdfair.core.edits import log_root
+from esvdfair.core.edits import check_reduction, log_root
 from esvdfair.core.quadratic import Array, Fit, Quadratic
 
 Branch = Literal["inactive", "interior", "semidefinite", "zero", "hard", "dual", "local"]
@@ -89,16 +89,14 @@ class ParityProblem:
         others = covariances[1:] if len(covariances) == 2 else covariances.mean(axis=0)
         differences = covariances[: -1 if len(covariances) == 2 else None] - others
         differences[np.abs(differences).max(axis=(1, 2)) <= _NO_VARIANCE_GAP * space.variances[-1]] = 0.0
-        symmetric: Array = (differences + differences.transpose(0, 2, 1)) * (0.5 * scale * scale[:, None])
-        return symmetric
+        return np.asarray((differences + differences.transpose(0, 2, 1)) * (0.5 * scale * scale[:, None]))
 
     def _shrink(self, x: Array) -> Array:
         """``(I + λ_e DᵀD)^{-1/2} x``, columns of x; the projection onto the null space of D when λ_e is infinite."""
         directions, values = self._gap_directions
         # With the SVD of D, I + λ_e DᵀD is 1 + λ_e s² along its right singular vectors and 1 elsewhere.
         loss = 1.0 - 1.0 / np.sqrt(1.0 + self.mean_penalty * values**2)
-        shrunk: Array = x - directions.T @ (loss * (directions @ x).T).T
-        return shrunk
+        return np.asarray(x - directions.T @ (loss * (directions @ x).T).T)
 
     @cached_property
     def _shrunk(self) -> Array:
@@ -106,10 +104,9 @@ class ParityProblem:
         return np.stack([self._shrink(self._shrink(form).T) for form in self._differences])
 
     @cached_property
-    def _spectrum(self) -> tuple[Array, Array]:
+    def _spectrum(self) -> Any:
         """λ (r,) and E (r, r) of ``B M B``, for two groups."""
-        values, vectors = scipy.linalg.eigh(self._shrunk[0], driver="evd", check_finite=False)
-        return values, vectors
+        return scipy.linalg.eigh(self._shrunk[0], driver="evd", check_finite=False)
 
     def _gaps(self, u: Array) -> tuple[float, float]:
         """Mean gap ``‖D w‖`` and variance gap at whitened coordinates u."""
@@ -125,18 +122,13 @@ class ParityProblem:
 
     def budget(self, reduction: float) -> float:
         """Variance budget that is the original layer's variance gap divided by ``reduction`` (1 or more, or inf)."""
-        if not reduction >= 1:
-            raise ValueError(
-                f"reduction={reduction!r}; the variance gap is divided by it, so it must be 1 or more "
-                "(inf removes the gap)."
-            )
+        check_reduction(reduction)
         return self.gaps[1] / float(reduction)
 
     def solve(self, budget: float, towards: Quadratic | None = None) -> Fit:
         """The layer of least objective with ``|variance_gap| ≤ budget``; ``inf`` leaves the variances alone.
 
         ``towards`` is a quadratic of the same features and ridge with another target than the problem's own.
-
         ``converged`` says that no layer does better, to rounding. In ``diagnostics``:
 
         mean_gap : ``‖D w‖``; with two groups the distance between their mean outputs
@@ -149,44 +141,46 @@ class ParityProblem:
             root γ; ``semidefinite``, the same where no direction can compensate another; ``zero``, as before with
             budget 0; ``hard``, no γ alone meets the budget, the most compensating direction takes up the rest. More:
             ``dual``, certified by the dual; ``local``, the best point of a local solver, to be judged by ``gap``
-        multiplier : two groups: γ, with the sign of the gap it holds back; infinite in branch ``zero``
-        eigenvalues, coordinates : two groups: (r,) λ and v; ``λ v²`` adds up to ``variance_gap``: the gap, explained
+        multiplier, eigenvalues, coordinates : two groups: γ, with the sign of the gap it holds back (infinite in branch
+            ``zero``); (r,) λ and v, of which ``λ v²`` adds up to ``variance_gap``
         multipliers : more groups: (G,) μ of their variances
         """
         if not budget >= 0:
             raise ValueError(f"budget={budget!r}; the variance gap is kept below it, so it must not be negative.")
         quadratic = towards or self.quadratic
-        solve = self._solve_two if len(self._differences) == 1 else self._solve_more
-        v, converged, known = solve(float(budget), self._shrink(quadratic.minimiser))
-        u = self._shrink(v)
+        aim = self._shrink(quadratic.minimiser)
+        known: dict[str, Any]
+        if len(self._differences) == 1:
+            eigenvalues, vectors = self._spectrum
+            z = vectors.T @ aim
+            v, multiplier, branch = nearest_within(eigenvalues, z, float(budget))
+            variance_gap = float(eigenvalues @ v**2)
+            known = {
+                "eigenvalues": eigenvalues,
+                "coordinates": v,
+                "multiplier": multiplier,
+                "branch": branch,
+                "gap": 0.0,
+            }
+            converged = abs(variance_gap) <= budget + 1e-9 * float(np.abs(eigenvalues).max() * (z @ z))  # to rounding
+            u = self._shrink(vectors @ v)
+            mean_gap, _ = self._gaps(u)
+        else:
+            nearest = nearest_within_all(self._shrunk, aim, float(budget))
+            known = {"multipliers": nearest.multipliers, "branch": nearest.branch, "gap": nearest.gap}
+            converged, u = nearest.certified, self._shrink(nearest.point)
+            mean_gap, variance_gap = self._gaps(u)
         spread, before = (
             float(quadratic.space.variances @ (quadratic.scale * x) ** 2) for x in (u, quadratic.minimiser)
         )
         constant = spread <= _CONSTANT * before
-        mean_gap, variance_gap = self._gaps(u)
-        known |= {"mean_gap": mean_gap, "budget": float(budget), "constant": constant}
-        known.setdefault("variance_gap", variance_gap)
+        known |= {"mean_gap": mean_gap, "variance_gap": variance_gap, "budget": float(budget), "constant": constant}
         fit = quadratic.fit(u, strength=self.mean_penalty, converged=converged, diagnostics=known)
         if constant:  # to the last bit: what rounding leaves of a weight could still tell the groups apart
             space = quadratic.space
             moved = np.where(space.axes.any(axis=1), fit.weight, 0.0)  # the dead ones keep their weights
             fit = replace(fit, weight=fit.weight - moved, bias=fit.bias + float(space.mean @ moved))
         return fit
-
-    def _solve_two(self, budget: float, aim: Array) -> tuple[Array, bool, dict[str, Any]]:
-        eigenvalues, vectors = self._spectrum
-        minimiser = vectors.T @ aim
-        coordinates, multiplier, branch = nearest_within(eigenvalues, minimiser, budget)
-        gap = float(eigenvalues @ coordinates**2)
-        rounding = 1e-9 * float(np.abs(eigenvalues).max() * (minimiser @ minimiser))
-        known = {"eigenvalues": eigenvalues, "coordinates": coordinates, "multiplier": multiplier}
-        known |= {"variance_gap": gap, "branch": branch, "gap": 0.0}
-        return vectors @ coordinates, abs(gap) <= budget + rounding, known
-
-    def _solve_more(self, budget: float, aim: Array) -> tuple[Array, bool, dict[str, Any]]:
-        nearest = nearest_within_all(self._shrunk, aim, budget)
-        known = {"multipliers": nearest.multipliers, "branch": nearest.branch, "gap": nearest.gap}
-        return nearest.point, nearest.certified, known
 
 
 # --- two groups: min ‖v − z‖²  s.t.  |Σ λ_i v_i²| ≤ c ---------------------------------------------------------------
@@ -262,12 +256,10 @@ def _solve_near_pole(lam: Array, z: Array, c: float) -> tuple[Array, float, Bran
 
 @dataclass(frozen=True)
 class Nearest:
-    """A point and what is known of it.
+    """A point v (r,) and its multipliers μ (G,), whose sum is 0: positive for groups whose variance is held down.
 
     Attributes
     ----------
-    point : (r,) v
-    multipliers : (G,) μ, sum 0; positive for groups whose variance is held down
     gap : ‖v − z‖² minus the lower bound of the dual: 0 to rounding when the point is certified
     certified : whether the point is a global minimum to rounding
     branch : "inactive" (z itself), "dual" (``A⁻¹z``), or "local"
@@ -288,20 +280,22 @@ def nearest_within_all(covariances: Array, z: Array, budget: float) -> Nearest:
     size, differences = float(np.linalg.norm(z)), covariances - covariances.mean(axis=0)
     unit = float(np.abs(differences).max())
     dual = _ParityDual(z / size, differences / unit, budget / unit / size**2)
+    attempts = [(dual, False), (dual, True)]
     # Where only huge multipliers make variances equal, rounding of the forms would decide, and the bound would say
     # nothing. Then they are made equal up to what counts as met.
-    relaxed = _ParityDual(dual.z, dual.forms, _MET)
-    for each, barrier in ((dual, False), (dual, True), *([(relaxed, False)] if 2 * dual.half < _MET else [])):
+    if 2 * dual.half < _MET:
+        attempts.append((_ParityDual(dual.z, dual.forms, _MET), False))
+    for each, barrier in attempts:
         y = each.minimise(barrier=barrier)
-        v, bound = each.solution(y), each.bound(y)
-        known = np.abs(each.basis @ y).max() <= _LARGEST_MULTIPLIER
-        if known and each.is_met(v) and each.distance(v) - bound <= _CERTIFIED:
-            return Nearest(size * v, each.basis @ y / unit, size**2 * max(each.distance(v) - bound, 0.0), True, "dual")
+        v, multipliers = each.solution(y), each.basis @ y
+        gap = max(each.distance(v) - each.bound(y), 0.0)
+        if np.abs(multipliers).max() <= _LARGEST_MULTIPLIER and each.is_met(v) and gap <= _CERTIFIED:
+            return Nearest(size * v, multipliers / unit, size**2 * gap, True, "dual")
         if each is dual:
             start = y
-    y, bound, v = start, dual.bound(start), dual.polish(start)
-    gap = max(dual.distance(v) - bound, 0.0)
-    return Nearest(size * v, dual.basis @ y / unit, size**2 * gap, gap <= _CERTIFIED, "local")
+    v = dual.polish(start)
+    gap = max(dual.distance(v) - dual.bound(start), 0.0)
+    return Nearest(size * v, dual.basis @ start / unit, size**2 * gap, gap <= _CERTIFIED, "local")
 
 
 def _variance_spread(covariances: Array, v: Array) -> float:

@@ -5,9 +5,8 @@ s_j of each feature,
 
     min over w, b of   E(t − h·w − b)² + ρ Σ s_j² (w_j − w₀_j)².
 
-The unit is the standard deviation of the feature, which makes the ridge independent of scale: a feature times 1000 with
-its weight divided by 1000 is the same feature. A feature that varies on a few rows only (a ReLU unit that fires on
-three) would be free to fit those rows; it gets a far larger unit, which holds its weight (:func:`unit_factors`).
+The unit is the standard deviation of the feature, so that the ridge does not depend on scale, and far more for a
+feature that varies on a few rows only, whose weight is held so that it cannot fit those rows (:func:`unit_factors`).
 
 The best bias is ``b = t̄ − h̄·w`` whatever w is, so only w remains (a layer without bias is not centred). The pooled
 covariance of the features in their units is ``C = QΛQᵀ`` with Q (p × r) over its r non-zero eigenvalues: many ReLU
@@ -47,13 +46,12 @@ class Fit:
 
     Attributes
     ----------
-    weight : (p,) w
-    bias : b; 0.0 for a layer without bias
+    weight, bias : w (p,) and b; 0.0 for a layer without bias
     target : what it aimed at: "labels", "predictions", "optimum 0.05"
     ridge : ρ, relative to the variance of each feature
     strength : how hard parity was pressed for: λ_w of transport, λ_e of parity, 0 without
     converged : whether the method reached its own stopping rule
-    diagnostics : what else the method knows, by name; see there
+    diagnostics : what else the method knows, by name
     edits : edits of hidden layers that go with this layer
     """
 
@@ -106,7 +104,7 @@ class FeatureSpace:
     ) -> "FeatureSpace":
         """From moments whose first ``n_features`` columns (default: all) are the features, the last maybe an offset.
 
-        ``factors`` (p,), from :func:`unit_factors`, multiply the units of the features.
+        ``factors`` (p,), from :func:`unit_factors`, multiply the units.
         """
         features = moments if n_features is None else moments.columns(slice(0, n_features))
         features.require_groups(rows=2)
@@ -153,20 +151,18 @@ class FeatureSpace:
     def mean_gaps(self) -> Array:
         """(G(G−1)/2, r) differences of group means along the axes, one row for each pair."""
         first, second = np.triu_indices(len(self.group_means), k=1)
-        gaps: Array = self.group_means[first] - self.group_means[second]
-        return gaps
+        return np.asarray(self.group_means[first] - self.group_means[second])
 
     def rotate(self, features: ArrayLike) -> Array:
         """(rows, p) features -> (rows, r) centred coordinates along the axes."""
-        rotated: Array = (np.asarray(features, dtype=np.float64) - self.mean) @ self.axes
-        return rotated
+        return np.asarray((np.asarray(features, dtype=np.float64) - self.mean) @ self.axes)
 
     def denoised(self) -> "FeatureSpace":
         """With group means and covariances drawn to the pooled ones by what sampling noise adds to them.
 
-        In the coordinates in which the pooled covariance is the identity (r of them), with n_g effective rows,
-        ``d_g = x̄_g − x̄`` is multiplied by ``max(0, 1 − tr C_g/(n_g‖d_g‖²))``, and the eigenvalues of ``C_g − C̄`` are
-        moved towards 0 by ``2√x + x``, ``x = r/n_g``: the largest that pure noise has.
+        In the coordinates in which the pooled covariance is the identity (r of them), with n effective rows, a group's
+        gap d to the pooled mean is multiplied by ``max(0, 1 − tr C_g/(n‖d‖²))``, and the eigenvalues of ``C_g − C̄`` are
+        moved towards 0 by ``2√(r/n) + r/n``: the largest that pure noise has.
         """
         root = np.sqrt(self.variances)
         share = self.group_rows / self.group_rows.sum()
@@ -186,11 +182,10 @@ class FeatureSpace:
 
 
 def unit_factors(features: NDArray[Any], sample_weight: Array, *, centred: bool = True) -> Array:
-    """(p,) factors on the units of features (rows, p): 1, or other values for features that must not be refitted.
+    """(p,) factors on the units of features (rows, p): 1, and 0 for those constant up to the rounding of their dtype.
 
     A feature that varies on k of n rows has ``n m₂²/m₄ = k`` (m₂, m₄ its second and fourth central moments, or those
-    about zero without ``centred``). Below 10 such rows, or one row in 12, the factor is large, so that the weight is
-    held. It is 0 for a feature that is constant up to the rounding of its dtype.
+    about zero without ``centred``). Below 10 such rows, or one row in 12, the factor is large: the weight is held.
     """
     share = sample_weight / sample_weight.sum()
     size = np.abs(features).max(axis=0).astype(np.float64)  # so that fourth powers neither overflow nor vanish
@@ -210,8 +205,7 @@ def unit_factors(features: NDArray[Any], sample_weight: Array, *, centred: bool 
     varies = second > (rounding**2 if centred else 0.0)
     fewest = min(_FEWEST_ROWS, len(features) / _PEAKED)
     rare = second**2 * len(features) < fewest * fourth
-    factors: Array = np.where(varies, np.where(rare, _HELD, 1.0), 0.0)
-    return factors
+    return np.where(varies, np.where(rare, _HELD, 1.0), 0.0)
 
 
 def blocks(rows: int, size: int = _ROWS_AT_ONCE) -> Iterator[slice]:
@@ -284,8 +278,7 @@ class Quadratic:
     @cached_property
     def scale(self) -> Array:
         """(r,) ``(Λ+ρ)^{-1/2}``: from whitened to principal coordinates."""
-        scale: Array = 1.0 / np.sqrt(self.space.variances + self.ridge)
-        return scale
+        return np.asarray(1.0 / np.sqrt(self.space.variances + self.ridge))
 
     @cached_property
     def minimiser(self) -> Array:
@@ -299,13 +292,11 @@ class Quadratic:
     @cached_property
     def _along(self) -> Array:
         """(r,) w₀ along the axes."""
-        along: Array = self.original @ self.space.dual
-        return along
+        return np.asarray(self.original @ self.space.dual)
 
     def coordinates(self, weight: Array) -> Array:
         """Whitened coordinates of a weight vector."""
-        u: Array = (weight @ self.space.dual) / self.scale
-        return u
+        return np.asarray((weight @ self.space.dual) / self.scale)
 
     def layer(self, u: Array) -> tuple[Array, float]:
         """Weight (p,) and bias of the layer at whitened coordinates u."""
@@ -326,15 +317,11 @@ def _exp(u: Array) -> Array:
         return np.exp(u)
 
 
-def _sigmoid(u: Array) -> Array:
-    return np.asarray(expit(u), dtype=np.float64)
-
-
 _FUNCTIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
     "identity": (lambda u: u, np.ones_like),
     "affine": (lambda u: u, np.ones_like),
-    "sigmoid": (_sigmoid, lambda u: _sigmoid(u) * _sigmoid(-u)),
-    "softplus": (lambda u: np.logaddexp(0.0, u), _sigmoid),
+    "sigmoid": (expit, lambda u: expit(u) * expit(-u)),
+    "softplus": (lambda u: np.logaddexp(0.0, u), expit),
     "exp": (_exp, _exp),
 }
 KINDS = tuple(_FUNCTIONS)
@@ -344,16 +331,14 @@ KINDS = tuple(_FUNCTIONS)
 class Head:
     """What maps the layer's output z to the prediction: ``p = offset + scale · g(inner_scale · z + inner_offset)``.
 
-    g is one of identity, sigmoid, softplus, exp. That covers a plain output, a standardised target, a sigmoid with
-    temperature, `expm1`, and a log target that was standardised as well. Any other monotone function (relu, clamp,
-    tanh, a quantile transformer) is kept as points between which it is linear. Refits work on z, scores are taken on
-    p: a monotone head never increases the KS distance.
+    g is one of identity, sigmoid, softplus, exp: a plain output, a standardised target, a sigmoid with temperature, a
+    log target. Any other monotone function (relu, tanh, a quantile transformer) is kept as points between which it is
+    linear. Refits work on z, scores are taken on p: a monotone head never increases the KS distance.
 
     Parameters
     ----------
     kind : {"identity", "affine", "sigmoid", "softplus", "exp", "monotone"}
-        Which g. "identity" and "affine" share one g; "identity" promises that p is z. A negative scale, or a
-        negative inner scale, makes a decreasing head.
+        Which g. "identity" and "affine" share one g; "identity" promises that p is z.
     scale, offset, inner_scale, inner_offset : float
     knots : of "monotone", z in rising order and p, which rises or falls; the outer pieces go on beyond them
 
@@ -407,8 +392,8 @@ class Head:
         """Outputs of the last linear layer that give these predictions.
 
         Predictions at or beyond the range of the head (0 and 1 of a sigmoid) are first moved inside it, by a thousandth
-        of their own spread at most and never past those that lie inside, so that the result is finite. Of many outputs
-        that give one prediction (a relu), the result is the one next to the others, or in the middle.
+        of their spread at most and never past those that lie inside. Of many outputs that give one prediction (a relu),
+        the result is the one next to the others, or in the middle.
         """
         if self.knots is not None:
             sign = 1.0 if self.knots[1][-1] >= self.knots[1][0] else -1.0

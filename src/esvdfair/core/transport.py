@@ -4,15 +4,13 @@
 
 u the whitened coordinates of ``Quadratic``, in which the first two terms are ``‖u − u_ridge‖² + constant``. Row i has
 centred features z_i along the principal axes (r of them) and the output ``f_i = z_i·v``. With Q_g the quantile function
-of group g's outputs,
+of group g's outputs, ``T(v) = ∫ (Q_g − Q_h)² dt``, its mean over the pairs g < h.
 
-    T(v) = mean of W₂²(g, h) = ∫ mean of (Q_g − Q_h)² dt   over the pairs g < h,
-
-for two groups W₂² itself. The derivative of Q_g(t) is the feature row at level t. Averaged over quantile bins, made at
-some point, it gives for each pair a block B_gh (bins × r) with ``T ≈ mean of ‖B_gh v‖²``; with B fixed the problem is a
-small linear system. All pairs count alike, but what a pair can demand grows with what its rows can show: bins are as
-many as 8 rows a bin allow, of the smaller group, and with three groups or more the noise of bin means is taken out of
-each block. In whitened coordinates a block of pure noise has singular values up to about ``τ``,
+The derivative of Q_g(t) is the feature row at level t. Averaged over quantile bins, made at some point, it gives for
+each pair a block B_gh (bins × r) with ``T ≈ mean of ‖B_gh v‖²``; with B fixed the problem is a small linear system. All
+pairs count alike, but what a pair can demand grows with what its rows can show: bins are as many as 8 rows a bin allow,
+of the smaller group, and with three groups or more the noise of bin means is taken out of each block. In whitened
+coordinates a block of pure noise has singular values up to about ``τ``,
 
     τ² = (1/n_g + 1/n_h) (√bins + √d)²,   d = Σ Λ/(Λ+ρ),
 
@@ -21,10 +19,6 @@ so singular values s become ``√max(0, s² − τ²)``: forty rows cannot steer
 One such solve for each strength on an ascending path, with the bins of the point before, is the whole trade-off curve.
 T itself has many valleys; descending into them buys nothing on new data, and lets the last bits of the rows decide
 which.
-
-Bins are cut by rank, so between two rows that change places at an edge the solution does not depend on the order at
-all. Smoothing them makes the path depend on every output a little, and that grows about threefold with each strength
-(docs/method.md 2.4).
 """
 
 from collections.abc import Sequence
@@ -52,28 +46,21 @@ def transport_path(problem: "TransportProblem", quadratic: Quadratic, *, strengt
     problem : rows, groups and weights; its columns are the axes of ``quadratic.space``, its rows may be a sample
     quadratic : target and ridge
     strengths : λ_w ≥ 0, a pure number (error and W₂² have the same unit); 0 gives the ridge solution
-
-    Raises
-    ------
-    ValueError
-        For strengths that are negative or not finite.
     """
     if not all(0 <= strength < inf for strength in strengths):
         raise ValueError(f"strengths={strengths!r}; expected finite numbers that are not negative.")
-    u = quadratic.minimiser
-    outputs = problem.outputs(quadratic.scale * u)
-    tie = _TIE * float(np.std(outputs))
-    freedom = float(quadratic.space.variances @ quadratic.scale**2)  # d
+    u, scale, tie = quadratic.minimiser, quadratic.scale, None
+    freedom = float(quadratic.space.variances @ scale**2)  # d
     found = {0.0: u}
     for strength in _ladder({0.0, *strengths})[1:]:
-        blocks = [block * quadratic.scale for block in problem.pair_blocks(outputs, tie=tie)]
+        outputs = problem.outputs(scale * u)
+        tie = _TIE * float(np.std(outputs)) if tie is None else tie
+        blocks = [block * scale for block in problem.pair_blocks(outputs, tie=tie)]
         if len(blocks) > 1:
             blocks = [_denoised(*each, freedom) for each in zip(blocks, problem.pair_noise, strict=True)]
         free = len(u) - (quadratic.space.offset is not None)
         found[strength] = u = _woodbury(quadratic.minimiser, np.concatenate(blocks), strength, free)
-        outputs = problem.outputs(quadratic.scale * u)
-    fits = {strength: quadratic.fit(found[strength], strength=strength) for strength in strengths}
-    return [fits[strength] for strength in strengths]
+    return [quadratic.fit(found[strength], strength=strength) for strength in strengths]
 
 
 def _ladder(strengths: set[float]) -> list[float]:
@@ -94,8 +81,7 @@ def _denoised(block: Array, noise: float, freedom: float) -> Array:
     squares, vectors = scipy.linalg.eigh(block @ block.T)
     threshold = noise * (np.sqrt(len(block)) + np.sqrt(freedom)) ** 2
     kept = np.sqrt(np.maximum(0.0, squares - threshold) / np.maximum(squares, 1e-300))
-    shrunk: Array = (vectors * kept) @ (vectors.T @ block)
-    return shrunk
+    return np.asarray((vectors * kept) @ (vectors.T @ block))
 
 
 def _woodbury(z: Array, b: Array, strength: float, free: int) -> Array:
@@ -104,14 +90,13 @@ def _woodbury(z: Array, b: Array, strength: float, free: int) -> Array:
     Without others ``(I + λBᵀB)⁻¹ z``, by Woodbury when there are fewer bins than coordinates.
     """
     strength = min(strength, 1e12 / max(float(np.sum(b**2)), 1e-300))  # beyond, only rounding changes
-    moved, still = b[:, :free], b[:, free:] @ z[free:]
-    solution: Array
+    moved = b[:, :free]
     if len(b) < free:
         small = moved @ moved.T + np.eye(len(b)) / strength
         solution = z[:free] - moved.T @ scipy.linalg.solve(small, b @ z, assume_a="pos", check_finite=False)
     else:
         full = strength * (moved.T @ moved) + np.eye(free)
-        aim = z[:free] - strength * (moved.T @ still)
+        aim = z[:free] - strength * (moved.T @ (b[:, free:] @ z[free:]))
         solution = scipy.linalg.solve(full, aim, assume_a="pos", check_finite=False)
     return np.append(solution, z[free:])
 
@@ -127,11 +112,6 @@ class TransportProblem:
     sample_weight : (rows,) non-negative; a row of weight 0 is left out. Only proportions within a group count
     n_bins : quantile bins of a pair at most; fewer where the smaller group has under 8 rows a bin, or there are many
         pairs
-
-    Raises
-    ------
-    ValueError
-        For fewer than two groups, or a group without rows.
     """
 
     def __init__(
@@ -175,8 +155,7 @@ class TransportProblem:
 
     def outputs(self, v: Array) -> Array:
         """(rows,) ``z_i·v``, in the order of the groups."""
-        outputs: Array = self._rows @ v
-        return outputs
+        return np.asarray(self._rows @ v)
 
     def pair_blocks(self, outputs: Array, *, tie: float = 0.0) -> list[Array]:
         """For each pair the block (bins, r) B_gh, with ``T ≈ Σ ‖B_gh v‖²``: differences of mean rows in quantile bins.
@@ -189,7 +168,12 @@ class TransportProblem:
         for group, over in zip(sums, above, strict=True):
             group[:-1] -= over
             group[1:] += over
-        return [self._block(sums[g], sums[h]) for g, h in self._pairs]
+        blocks = []
+        for g, h in self._pairs:
+            bins = min(len(sums[g]), len(sums[h]))  # those of the coarser
+            a, b = (sums[k].reshape(bins, -1, sums[k].shape[1]).sum(axis=1) for k in (g, h))
+            blocks.append(np.sqrt(bins / len(self._pairs)) * (a - b))
+        return blocks
 
     def _divide(self, g: int, outputs: Array, tie: float) -> Array:
         """Put the rows of a group into its bins, and return (bins − 1, r) what lies above the edges that cut them."""
@@ -210,10 +194,3 @@ class TransportProblem:
         sizes = ends[cut] - starts[cut]
         sums = np.add.reduceat(weight[tied, None] * rows[tied], np.cumsum(sizes) - sizes)
         return np.asarray(share[:, None] * sums[which])
-
-    def _block(self, a: Array, b: Array) -> Array:
-        """The difference of two groups' mean rows in the bins of the coarser, over √bins and √pairs."""
-        bins = min(len(a), len(b))
-        a, b = (sums.reshape(bins, -1, sums.shape[1]).sum(axis=1) for sums in (a, b))
-        block: Array = np.sqrt(bins / len(self._pairs)) * (a - b)
-        return block
