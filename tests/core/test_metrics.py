@@ -13,7 +13,7 @@ from scipy import stats
 from scipy.optimize import linprog
 from sklearn.metrics import mean_squared_error
 
-from esvdfair.core import ks, pairs
+from esvdfair.core import ks
 from esvdfair.core.ks import Groups, ks_between, ks_peak, ks_to_rest
 from esvdfair.core.metrics import (
     group_mse,
@@ -55,15 +55,6 @@ def test_ks_equals_scipy_ties_included(sizes: tuple[int, int], decimals: int) ->
     assert ks_between(scores, Groups(codes, 2)) == pytest.approx(expected, abs=1e-12)
 
 
-def test_ks_of_more_groups_is_the_largest_pairwise() -> None:
-    rng = np.random.default_rng(0)
-    codes = codes_of(30, 50, 20, 9)
-    scores = rng.standard_normal(len(codes)) + np.array([0.0, 0.8, -0.5, 0.1])[codes]
-    pairs = [stats.ks_2samp(scores[codes == g], scores[codes == h]).statistic for g, h in combinations(range(4), 2)]
-    assert ks_distance(scores, sensitive_features=codes) == pytest.approx(max(pairs), abs=1e-12)
-    assert max(pairs) > sorted(pairs)[-2]
-
-
 @pytest.mark.parametrize("distance", [ks_distance, wasserstein_distance, mean_gap])
 def test_whole_weights_are_repeated_rows(distance: Callable[..., float]) -> None:
     rng = np.random.default_rng(1)
@@ -88,12 +79,6 @@ def test_ks_keeps_under_increasing_maps_and_flips(rows: list[tuple[int, int]], w
     mapped = ks_distance(scores**3 + 2 * scores, sensitive_features=codes, sample_weight=weight)
     assert mapped == ks  # order and ties are all that matter
     assert ks_distance(-scores, sensitive_features=codes, sample_weight=weight) == pytest.approx(ks, abs=1e-12)
-
-
-def test_ks_at_its_two_ends() -> None:
-    codes = codes_of(3, 4)
-    assert ks_distance(np.full(7, 0.3), sensitive_features=codes) == 0
-    assert ks_distance(codes, sensitive_features=codes) == 1
 
 
 def test_any_array_like_is_read_and_none_is_changed() -> None:
@@ -213,14 +198,6 @@ def test_floor_does_not_mind_a_few_ties_and_repeats_itself() -> None:
     three = codes_of(10, 20, 30)
     assert ks_floor(sensitive_features=three) == ks_floor(sensitive_features=three)
     assert ks_floor(sensitive_features=three, random_state=1) != ks_floor(sensitive_features=three)
-
-
-def test_floor_tells_tied_values_from_their_neighbours() -> None:
-    scores = np.sort(np.append(np.random.default_rng(0).random(900), np.full(100, 0.5)))
-    masses, tied = pairs._null_cells(scores, None, 256)
-    assert masses[tied] == pytest.approx([0.1])
-    assert masses[~tied].sum() == pytest.approx(0.9)
-    assert masses[~tied].max() < 0.01
 
 
 def test_floor_of_many_small_groups_is_the_simulated_one_and_a_distance() -> None:
@@ -388,18 +365,10 @@ def test_complete_separation_is_not_certain() -> None:
     assert 0.9 < low < 0.98
 
 
-@pytest.mark.parametrize("sizes", [(3000, 3000), (30, 5000)])
-def test_thresholds_of_a_table_hold_the_peak_and_stay_few(sizes: tuple[int, int]) -> None:
-    codes = codes_of(*sizes)
-    scores = np.random.default_rng(7).standard_normal(len(codes)) * (1 + 99 * codes)
-    cdfs = ks.cdf_table(ks.Ranked(scores, Groups(codes, 2)), 256).cdfs
-    assert cdfs.shape[1] <= 258
-    assert np.ptp(cdfs, axis=0).max() == pytest.approx(ks_between(scores, Groups(codes, 2)), abs=1e-12)
-    assert np.diff(cdfs, axis=1).max() <= 2 / 256 + 1 / min(sizes)  # narrow in the small group as well
-
-
-def test_interval_of_constant_scores_is_zero() -> None:
-    assert ks_distance_ci(np.ones(9), sensitive_features=codes_of(4, 5)) == (0, 0)
+def test_constant_scores_are_at_parity_for_certain() -> None:
+    constant = {"y_pred": np.full(90, 0.3), "sensitive_features": codes_of(40, 50)}
+    assert ks_distance(**constant) == ks_bound(**constant) == ks_population(**constant) == 0
+    assert ks_distance_ci(**constant) == (0, 0)
 
 
 def test_interval_repeats_itself_and_widens_with_confidence() -> None:
@@ -411,16 +380,6 @@ def test_interval_repeats_itself_and_widens_with_confidence() -> None:
     assert ks_distance_ci(scores, sensitive_features=codes, random_state=np.random.default_rng(7)) != (low, high)
     wide = ks_distance_ci(scores, sensitive_features=codes, confidence=0.999)
     assert wide[0] < low < high < wide[1]
-
-
-def test_interval_shrinks_with_the_square_root_of_the_rows() -> None:
-    rng = np.random.default_rng(6)
-    widths = []
-    for rows in (400, 40_000):
-        codes = codes_of(rows // 2, rows // 2)
-        low, high = ks_distance_ci(shifted(rng, codes, 1.0), sensitive_features=codes)
-        widths.append(high - low)
-    assert widths[0] / widths[1] == pytest.approx(10, rel=0.25)
 
 
 def test_interval_knows_only_relative_weights_and_widens_with_them() -> None:
@@ -505,17 +464,6 @@ def test_the_bound_is_the_largest_over_thresholds_and_pairs() -> None:
     assert heavy == pytest.approx(ks_bound(scores, sensitive_features=codes), abs=1e-12)
 
 
-def test_many_groups_are_bounded_as_few_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(13)
-    codes = np.append(np.repeat(np.arange(10), 2), rng.integers(10, size=150) ** 2 // 10)
-    scores = rng.standard_normal(170) + 0.2 * codes
-    for method in ("normal", "hoeffding"):
-        pairs = ks_bound(scores, sensitive_features=codes, method=method)
-        monkeypatch.setattr(ks, "FEW_GROUPS", 1)
-        assert ks_bound(scores, sensitive_features=codes, method=method) == pytest.approx(pairs, abs=1e-12)
-        monkeypatch.undo()
-
-
 def test_the_estimate_takes_off_what_sampling_adds() -> None:
     rng = np.random.default_rng(14)
     codes = codes_of(150, 250)
@@ -545,12 +493,6 @@ def test_the_best_of_many_estimates_is_not_a_lucky_one() -> None:
     assert along.min() > 0.1
     assert (along >= single).all()
     assert rising(judged[:1] ** 2, other[:1]) == pytest.approx(judged[:1] ** 2)
-
-
-def test_a_constant_predictor_is_certain() -> None:
-    codes = codes_of(40, 50)
-    assert ks_bound(np.full(90, 0.3), sensitive_features=codes) == 0
-    assert ks_population(np.full(90, 0.3), sensitive_features=codes) == 0
 
 
 # --- Wasserstein ------------------------------------------------------------------------------------------------
@@ -593,22 +535,15 @@ def test_wasserstein_of_a_shift_is_the_shift_and_of_repeated_rows_is_zero(order:
     assert wasserstein_distance(repeated, sensitive_features=codes_of(10, 70), order=order) == 0
 
 
-def test_wasserstein_of_more_groups_is_the_largest_pairwise() -> None:
-    rng = np.random.default_rng(3)
-    codes = codes_of(20, 31, 12)
-    scores = rng.standard_normal(63) * np.array([1.0, 2.0, 0.5])[codes]
-    pairs = [stats.wasserstein_distance(scores[codes == g], scores[codes == h]) for g, h in combinations(range(3), 2)]
-    assert wasserstein_distance(scores, sensitive_features=codes) == pytest.approx(max(pairs), rel=1e-12)
-
-
 @pytest.mark.parametrize("order", [1, 2])
-def test_wasserstein_of_many_groups_finds_the_farthest_pair(order: int) -> None:
+@pytest.mark.parametrize("groups", [3, 40])
+def test_wasserstein_of_several_groups_is_that_of_the_farthest_pair(groups: int, order: int) -> None:
     rng = np.random.default_rng(4)
-    codes = np.append(np.arange(40), rng.integers(40, size=300))
+    codes = np.append(np.arange(40) % groups, rng.integers(groups, size=300))
     scores, weights = rng.standard_normal(340) * (1 + codes % 3), rng.exponential(size=340)
     pairs = [
         wasserstein_distance(scores[mine], sensitive_features=codes[mine], sample_weight=weights[mine], order=order)
-        for g, h in combinations(range(40), 2)
+        for g, h in combinations(range(groups), 2)
         for mine in [(codes == g) | (codes == h)]
     ]
     got = wasserstein_distance(scores, sensitive_features=codes, sample_weight=weights, order=order)

@@ -154,20 +154,13 @@ def test_hard_case_has_the_known_solution():
     np.testing.assert_allclose(np.abs(fit.weight), [1 / 3, 2 / 3, np.sqrt((8 / 9 - 0.01) / 2)])
 
 
-def test_zero_gap_leaves_the_least_squares_solution():
-    problem = ParityProblem(diagonal_quadratic([0.0, 0.0], [1.0, 2.0]), np.inf)
-    fit = problem.solve(problem.budget(np.inf))
-    assert fit.diagnostics["branch"] == "inactive"
-    np.testing.assert_allclose(fit.weight, [1.0, 2.0])
-
-
-def test_groups_with_the_same_rows_change_nothing():
+@pytest.mark.parametrize("groups", [2, 3])
+def test_groups_with_the_same_rows_change_nothing(groups):
     """Rounding of the moments is not a gap: parity of what is alike already costs nothing."""
     h, t, _, original = make_rows(sizes=(60,), p=5)
-    h, t = np.tile(h, (2, 1)) + 1e3, np.tile(t, 2)
-    order = np.random.default_rng(0).permutation(60)
-    h[60:], t[60:] = h[order], t[order]
-    quadratic = make_quadratic(h, t, np.repeat(["a", "b"], 60), original)
+    rng = np.random.default_rng(0)
+    order = np.concatenate([rng.permutation(60) for _ in range(groups)])
+    quadratic = make_quadratic(h[order] + 1e3, t[order], np.repeat(np.arange(groups), 60), original)
     fit = remove_gaps(quadratic)
     assert fit.diagnostics["branch"] == "inactive"
     np.testing.assert_allclose(fit.weight, quadratic.layer(quadratic.minimiser)[0], rtol=1e-6)
@@ -283,14 +276,6 @@ def test_a_layer_without_bias_reaches_parity_too():
     assert first.var(ddof=1) == pytest.approx(second.var(ddof=1), rel=1e-9)
 
 
-def test_infinite_penalty_is_the_limit_of_large_ones():
-    quadratic = make_quadratic(*make_rows(1))
-    exact = ParityProblem(quadratic, np.inf).solve(0.1)
-    near = ParityProblem(quadratic, 1e9).solve(0.1)
-    np.testing.assert_allclose(near.weight, exact.weight, rtol=1e-6)
-    assert excess(quadratic, near) == pytest.approx(excess(quadratic, exact), rel=1e-5)
-
-
 def test_error_falls_as_budgets_widen_and_one_spectrum_serves_all(monkeypatch):
     problem = ParityProblem(make_quadratic(*make_rows(2, p=6)), 1.0)
     budgets = [problem.budget(reduction) for reduction in (np.inf, 100.0, 10.0, 1.0)] + [np.inf]
@@ -303,13 +288,6 @@ def test_error_falls_as_budgets_widen_and_one_spectrum_serves_all(monkeypatch):
     assert objectives == sorted(objectives, reverse=True)
     assert objectives[0] > objectives[-1]
     assert fits[-1].diagnostics["branch"] == "inactive"
-
-
-def test_without_constraints_it_is_least_squares():
-    h, t, groups, original = make_rows(4, dead=1)
-    quadratic = make_quadratic(h, t, groups, original, ridge=0.1)
-    fit = ParityProblem(quadratic, 0.0).solve(np.inf)
-    np.testing.assert_allclose(fit.weight, quadratic.layer(quadratic.minimiser)[0], rtol=1e-9)
 
 
 # --- more than two groups, weights ------------------------------------------------------------------------------
@@ -370,27 +348,6 @@ def test_when_only_a_constant_is_fair_the_fit_says_so():
     assert not fit.weight.any()  # rounding noise would have a KS distance of its own
     assert fit.bias == pytest.approx(problem.quadratic.target_mean)
     assert not problem.solve(problem.budget(2.0)).diagnostics["constant"]
-
-
-def test_groups_alike_cost_nothing_with_three_groups_too():
-    h, t, _, original = make_rows(sizes=(60,), p=4)
-    rng = np.random.default_rng(0)
-    order = np.concatenate([rng.permutation(60) for _ in range(3)])
-    problem = ParityProblem(make_quadratic(h[order], t[order], np.repeat([0, 1, 2], 60), original), 1.0)
-    fit = problem.solve(0.0)
-    assert fit.diagnostics["branch"] == "inactive"
-    plain = make_quadratic(h, t, np.arange(60) % 2, original)
-    np.testing.assert_allclose(fit.weight, plain.layer(plain.minimiser)[0], rtol=1e-6)
-
-
-def test_scale_of_the_weights_does_not_matter():
-    h, t, groups, original = make_rows(6)
-    weights = np.random.default_rng(0).uniform(0.1, 3, len(t))
-    fits = [
-        ParityProblem(make_quadratic(h, t, groups, original, weights=unit * weights), 2.0).solve(0.1)
-        for unit in (1.0, 1000.0)
-    ]
-    np.testing.assert_allclose(fits[0].weight, fits[1].weight, rtol=1e-8)
 
 
 def test_integer_weights_are_repeated_rows_in_mean_parity():

@@ -91,13 +91,6 @@ def test_twenty_decades_of_cost_still_meet_the_budget(solve, power):
 
 
 @SOLVERS
-def test_budget_already_met_changes_nothing(solve, power):
-    result = solve([1.0, 2.0], [1.0, 1.0], 100.0)
-    assert result.sigma.tolist() == [1.0, 2.0]
-    assert result.multiplier == 0.0
-
-
-@SOLVERS
 @pytest.mark.parametrize("excess", [1, 8, 16, 17, 40, 1000])
 def test_a_budget_overrun_by_rounding_is_met(solve, power, excess):
     """Up to 16 eps nothing changes; beyond, where the bracket is as narrow as rounding, still no error."""
@@ -122,11 +115,7 @@ def test_zero_budget_removes_everything(solve, power):
     result = solve([1.0, 2.0], [1.0, 0.0], 0.0)
     assert result.sigma.tolist() == [0.0, 0.0]
     assert result.multiplier == np.inf
-
-
-@SOLVERS
-def test_all_zero_singular_values_are_left_alone(solve, power):
-    assert solve([0.0, 0.0], [1.0, 2.0], 0.0).sigma.tolist() == [0.0, 0.0]
+    assert solve([0.0, 0.0], [1.0, 2.0], 0.0).multiplier == 0.0
 
 
 @SOLVERS
@@ -140,17 +129,10 @@ def test_free_directions_go_first_and_get_back_what_is_left(solve, power, nothin
     assert 0 < result.sigma[1] < 3.0
     assert result.achieved == pytest.approx(budget, rel=1e-12)
     assert result.multiplier == 0.0
-
-
-@SOLVERS
-@pytest.mark.parametrize("nothing", [0.0, -1e-18])
-def test_free_directions_vanish_when_the_rest_exceeds_the_budget(solve, power, nothing):
-    sigma, cost = np.array([1.0, 3.0, 2.0]), np.array([1.0, nothing, 1.0])
-    budget = 0.5 * (1 + 2.0**power)
-    result = solve(sigma, cost, budget)
-    assert result.sigma[1] == 0.0
-    assert result.achieved == pytest.approx(budget, rel=1e-12)
-    assert result.multiplier > 0
+    tight = solve(sigma, cost, 0.5 * (1 + 2.0**power))
+    assert tight.sigma[1] == 0.0
+    assert tight.achieved == pytest.approx(0.5 * (1 + 2.0**power), rel=1e-12)
+    assert tight.multiplier > 0
 
 
 @SOLVERS

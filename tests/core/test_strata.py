@@ -106,7 +106,7 @@ def test_the_noise_of_adjusted_groups_is_that_of_simulated_samples(apart):
         scores = apart * strata + np.random.default_rng(seed).normal(size=len(codes))
         groups = Groups(codes, 2, adjusted_weights(codes, 2, strata), strata)
         found.append(ks_between(scores, groups))
-        said.append(ks_null(groups, scores, seed).floor)
+        said += [ks_null(groups, scores, seed).floor] if seed < 10 else []
     assert np.mean(said) == pytest.approx(np.mean(found), rel=0.12)  # the mean of 60 has an error of 4 %
 
 
