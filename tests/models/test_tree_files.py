@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from esvdfair import Effort, ESVDFair
 from esvdfair.cli import main
 from esvdfair.models import adapt, fingerprint
-from esvdfair.models.tree_files import tree_format
+from esvdfair.models.tree_boosters import tree_format
 
 pytestmark = pytest.mark.filterwarnings("ignore:No candidate meets", "ignore:Trees fit")
 

@@ -21,10 +21,11 @@ from esvdfair import Effort, ESVDFair, ks_distance
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.models import adapt, fingerprint
 from esvdfair.models.tree_libraries import Tree
-from esvdfair.models.trees import BUCKETS, _broken, _owner
+from esvdfair.models.trees import BUCKETS, _owner
 
 pytestmark = pytest.mark.filterwarnings("ignore:No candidate meets")  # the trees are small, and so are the tables
 
+NONE = np.zeros(0, dtype=int)
 ROWS, SEEN = 900, 600
 LGB = {"n_estimators": 12, "num_leaves": 9, "n_jobs": 1, "verbose": -1, "random_state": 0}
 XGB = {"n_estimators": 10, "max_depth": 4, "n_jobs": 1, "random_state": 0}
@@ -247,44 +248,64 @@ def test_says_once_that_training_rows_mislead():
     fair.set_params(model=ensemble.RandomForestRegressor(**SKL)).fit(X, y, sensitive_features=group)  # fitted here
 
 
-SIGNS = [1, 0, -1, 0]
+SIGNS = [1, 0, 0, 0]
 CONSTRAINED = [
     lightgbm.LGBMRegressor(**LGB, monotone_constraints=SIGNS),
     xgboost.XGBRegressor(**XGB, monotone_constraints=tuple(SIGNS)),
     catboost.CatBoostRegressor(**CAT, monotone_constraints=SIGNS),
     ensemble.HistGradientBoostingRegressor(max_iter=12, monotonic_cst=SIGNS),
-    ensemble.RandomForestRegressor(**SKL, monotonic_cst=np.array(SIGNS)),
+    ensemble.RandomForestRegressor(**SKL, max_features=1, monotonic_cst=np.array(SIGNS)),
 ]
 
 
+def rises(model, X, column):
+    """How far predictions rise along a column, and how far they fall, both summed over steps and rows."""
+    grid = np.linspace(-3, 4, 60)
+    steps = np.diff([scores(model, np.insert(np.delete(X, column, 1), column, v, axis=1)) for v in grid], axis=0)
+    return steps[steps > 0].sum(), -steps[steps < -1e-6].sum()
+
+
 @pytest.mark.parametrize("model", CONSTRAINED, ids=lambda model: type(model).__name__)
-def test_every_library_says_which_constraints_an_edit_breaks(model):
+def test_an_edit_keeps_monotone_constraints(model):
     X, y, _ = rows()
     adapter = adapt(model.fit(X, y))
     adapter.head(X)
     (layer,) = adapter.layers(X)
     weight = np.random.default_rng(1).normal(size=layer.weight.shape)
-    with pytest.warns(ESVDFairWarning, match=r"monotone constraint on column '?(Column_|)0'?[ .,]"):
-        adapter.replace({"leaves": (weight, layer.bias)})
+    weight[0, -1] = 1
+    kept = adapter.replace({"leaves": (weight, layer.bias)}).model
+    assert np.ptp(kept.predict(X) - model.predict(X)) > 0.5
+    assert rises(kept, X[:30], 0)[1] == 0 < rises(kept, X[:30], 0)[0]
+    adapter = adapt(model)
+    adapter.library.constraints = ()  # each leaf has a change of its own
+    assert rises(adapter.replace({"leaves": (weight, layer.bias)}).model, X[:30], 0)[1] > 0
 
 
-def test_monotone_constraints_are_checked():
+def test_monotone_constraints_that_would_leave_nothing_to_change():
     X, y, group = rows()
-    model = lightgbm.LGBMRegressor(**LGB, monotone_constraints=[1, 0, 0, 0]).fit(X[:SEEN], y[:SEEN])
+    kept, not_kept = (lightgbm.LGBMRegressor(**LGB, monotone_constraints=c) for c in ([1, 0, 0, 0], [1, -1, 1, 1]))
+    fair = repaired(kept.fit(X[:SEEN], y[:SEEN]), X, y, group)
+    assert np.ptp(fair.predict(X) - kept.predict(X)) > 0.1
+    assert rises(fair.estimator_, X, 0)[1] == 0
+    with pytest.warns(ESVDFairWarning, match="monotone constraint on column 'Column_0', 'Column_1', 'Column_2', 'Col"):
+        repaired(not_kept.fit(X[:SEEN], y[:SEEN]), X, y, group)
+    adapter = adapt(kept)
+    adapter.head(X)
+    (layer,) = adapter.layers(X)
     with pytest.warns(ESVDFairWarning, match="monotone constraint on column 'Column_0'"):
-        repaired(model, X, y, group)
-    split = Tree(np.array([1, -1, -1]), np.array([2, -1, -1]), np.array([0, -1, -1]), np.zeros(3))
-    for values, constraint, broken in (([0, 1, 2], 1, set()), ([0, 2, 1], 1, {0}), ([0, 2, 1], -1, set())):
-        assert _broken(split, np.array(values, dtype=float), np.array([constraint])) == broken
+        adapter.replace({"leaves": (-layer.weight, layer.bias)})
 
 
 def test_small_leaves_share_a_bucket():
     # 0 → (1 → (3, 4), 2); node 1 has 50 rows, its children 30 and 20
     left, right = np.array([1, 3, -1, -1, -1]), np.array([2, 4, -1, -1, -1])
     shape = Tree(left, right, np.array([0, 0, -1, -1, -1]), np.array([100.0, 50, 50, 30, 20]))
-    assert _owner(shape, 40).tolist() == [0, 1, 2, 1, 1]
-    assert _owner(shape, 10).tolist() == [0, 1, 2, 3, 4]
-    assert _owner(shape, 80).tolist() == [0] * 5
+    assert _owner(shape, 40, NONE).tolist() == [0, 1, 2, 1, 1]
+    assert _owner(shape, 10, NONE).tolist() == [0, 1, 2, 3, 4]
+    assert _owner(shape, 80, NONE).tolist() == [0] * 5
+    ordered = Tree(left, right, np.array([0, 1, -1, -1, -1]), shape.rows)
+    assert _owner(ordered, 10, np.array([1])).tolist() == [0, 1, 2, 1, 1]
+    assert _owner(ordered, 10, np.array([0])).tolist() == [0] * 5
 
 
 def test_few_leaves_have_buckets_of_their_own():
@@ -292,7 +313,7 @@ def test_few_leaves_have_buckets_of_their_own():
     adapter = adapt(lightgbm.LGBMRegressor(**LGB).fit(X, y))
     leaf = np.concatenate([shape.left < 0 for shape in adapter.library.trees()])
     assert np.unique(adapter.codes[leaf]).size == np.unique(np.abs(adapter.codes[leaf])).size <= BUCKETS
-    assert adapter.codes.min() > 0
+    assert adapter.codes[leaf].min() > 0
     wide = adapt(ensemble.RandomForestRegressor(200, min_samples_leaf=40, random_state=0).fit(X, y))
     signs = np.sign(wide.codes[np.concatenate([shape.left < 0 for shape in wide.library.trees()])])
     assert abs(signs.mean()) < 0.2

@@ -189,7 +189,7 @@ def load_model(path: Path, output: str | None) -> "ModelAdapter":
 
 def model_files(path: Path) -> list[Path]:
     """A model file and the files with its external data."""
-    from esvdfair.models.tree_files import tree_format
+    from esvdfair.models.tree_boosters import tree_format
 
     if tree_format(path) is not None:
         return [path]

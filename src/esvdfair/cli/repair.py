@@ -135,7 +135,7 @@ def _check_sources(data: Path | None, summaries: Sequence[str], *, rows_shown: b
 
 def _check_format(model: Path, out: Path) -> None:
     """Fail where the name of the result says another format than that of the model."""
-    from esvdfair.models.tree_files import tree_format
+    from esvdfair.models.tree_boosters import tree_format
 
     form = tree_format(model) or "onnx"
     if out.suffix.lower() in {".onnx", ".txt", ".json", ".ubj", ".cbm"} - {f".{form}"}:
@@ -221,7 +221,7 @@ def _record_path(model: Path) -> Path:
 
 def _save_model(done: Done, place: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Write the repaired model; the SHA-256 of each file of the model before, and of this one."""
-    from esvdfair.models.tree_files import tree_format
+    from esvdfair.models.tree_boosters import tree_format
 
     if tree_format(done.fair.estimator_) is not None:
         place.write_bytes(done.fair.estimator_)

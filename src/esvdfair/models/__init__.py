@@ -30,7 +30,7 @@ def fingerprint(model: Any) -> str:
     if isinstance(model, bytearray):
         model = bytes(model)
     if isinstance(model, str | bytes | os.PathLike):
-        from esvdfair.models.tree_files import tree_format
+        from esvdfair.models.tree_boosters import tree_format
 
         if tree_format(model) is not None:
             return hashlib.sha256(model if isinstance(model, bytes) else Path(model).read_bytes()).hexdigest()

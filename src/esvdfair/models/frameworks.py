@@ -59,7 +59,7 @@ def _adapter_of(model: Any) -> Callable[..., ModelAdapter]:
 
 
 def _adapter_of_file(source: Any) -> Callable[..., ModelAdapter]:
-    from esvdfair.models.tree_files import TreeFileAdapter, tree_format
+    from esvdfair.models.tree_boosters import TreeFileAdapter, tree_format
 
     if tree_format(source) is not None:
         return TreeFileAdapter

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from scipy.special import expit
 
+from esvdfair.models.base import ModelAdapter
 from esvdfair.models.onnx import OnnxAdapter, start_session
 from esvdfair.models.onnx_files import ModelSource
 from esvdfair.models.onnx_layers import GraphLayer
@@ -252,6 +253,9 @@ class OnnxTreeAdapter(TreeAdapter):
     def names(self, X: Any) -> list[str] | None:
         """Names of the columns that enter the trees, where they are known."""
         return self._model.names([str(name) for name in X.columns] if hasattr(X, "columns") else None)  # type: ignore[no-any-return]
+
+    def _check_rows(self, rows: Any, eps: float) -> None:
+        ModelAdapter._check_rows(self, rows, eps)  # nodes before the trees may mix rows
 
     @property
     def n_features(self) -> int | None:

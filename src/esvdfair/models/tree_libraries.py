@@ -1,39 +1,35 @@
-"""What every library of tree ensembles must answer: its leaves, read and written the same way.
+"""What every library of tree ensembles must answer, its leaves read and written the same way; scikit-learn's answers.
 
 Every ensemble predicts ``link(base + Σ_t value[leaf_t(x)])``. A `TreeLibrary` numbers the nodes of all trees one after
-the other, says which leaf each row reaches, and writes new leaf values into its model. No library is imported here
-before a model of it is given.
+the other, says which leaf each row reaches, and writes new leaf values into its model. LightGBM, XGBoost and CatBoost
+are in `tree_boosters`, and none of them is imported before a model of it is given.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate
-from typing import Any, Self
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
+from sklearn import ensemble, tree
 from sklearn.base import is_classifier
+from sklearn.dummy import DummyClassifier, DummyRegressor
+from sklearn.utils import get_tags
+from sklearn.utils.parallel import Parallel, delayed
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
-
-def _identity(z: Array) -> Array:
-    return z
-
-
-def _softplus(z: Array) -> Array:
-    return np.logaddexp(0.0, z)
-
-
 LINKS: dict[str, Callable[[Array], Array]] = {
-    "identity": _identity,
+    "identity": np.positive,
     "exp": np.exp,
     "sigmoid": expit,
-    "softplus": _softplus,
+    "softplus": partial(np.logaddexp, 0.0),
 }
 """What follows the sum of the leaf values."""
 
@@ -86,6 +82,7 @@ class TreeLibrary(ABC):
         trees in equal parts
     several_inputs : whether the model may take several inputs
     eps : relative spacing of the library's arithmetic
+    columns : names of the input columns, where the model has them
     constraints : by column, 1 or -1 where predictions must rise or fall with it
     """
 
@@ -95,7 +92,8 @@ class TreeLibrary(ABC):
     base_tree: int | None = None
     several_inputs: bool = False
     eps: float = 2.0**-52
-    scores: bool = False
+    columns: Sequence[str] | None = None
+    constraints: Sequence[int] = ()
     sizes: Sequence[int]
     values: Array
 
@@ -106,10 +104,6 @@ class TreeLibrary(ABC):
     def memo(self) -> dict[int, Any]:
         """Parts of the model that are copied already, for `copy.deepcopy`."""
         return {}
-
-    def twin(self, model: Any) -> Self:
-        """The trees of a deep copy of the model."""
-        return type(self)(model)
 
     @abstractmethod
     def trees(self) -> Iterator[Tree]:
@@ -145,24 +139,14 @@ class TreeLibrary(ABC):
         """Names of what follows the sum."""
         return () if self.link == "identity" else (self.link,)
 
-    @property
-    def constraints(self) -> Sequence[int]:
-        return ()
-
-    @property
-    def columns(self) -> Sequence[str] | None:
-        """Names of the input columns, where the model has them."""
-        names = getattr(self.model, "feature_names_in_", None)
-        return None if names is None else [str(name) for name in names]
-
     @cached_property
     def starts(self) -> Numbers:
         """(trees + 1,) number of each tree's first node among the nodes of all trees."""
-        return np.array([0, *accumulate(self.sizes)], dtype=np.intp)
+        return np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.intp)
 
-    def parts(self, values: Array) -> Iterator[Array]:
+    def parts(self, values: NDArray[Any]) -> list[NDArray[Any]]:
         """Values of all nodes, tree by tree."""
-        return (values[start:stop] for start, stop in zip(self.starts[:-1], self.starts[1:], strict=True))
+        return np.split(values, self.starts[1:-1])
 
     def finish(self, z: Array) -> Array:
         """Prediction of a sum."""
@@ -179,15 +163,166 @@ def one_output(outputs: int, what: str) -> None:
 
 
 def open_trees(model: Any) -> TreeLibrary:
-    """Read the trees of a fitted model."""
+    """Read the trees of a fitted model; `TypeError` if it is of another kind."""
     origins = {(base.__module__.partition(".")[0], base.__name__) for base in type(model).__mro__}
     library: Callable[[Any], TreeLibrary]
     if origins & {("lightgbm", "Booster"), ("lightgbm", "LGBMModel")}:
-        from esvdfair.models.tree_lightgbm import LightGBMTrees as library
+        from esvdfair.models.tree_boosters import LightGBMTrees as library
     elif origins & {("xgboost", "Booster"), ("xgboost", "XGBModel")}:
-        from esvdfair.models.tree_xgboost import XGBoostTrees as library
+        from esvdfair.models.tree_boosters import XGBoostTrees as library
     elif ("catboost", "CatBoost") in origins:
-        from esvdfair.models.tree_catboost import CatBoostTrees as library
+        from esvdfair.models.tree_boosters import CatBoostTrees as library
+    elif isinstance(model, _HISTOGRAM):
+        library = HistogramTrees
+    elif isinstance(model, (*_SINGLE, *_SEVERAL, *_BOOSTING)):
+        library = SklearnTrees
     else:
-        from esvdfair.models.tree_sklearn import open_sklearn as library
+        raise TypeError(
+            f"cannot repair a {type(model).__name__}. Of ensembles, trees, forests, bagged trees and gradient boosting "
+            "are supported; the scores of others can be changed by esvdfair.baselines."
+        )
     return library(model)
+
+
+# --- scikit-learn -----------------------------------------------------------------------------------------------------
+
+_SINGLE = (tree.DecisionTreeRegressor, tree.DecisionTreeClassifier)  # ExtraTree is a DecisionTree
+_SEVERAL = (
+    ensemble.RandomForestRegressor, ensemble.RandomForestClassifier, ensemble.ExtraTreesRegressor,
+    ensemble.ExtraTreesClassifier, ensemble.BaggingRegressor, ensemble.BaggingClassifier,
+)  # fmt: skip
+_BOOSTING = (ensemble.GradientBoostingRegressor, ensemble.GradientBoostingClassifier)
+_HISTOGRAM = (ensemble.HistGradientBoostingRegressor, ensemble.HistGradientBoostingClassifier)
+
+
+class _SklearnLibrary(TreeLibrary):
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        check_is_fitted(model)
+        names = getattr(model, "feature_names_in_", None)
+        self.columns = None if names is None else [str(name) for name in names]
+        given = getattr(model, "monotonic_cst", None)
+        if isinstance(given, dict):
+            given = [given.get(name, 0) for name in self.columns or ()]
+        self.constraints = () if given is None else [int(sign) for sign in given]
+
+
+class SklearnTrees(_SklearnLibrary):
+    """A decision tree, a forest, bagged trees or GradientBoosting of scikit-learn."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        name = type(model).__name__
+        boosting, scores = isinstance(model, _BOOSTING), self.scores
+        members = [model] if isinstance(model, _SINGLE) else list(np.ravel(model.estimators_))
+        if not all(isinstance(member, _SINGLE) for member in members):
+            raise TypeError(f"the {name} holds models other than decision trees; only bagged trees are supported.")
+        one_output(members[0].n_outputs_, name)
+        if scores:
+            one_output(max(len(model.classes_) - 1, *(0 if boosting else len(m.classes_) - 1 for m in members)), name)
+        self._trees = [member.tree_ for member in members]
+        self._chosen = getattr(model, "estimators_features_", [None] * len(members))  # columns of each bagged tree
+        self._factor = model.learning_rate if boosting else 1 / len(members)
+        self._class = int(scores and not boosting)  # the leaf holds a probability of each class
+        self.base_tree = 0 if boosting else -1
+        if boosting:
+            init = model.init_
+            if not isinstance(init, str | DummyRegressor | DummyClassifier):
+                raise ValueError(
+                    f"the {name} starts from another model, init={init!r}. Only a constant start is supported: fit it "
+                    "with init=None or init='zero'."
+                )
+            self.base = float(model._raw_predict_init(np.zeros((1, model.n_features_in_)))[0, 0])
+            self.link = "sigmoid" if scores else "identity"
+            self.scale = 2.0 if model.loss == "exponential" else 1.0
+        self.sizes = [part.node_count for part in self._trees]
+        self.values = np.concatenate([part.value[:, 0, self._class] for part in self._trees]) * self._factor
+
+    def trees(self) -> Iterator[Tree]:
+        for part, chosen in zip(self._trees, self._chosen, strict=True):
+            column = part.feature if chosen is None else np.asarray(chosen)[part.feature]
+            column = np.where(part.children_left < 0, -1, column)
+            yield Tree(part.children_left, part.children_right, column, part.n_node_samples.astype(np.float64))
+
+    def leaves(self, x: Any) -> Numbers:
+        finite = "allow-nan" if get_tags(self.model).input_tags.allow_nan else True
+        x = validate_data(self.model, x, reset=False, dtype=np.float32, accept_sparse="csr", ensure_all_finite=finite)
+        order = np.argsort(self._reached(0, x))  # neighbours take similar paths, which stay in the processor's cache
+        x, places = x[order], range(len(self._trees))
+        jobs = Parallel(n_jobs=getattr(self.model, "n_jobs", None), require="sharedmem")
+        found = np.empty((len(places), len(order)), dtype=np.intp)
+        found[:, order] = jobs(delayed(self._reached)(place, x) for place in places)
+        return found.T
+
+    def _reached(self, place: int, x: Any) -> Numbers:
+        """(rows,) numbers of the leaves of one tree."""
+        chosen = self._chosen[place]
+        return np.asarray(self._trees[place].apply(x if chosen is None else x[:, chosen]))
+
+    def memo(self) -> dict[int, Any]:
+        """Copies of the trees: `deepcopy` alone would copy each twice, first its state."""
+        return {id(part): copy.copy(part) for part in self._trees}
+
+    def write(self, values: Array, base: float) -> None:
+        for part, new in zip(self._trees, self.parts(values), strict=True):
+            leaf = part.children_left < 0
+            part.value[leaf, 0, self._class] = new[leaf] / self._factor
+            if self._class:
+                part.value[leaf, 0, 0] = 1 - part.value[leaf, 0, 1]
+
+    def content(self) -> Any:
+        names = ("children_left", "children_right", "feature", "threshold", "value")
+        return [[np.asarray(getattr(part, name)) for name in names] for part in self._trees]
+
+
+class HistogramTrees(_SklearnLibrary):
+    """HistGradientBoosting of scikit-learn."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        one_output(model.n_trees_per_iteration_, type(model).__name__)
+        self._nodes = [step[0].nodes for step in model._predictors]
+        self.sizes = [len(nodes) for nodes in self._nodes]
+        self.values = np.concatenate([nodes["value"] for nodes in self._nodes])
+        self.base = float(np.ravel(model._baseline_prediction)[0])
+        poisson = model.loss in ("poisson", "gamma")
+        self.link = "sigmoid" if self.scores else "exp" if poisson else "identity"
+
+    def trees(self) -> Iterator[Tree]:
+        for nodes in self._nodes:
+            leaf = nodes["is_leaf"].astype(bool)
+            left, right = (np.where(leaf, -1, nodes[side].astype(np.intp)) for side in ("left", "right"))
+            column = np.where(leaf, -1, self._column_order[nodes["feature_idx"]])
+            yield Tree(left, right, column, nodes["count"].astype(np.float64))
+
+    @cached_property
+    def _column_order(self) -> Numbers:
+        """Input column of each column that the trees see: categorical ones come first there."""
+        categorical = self.model.is_categorical_
+        if self.model._preprocessor is None or categorical is None:
+            return np.arange(self.model.n_features_in_)
+        return np.argsort(~np.asarray(categorical), kind="stable")
+
+    def leaves(self, x: Any) -> Numbers:
+        from sklearn.ensemble._hist_gradient_boosting.predictor import TreePredictor
+
+        table = np.asarray(self.model._preprocess_X(x, reset=False), dtype=np.float64)
+        known, places = self.model._bin_mapper.make_known_categories_bitsets()
+        found = np.empty((len(self.sizes), len(table)), dtype=np.intp)
+        for place, (step, nodes) in enumerate(zip(self.model._predictors, self._nodes, strict=True)):
+            numbered = nodes.copy()
+            numbered["value"] = np.arange(len(nodes))  # a tree whose leaves predict their own number
+            stand_in = TreePredictor(numbered, step[0].binned_left_cat_bitsets, step[0].raw_left_cat_bitsets)
+            found[place] = stand_in.predict(table, known, places, 1)
+        return found.T
+
+    def write(self, values: Array, base: float) -> None:
+        for nodes, new in zip(self._nodes, self.parts(values), strict=True):
+            leaf = nodes["is_leaf"].astype(bool)
+            nodes["value"][leaf] = new[leaf]
+        self.model._baseline_prediction = np.full_like(self.model._baseline_prediction, base)
+
+    def content(self) -> Any:
+        names = ("left", "right", "feature_idx", "num_threshold", "value")
+        bitsets = [step[0].raw_left_cat_bitsets for step in self.model._predictors]
+        return [self.base, bitsets, [[np.asarray(nodes[name]) for name in names] for nodes in self._nodes]]

@@ -15,6 +15,7 @@ leaves than buckets, each has a bucket of its own.
 import copy
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -23,7 +24,7 @@ from sklearn.pipeline import Pipeline
 
 from esvdfair.core.checks import several_inputs, to_numpy
 from esvdfair.exceptions import ESVDFairWarning, InputError
-from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights
+from esvdfair.models.base import LinearLayer, ModelAdapter, Part, Readout, Tail, Weights
 from esvdfair.models.sklearn import before_last, check_all_fitted, finish_target, levels, predict_wrapped, target_steps
 from esvdfair.models.tree_libraries import Tree, TreeLibrary, open_trees
 
@@ -58,6 +59,7 @@ class TreeAdapter(ModelAdapter):
 
     search = SEARCH
     trees = True
+    readout = Readout((Part(_LAYER),))
 
     def __init__(self, model: Any, *, output: Any = None) -> None:
         if output is not None:
@@ -71,7 +73,7 @@ class TreeAdapter(ModelAdapter):
         self.library = library
         self.classes = getattr(library.model, "classes_", None) if library.link == "sigmoid" or library.scores else None
         self._rows: Any = None  # of which `head` has been found: an edit is checked on them
-        self._codes: NDArray[np.int16] | None = None
+        self._leaves_of_rows: NDArray[np.intp] | None = None
 
     def __reduce__(self) -> Any:
         return TreeAdapter, (self._model,)
@@ -84,12 +86,20 @@ class TreeAdapter(ModelAdapter):
             return len(self.library.columns)
         return width
 
-    @property
+    @cached_property
     def codes(self) -> NDArray[np.int16]:
         """(nodes,) of each leaf ``sign · (bucket + 1)``."""
-        if self._codes is None:
-            self._codes = _codes(self.library)
-        return self._codes
+        return self._coded[0]
+
+    @cached_property
+    def _coded(self) -> tuple[NDArray[np.int16], bool]:
+        """Codes, and whether changes of them keep the monotone constraints."""
+        ordered = np.flatnonzero(self.library.constraints)
+        codes, groups = _codes(self.library, ordered)
+        if len(ordered) and groups == len(self.library.sizes):  # one in each tree: there would be nothing to change
+            free, more = _codes(self.library, ordered[:0])
+            return (free, False) if more > groups else (codes, True)
+        return codes, True
 
     def _all_layers(self, x: Any) -> tuple[LinearLayer, ...]:
         weight = np.zeros((1, BUCKETS + 1))
@@ -105,6 +115,8 @@ class TreeAdapter(ModelAdapter):
 
     def leaves(self, x: Any) -> NDArray[np.intp]:
         """(rows, trees) numbers of the leaves among the nodes of all trees."""
+        if x is self._rows and self._leaves_of_rows is not None:
+            return self._leaves_of_rows
         if several_inputs(x) is not None and not self.library.several_inputs:
             raise InputError("`X` is several inputs; a tree ensemble takes one table.")
         return self.library.leaves(self._entering(x)) + self.library.starts[:-1]
@@ -131,22 +143,24 @@ class TreeAdapter(ModelAdapter):
         return before_last(self._levels, to_numpy(x) if hasattr(x, "detach") else x)
 
     def _features(self, x: Any) -> Array:
-        nodes = self.leaves(x)
-        features = np.empty((len(nodes), BUCKETS + 1))
-        for start in range(0, len(nodes), _ROWS_AT_ONCE):
-            part = nodes[start : start + _ROWS_AT_ONCE]
-            code = self.codes[part]
-            bucket = np.abs(code) - 1 + np.arange(len(part))[:, None] * BUCKETS
-            counts = np.bincount(bucket.ravel(), np.sign(code).ravel(), minlength=len(part) * BUCKETS)
-            features[start : start + len(part), :-1] = counts.reshape(-1, BUCKETS)
-            features[start : start + len(part), -1] = self.library.values[part].sum(axis=1)
+        nodes = self.leaves(x).T  # tree by tree, whose values lie together
+        features = np.empty((nodes.shape[1], BUCKETS + 1))
+        for start in range(0, len(features), _ROWS_AT_ONCE):
+            part = nodes[:, start : start + _ROWS_AT_ONCE]
+            code, rows = self.codes[part], part.shape[1]
+            bucket = np.abs(code) + (np.arange(rows) * BUCKETS - 1)
+            counts = np.bincount(bucket.ravel(), np.sign(code).ravel(), minlength=rows * BUCKETS)
+            features[start : start + rows, :-1] = counts.reshape(-1, BUCKETS)
+            features[start : start + rows, -1] = self.library.values[part].sum(axis=0)
         return features
 
     def _edited(self, weights: Weights) -> Self:
         (weight, bias), library = weights[_LAYER], self.library
         alpha, scale = np.asarray(weight[0, :-1], dtype=np.float64), float(weight[0, -1])
-        values = np.concatenate([[0.0], alpha, -alpha[::-1]])[self.codes]  # of a negative code, counted from the end
-        values += scale * library.values
+        change = np.concatenate([[0.0], alpha, -alpha[::-1]])  # of a negative code, counted from the end
+        values = scale * library.values
+        for new, codes in zip(library.parts(values), library.parts(self.codes), strict=True):
+            new += change[codes]
         base = library.base if bias is None else float(bias[0])
         if library.base_tree is not None:
             every = library.base_tree < 0
@@ -156,12 +170,13 @@ class TreeAdapter(ModelAdapter):
         twin = self._twin()
         twin._model = copy.deepcopy(self._model, library.memo())
         twin._levels = levels(twin._model)
-        twin._use(library.twin(twin._levels[-1]))
+        twin._use(type(library)(twin._levels[-1]))
         twin.library.write(values, base)
-        twin.library.values, twin.library.base, twin._codes = values, base, self.codes
+        twin.library.values, twin.library.base, twin._coded = values, base, self._coded
         if self._rows is not None:
             self._check_written(twin)
-        twin._check_constraints(library.constraints)
+        if scale < 0 or (alpha.any() and not self._coded[1]):
+            self._warn_constraints()
         return twin
 
     def _twin(self) -> Self:
@@ -183,16 +198,12 @@ class TreeAdapter(ModelAdapter):
                 f"{wanted[row]:.6g}. This version of the library, or an option of the model, is not supported."
             )
 
-    def _check_constraints(self, constraints: Sequence[int]) -> None:
-        """Warn where new leaf values no longer keep a monotone constraint; a copy may have forgotten its own."""
-        if not any(constraints):
-            return
-        broken: set[int] = set()
-        for tree, values in zip(self.library.trees(), self.library.parts(self.library.values), strict=True):
-            broken |= _broken(tree, values, np.asarray(constraints, dtype=int))
-        if broken:
-            names = self.library.columns
-            columns = ", ".join(repr(names[c]) if names is not None else str(c) for c in sorted(broken))
+    def _warn_constraints(self) -> None:
+        """Name the columns whose monotone constraint new leaf values need not keep."""
+        names = self.library.columns
+        ordered = np.flatnonzero(self.library.constraints).tolist()
+        if ordered:
+            columns = ", ".join(repr(names[c]) if names is not None else str(c) for c in ordered)
             warnings.warn(
                 ESVDFairWarning(
                     f"The repaired model no longer guarantees the monotone constraint on column {columns}. Check its "
@@ -211,9 +222,13 @@ class TreeAdapter(ModelAdapter):
         """Prediction (rows,) of sums of leaf values (rows,)."""
         return np.asarray(finish_target(self._levels, self.library.finish(z)[:, None])).ravel()
 
+    def _check_rows(self, rows: Any, eps: float) -> None:
+        if len(self._levels) > 1:  # trees predict each row by itself; steps before them may not
+            super()._check_rows(rows, eps)
+
     def _tail(self, rows: Any) -> Tail:
-        self._rows = rows
-        z = (self._features(rows)[:, -1] + self.library.base)[:, None]
+        self._leaves_of_rows, self._rows = self.leaves(rows), rows
+        z = (self.library.values[self._leaves_of_rows.T].sum(axis=0) + self.library.base)[:, None]
 
         def run(tried: Array) -> tuple[NDArray[Any], NDArray[Any]]:
             with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -224,31 +239,42 @@ class TreeAdapter(ModelAdapter):
         return Tail(_LAYER, rows, z, run, operation=operation, eps=self.library.eps)
 
 
-def _codes(library: TreeLibrary) -> NDArray[np.int16]:
-    """(nodes,) ``sign · (bucket + 1)`` of the group of leaves that each node belongs to."""
+def _codes(library: TreeLibrary, ordered: NDArray[np.intp]) -> tuple[NDArray[np.int16], int]:
+    """(nodes,) ``sign · (bucket + 1)`` of the group of leaves that each node belongs to, and the number of groups."""
     leaves = (sum(library.sizes) + len(library.sizes)) // 2
     grown = next(iter(library.trees())).rows[0] * len(library.sizes) < GROWN * leaves
-    codes = np.empty(int(library.starts[-1]), dtype=np.int16)
+    hashed: list[NDArray[np.int16]] = []
     own: list[NDArray[np.int16]] = []  # a bucket for each group of leaves, while there are as many
-    used = 0
+    groups = 0
     for start, tree in zip(library.starts[:-1], library.trees(), strict=True):
-        owner = _owner(tree, MIN_ROWS_GROWN if grown else MIN_ROWS)
+        owner = _owner(tree, MIN_ROWS_GROWN if grown else MIN_ROWS, ordered)
         number = _scrambled((owner + start).astype(np.uint64))
         bucket = (number % BUCKETS + 1).astype(np.int16)
-        codes[start : start + len(owner)] = np.where(number >> np.uint64(63), bucket, -bucket)
-        if used <= BUCKETS:
-            group = np.unique(owner[tree.left < 0])
-            own.append((np.searchsorted(group, owner).clip(max=len(group) - 1) + used + 1).astype(np.int16))
-            used += len(group)
-    return np.concatenate(own) if used <= BUCKETS else codes
+        hashed.append(np.where(number >> np.uint64(63), bucket, -bucket))
+        owns = np.zeros(len(owner), dtype=bool)
+        owns[owner[tree.left < 0]] = True
+        if groups <= BUCKETS:
+            own.append((groups + np.cumsum(owns)[owner]).astype(np.int16))
+        groups += int(owns.sum())
+    return np.concatenate(own if groups <= BUCKETS else hashed), groups
 
 
-def _owner(tree: Tree, least: int) -> NDArray[np.intp]:
-    """(N,) the lowest node at or above each that has so many training rows; each itself where rows are unknown."""
+def _owner(tree: Tree, least: int, ordered: NDArray[np.intp]) -> NDArray[np.intp]:
+    """(N,) the node whose leaves all change like each node's.
+
+    It is the lowest at or above it with so many training rows, where they are known, and not below a split on an
+    ``ordered`` column: leaves that differ in such a column keep their order.
+    """
     nodes = np.arange(len(tree.left))
-    if tree.rows[0] == 0:
-        return nodes
-    owner = np.where(tree.rows >= least, nodes, tree.parent)
+    joins = tree.rows < least if tree.rows[0] else np.zeros(len(nodes), dtype=bool)
+    if len(ordered):
+        below = np.isin(tree.column, ordered)[tree.parent]
+        below[0] = False
+        for level in tree.levels():
+            for child in (tree.left[level], tree.right[level]):
+                below[child] |= below[level]
+        joins |= below
+    owner = np.where(joins, tree.parent, nodes)
     while not np.array_equal(owner, above := owner[owner]):  # pointers double their length each time
         owner = above
     return owner
@@ -261,19 +287,3 @@ def _scrambled(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
-
-
-def _broken(tree: Tree, values: Array, constraints: NDArray[np.int_]) -> set[int]:
-    """Columns with a constraint of which some split has a leaf on the lower side above one on the higher side."""
-    low, high, found = values.copy(), values.copy(), set()
-    for nodes in reversed(tree.levels()):
-        left, right = tree.left[nodes], tree.right[nodes]
-        column = tree.column[nodes]
-        sign = np.where(
-            (column >= 0) & (column < len(constraints)), constraints[column.clip(0, len(constraints) - 1)], 0
-        )
-        slack = 1e-9 * (np.abs(high[left]) + np.abs(high[right]))
-        falls = ((sign > 0) & (high[left] > low[right] + slack)) | ((sign < 0) & (low[left] < high[right] - slack))
-        found |= set(column[falls].tolist())
-        low[nodes], high[nodes] = np.minimum(low[left], low[right]), np.maximum(high[left], high[right])
-    return found
