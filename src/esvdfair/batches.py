@@ -382,9 +382,11 @@ class Rows:
         return self.weight if self.adjusted is None else self.adjusted
 
     def take(self, index: NDArray[Any]) -> "Rows":
-        """Some of the rows."""
+        """Some of the rows; no copies of rows that follow each other."""
+        adjoin = index.dtype != bool and len(index) and (np.diff(index) == 1).all()
+        part = slice(index[0], index[-1] + 1) if adjoin else index
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        taken: dict[str, Any] = {name: None if v is None else v[index] for name, v in columns.items()}
+        taken: dict[str, Any] = {name: None if v is None else v[part] for name, v in columns.items()}
         return Rows(**taken)
 
     def joined(self, other: "Rows") -> "Rows":

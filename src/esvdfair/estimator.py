@@ -522,10 +522,11 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         rows = self._effort.rows
         if edits_hidden:
             return adapter, self._edited(hidden.Reader(adapter, batches, apart, rows, self._split))
-        summary = gather(adapter, batches, rows=rows)
-        return adapter, self._refits(
-            summary, None if apart is None else gather(adapter, apart, rows=rows, output=summary.output)
-        )
+        order = (self.validation_fraction if apart is None else 0.0, self._split["seed"])
+        asked: dict[str, Any] = {"rows": rows, "split": order}
+        summary = gather(adapter, batches, **asked)
+        other = None if apart is None else gather(adapter, apart, output=summary.output, **asked)
+        return adapter, self._refits(summary, other)
 
     def _classes(self, y: Any) -> Any:
         """The two classes that a scikit-learn classifier tells apart, or will when it is fitted; else None."""

@@ -267,7 +267,8 @@ def _training_squares(candidates: Candidates, seed: int) -> _Training | None:
         return _Training(np.repeat(order[:, None], count * (count - 1) // 2, axis=1), np.zeros(0), complete=False)
     there = Evaluator(rows, len(problem.labels), seed)
     # without the last bits, which would else decide the order of equal ones
-    seen = np.round(there.distances(measurable(candidates.training, rows.prediction)), 12) ** 2
+    columns = (measurable(column, rows.prediction) for column in candidates.training.T)  # the table is large: no copy
+    seen = np.round([there.pairs.distances(there.compared(column)) for column in columns], 12) ** 2
     floors = there.pairs.floors
     original = np.array([fit.target == ORIGINAL for fit in fits])
     squares = np.where(original[:, None], seen - floors**2, seen)

@@ -23,8 +23,10 @@ from esvdfair.summary import KEEP_SEED, KEPT_ROWS, Summary, level, smallest
 
 Array = NDArray[np.float64]
 
-KEPT_BYTES = 2**30
-"""Bytes of features that a summary keeps at most."""
+KEPT_BYTES = 2**27
+"""Bytes of features, in float64, from which a summary keeps fewer rows..."""
+FEWEST_KEPT = 40_000, 2**30
+"""... but so many rows, unless they take so many bytes."""
 
 ROUNDING = 2.0**-46
 """Differences below this part of the numbers are rounding in float64, and depend on the order of summation."""
@@ -128,6 +130,7 @@ def gather(
     original: ModelAdapter | None = None,
     watch: Watch | None = None,
     output: OutputLayer | None = None,
+    split: tuple[float, int] | None = None,
 ) -> Summary:
     """Summarise batches, read once.
 
@@ -136,6 +139,7 @@ def gather(
     original : whose predictions are the labels where there are none; default ``adapter``
     watch : gets the inputs of the layers that it names
     output : the output layer, where it is known; else it is found on the first rows
+    split : fraction of rows that a solve holds out, and its seed: rows are put in its order, so that it copies none
     """
     stream = (batch for batch in batches if len(batch.codes))
     first = next(stream, None)
@@ -148,7 +152,8 @@ def gather(
                 over="ignore", invalid="ignore"
             ):  # predictions that are not finite are refused as they come
                 output = OutputLayer(layers[-1], adapter.head(first.x), adapter.readout, adapter.added)
-    bound = max(min(rows, KEPT_BYTES // (8 * output.layer.weight.shape[1])), 2)
+    row_bytes, (fewest, most_bytes) = 8 * output.layer.weight.shape[1], FEWEST_KEPT
+    bound = max(min(rows, max(KEPT_BYTES // row_bytes, min(fewest, most_bytes // row_bytes))), 2)
     found = _Gathered(first, bound, group_rows or {})
     names = [*(() if watch is None else watch.names), output.layer.name]
     with few_threads(max(layer.weight.shape[1] for layer in layers)):
@@ -166,7 +171,7 @@ def gather(
             found.add(batch, features, prediction, y)
             if watch is not None:
                 watch.add(batch, inputs)
-    return found.summary(model, output)
+    return found.summary(model, output, split)
 
 
 class _Gathered:
@@ -248,23 +253,33 @@ class _Gathered:
         kept = self._kept()
         assert kept.id is not None
         stays, self.cut = smallest(kept.id, kept.codes, self.cut, self.rows.sum(axis=1), self.bound)
-        gone = kept.take(~stays)
-        self.rest.update_codes(gone.features, self.groups, gone.codes, gone.weight, beside=gone.y)
-        index = np.flatnonzero(stays)
+        if not stays.all():
+            gone = kept.take(~stays)
+            self.rest.update_codes(gone.features, self.groups, gone.codes, gone.weight, beside=gone.y)
+            self._arrange(np.flatnonzero(stays))
+
+    def _arrange(self, index: NDArray[np.intp]) -> None:
+        """Keep some of the rows, in this order: in place, for the features of all of them are the most of the memory."""
         for column in self._columns.values():
-            for start in range(0, len(index), 8192):  # forwards, so that nothing is written over before it is read
-                part = index[start : start + 8192]
-                column[start : start + len(part)] = column[part]
+            table = column.reshape(len(column), -1)
+            for start in range(0, table.shape[1], 32):
+                table[: len(index), start : start + 32] = table[index, start : start + 32]
         self._size = len(index)
 
-    def summary(self, model: str, output: OutputLayer) -> Summary:
+    def summary(self, model: str, output: OutputLayer, split: tuple[float, int] | None) -> Summary:
         """What was gathered, with groups and strata in order."""
+        self._prune()
+        groups, strata = (tuple(sorted(labels, key=sort_key)) for labels in (self.groups, self.strata))
+        if split is not None:
+            kept, (fraction, seed) = self._kept(), split
+            assert kept.id is not None
+            place = np.array([groups.index(label) for label in self.groups])[kept.codes]
+            self._arrange(np.lexsort((row_key(kept.id, seed + 1), place, row_key(kept.id, seed) < fraction)))
         found = Summary(
             model, self.bound, output, self.columns, self.n_features, self.labelled, self.weighted, self.adjusted,
             tuple(self.groups), tuple(self.strata), self.rows, self.mass, self.cut,
             self._kept(), self.rest,
         )  # fmt: skip
-        groups, strata = (tuple(sorted(labels, key=sort_key)) for labels in (self.groups, self.strata))
         return found.relabelled(groups, strata).pruned()
 
 

@@ -188,7 +188,8 @@ def unit_factors(features: NDArray[Any], sample_weight: Array, *, centred: bool 
     about zero without ``centred``). Below 10 such rows, or one row in 12, the factor is large: the weight is held.
     """
     share = sample_weight / sample_weight.sum()
-    size = np.abs(features).max(axis=0).astype(np.float64)  # so that fourth powers neither overflow nor vanish
+    low, high = (values.astype(np.float64) for values in (features.min(axis=0), features.max(axis=0)))
+    size = np.maximum(high, -low)  # so that fourth powers neither overflow nor vanish
     scale = np.divide(1.0, size, out=np.zeros_like(size), where=size > 0)
     mean, second, fourth = np.zeros((3, features.shape[1]))
     room = np.empty((_ROWS_AT_ONCE, features.shape[1]))  # written again and again: new memory costs more than products
