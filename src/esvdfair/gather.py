@@ -259,7 +259,7 @@ class _Gathered:
             self._arrange(np.flatnonzero(stays))
 
     def _arrange(self, index: NDArray[np.intp]) -> None:
-        """Keep some of the rows, in this order: in place, for the features of all of them are the most of the memory."""
+        """Keep some of the rows, in this order; in place, because features take most of the memory."""
         for column in self._columns.values():
             table = column.reshape(len(column), -1)
             for start in range(0, table.shape[1], 32):
