@@ -33,8 +33,7 @@ from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights
 from esvdfair.models.heads import name_operations
 from esvdfair.models.onnx_feeds import Feeds, ModelInput, Selector, choose_output, inputs_of_model, make_feeds
 from esvdfair.models.onnx_files import ModelSource, save_model
-from esvdfair.models.onnx_graph import Graph
-from esvdfair.models.onnx_layers import GraphLayer
+from esvdfair.models.onnx_graph import Graph, GraphLayer
 from esvdfair.models.tails import Section
 
 __all__ = ["OnnxAdapter", "save_model"]
@@ -232,7 +231,7 @@ class OnnxAdapter(ModelAdapter):
     def _shown(self, layer: GraphLayer, shown: Feeds) -> NDArray[Any]:
         """What a layer gives before its own transform."""
         output = shown[layer.output]
-        if layer.transform is None:
+        if layer.shows_z:
             return output
         bias = 0.0 if layer.bias is None else layer.bias.read()
         return np.asarray(shown[layer.input] @ layer.weight.read().T + bias).astype(output.dtype)

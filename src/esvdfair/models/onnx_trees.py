@@ -19,7 +19,7 @@ from scipy.special import expit
 from esvdfair.models.base import ModelAdapter
 from esvdfair.models.onnx import OnnxAdapter, start_session
 from esvdfair.models.onnx_files import ModelSource
-from esvdfair.models.onnx_layers import GraphLayer
+from esvdfair.models.onnx_graph import GraphLayer
 from esvdfair.models.tree_libraries import Array, Numbers, Tree, TreeLibrary, one_output
 from esvdfair.models.trees import TreeAdapter
 
