@@ -1,7 +1,4 @@
-"""The graph of an ONNX model: its dataflow, and the linear layers in it, where their weights are read and written.
-
-Nothing here runs a model.
-"""
+"""The graph of an ONNX model: its dataflow, and the linear layers in it, whose weights are read and written."""
 
 import math
 from collections import defaultdict
@@ -143,13 +140,12 @@ def _classic_layer(node: onnx.NodeProto, label: str) -> GraphLayer:
     transform = attribute(node, "post_transform", b"NONE").decode()
     if "coefficients" not in stored or (transform != "NONE" and not classifies):
         raise ValueError(f"layer {label!r} ({node.op_type}) has no coefficients, or {transform} applied to its output.")
-    labels = [len(item.ints or item.strings) for name, item in stored.items() if "classlabels" in name]
-    outputs = sum(labels) if classifies else attribute(node, "targets", 1)
-    weight, bias = (np.array(stored[n].floats if n in stored else []) for n in ("coefficients", "intercepts"))
+    classes = [*attribute(node, "classlabels_ints", ()), *attribute(node, "classlabels_strings", ())]
+    outputs = len(classes) if classifies else attribute(node, "targets", 1)
+    weight, bias = np.array(stored["coefficients"].floats), np.array(attribute(node, "intercepts", ()))
     if not outputs or len(weight) % outputs or len(bias) not in (0, outputs) or (classifies and outputs < 2):
         raise ValueError(f"layer {label!r} ({node.op_type}) has {len(weight)} coefficients for {outputs} outputs.")
-    halves = [np.split(values, 2) for values in (weight, bias)] if outputs == 2 else []
-    mirrored = classifies and outputs == 2 and all(np.array_equal(first, -second) for first, second in halves)
+    mirrored = classifies and outputs == 2 and _mirrored(weight) and _mirrored(bias)
     shown = 1 if mirrored else outputs
     return GraphLayer(
         node.name,
@@ -159,6 +155,11 @@ def _classic_layer(node: onnx.NodeProto, label: str) -> GraphLayer:
         Parameter(stored["intercepts"], (shown,), mirrored=mirrored) if len(bias) else None,
         transform,
     )
+
+
+def _mirrored(values: NDArray[Any]) -> bool:
+    """Whether the second half is the first with the other sign."""
+    return np.array_equal(values[: len(values) // 2], -values[len(values) // 2 :])
 
 
 def _tree_layer(node: onnx.NodeProto, label: str) -> GraphLayer:
@@ -176,14 +177,8 @@ def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
     return next((onnx.helper.get_attribute_value(item) for item in node.attribute if item.name == name), default)
 
 
-# --- dataflow ---------------------------------------------------------------------------------------------------------
-
-
 class Graph:
-    """Who makes and who reads each tensor of a model, and what feeds the output that is the prediction.
-
-    Parameters of the layers found refer to the tensors of the model.
-    """
+    """Who makes and who reads each tensor of a model, and what feeds the output that is the prediction."""
 
     def __init__(self, model: onnx.ModelProto, output: str) -> None:
         graph = model.graph
@@ -204,13 +199,7 @@ class Graph:
     @cached_property
     def layers(self) -> tuple[GraphLayer, ...]:
         """Linear layers that feed the output, in order of execution; `ValueError` if one of them cannot be edited."""
-        closed = {node.output[0]: self._closed(node, node.name or node.output[0]) for node in self._running}
-        found = [layer for node in self._running if not closed[node.output[0]] for layer in self._layer(node)]
-        passed = self._reached(layer.output for layer in found)
-        for name, problem in closed.items():  # hidden layers that cannot be edited are no obstacle to the last
-            if problem and (name in passed or not found):
-                raise ValueError(problem)
-        found = [layer for layer in found if layer.trees is None or layer is found[-1]]
+        found = self._found()
         if not found:
             kinds = ", ".join(dict.fromkeys(node.op_type for node in self._running)) or "none that depend on the input"
             raise ValueError(
@@ -222,6 +211,16 @@ class Graph:
             return tuple(found)
         # Names of nodes are free text in ONNX; names of tensors are not.
         return tuple(replace(layer, name=layer.output) for layer in found)
+
+    def _found(self) -> list[GraphLayer]:
+        """Layers that can be edited, trees only at the end; `ValueError` if one that cannot comes after them."""
+        closed = {node.output[0]: self._closed(node, node.name or node.output[0]) for node in self._running}
+        found = [layer for node in self._running if not closed[node.output[0]] for layer in self._layer(node)]
+        passed = self._reached(layer.output for layer in found)
+        for name, problem in closed.items():  # hidden layers that cannot be edited are no obstacle to the last
+            if problem and (name in passed or not found):
+                raise ValueError(problem)
+        return [layer for layer in found if layer.trees is None or layer is found[-1]]
 
     @property
     def ends_in_trees(self) -> bool:
@@ -235,8 +234,7 @@ class Graph:
         passed = self._reached(layer.output for layer in self.layers)
         found = tuple(layer for layer in self.layers if layer.output in passed)
         after = self._downstream(layer.output for layer in found)
-        alone = not found or any(layer.input in after for layer in found)
-        return self.layers[-1:] if alone else found
+        return self.layers[-1:] if not found or any(layer.input in after for layer in found) else found
 
     def path(self, *sources: str) -> tuple[list[str], str | None]:
         """Operations by which tensors reach the output, in order, and the first that joins them with other inputs."""
@@ -297,15 +295,7 @@ class Graph:
         """The tensor that a layer ends in, and its bias: the third input of a Gemm, or a constant that an Add adds."""
         value, third, scale = str(node.output[0]), "".join(node.input[2:]), attribute(node, "beta", 1.0)
         if third and scale != 0:
-            if third in self._varying:
-                raise ValueError(f"layer {label!r} adds {third!r}, which depends on the input, as its bias.")
-            tensor, _ = self._constant(third, label, "bias")
-            if not _is_bias(tensor, width):
-                raise ValueError(
-                    f"the bias {third!r} of layer {label!r} has shape {tuple(tensor.dims)}, which does not hold one "
-                    f"number for each of {width} outputs."
-                )
-            return value, Parameter(tensor, (width,), scale=scale)
+            return value, self._third(third, scale, width, label)
         while (reader := self._only_reader(value)) is not None and _keeps_values(reader, value, width):
             value = reader.output[0]
         if reader is not None and reader.op_type == "Add" and reader.domain in _STANDARD:
@@ -316,6 +306,18 @@ class Graph:
                 return reader.output[0], Parameter(added, (width,))
         return node.output[0], None
 
+    def _third(self, name: str, scale: float, width: int, label: str) -> Parameter:
+        """The bias of a Gemm."""
+        if name in self._varying:
+            raise ValueError(f"layer {label!r} adds {name!r}, which depends on the input, as its bias.")
+        tensor, _ = self._constant(name, label, "bias")
+        if not _is_bias(tensor, width):
+            raise ValueError(
+                f"the bias {name!r} of layer {label!r} has shape {tuple(tensor.dims)}, which does not hold one "
+                f"number for each of {width} outputs."
+            )
+        return Parameter(tensor, (width,), scale=scale)
+
     def _only_reader(self, name: str) -> onnx.NodeProto | None:
         """The node that reads a tensor, if it is one alone, reads it once, and the tensor is no output."""
         readers = self._readers[name]
@@ -324,7 +326,7 @@ class Graph:
     def _closed(self, node: onnx.NodeProto, label: str) -> str | None:
         """Why a linear layer that the node holds cannot be edited, if it holds one."""
         if node.op_type in _QUANTISED:
-            return _quantised(label, node.op_type)
+            return _of_integers(label, node.op_type)
         if node.op_type in _FUSED:
             return (
                 f"layer {label!r} is an operator fused by an optimiser ({node.op_type}). Repair the model as it was "
@@ -375,7 +377,7 @@ class Graph:
             node = self._producer.get(chain[-1])
             how = "stored as a sparse tensor" if node is None else f"computed by {node.op_type}"
             if node is not None and "quantize" in node.op_type.lower():
-                raise ValueError(_quantised(label, node.op_type))
+                raise ValueError(_of_integers(label, node.op_type))
             raise ValueError(
                 f"the {role} {name!r} of layer {label!r} is {how}, so it cannot be replaced by other numbers. Store it "
                 "as an initialiser."
@@ -433,7 +435,7 @@ def _subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     return [graph for item in node.attribute for graph in (*item.graphs, *([item.g] if item.HasField("g") else []))]
 
 
-def _quantised(label: str, kind: str) -> str:
+def _of_integers(label: str, kind: str) -> str:
     return (
         f"layer {label!r} is quantised ({kind}): its weights are small integers, which an edit cannot move freely. "
         "Repair the float model, then run onnxruntime.quantization (quantize_dynamic or quantize_static) again."
