@@ -1,7 +1,5 @@
 """Layer scan, on networks whose gap stands in a known layer."""
 
-from itertools import pairwise
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,19 +9,10 @@ from sklearn.neural_network import MLPRegressor
 from esvdfair import ESVDFair, ESVDFairWarning
 from esvdfair.batches import Data, make_batches
 from esvdfair.explain import LayerGap, LayerScan, scan_layers
+from tests.explain.networks import elsewhere, network, random_coefs
 
 # Untrained networks do for what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore:the model predicts the labels worse than a constant")
-
-
-def network(*coefs, activation="relu"):
-    """An MLPRegressor with the given (inputs, outputs) weights and biases of zero."""
-    coefs = [np.asarray(c, dtype=np.float64) for c in coefs]
-    model = MLPRegressor(hidden_layer_sizes=[c.shape[1] for c in coefs[:-1]], activation=activation, random_state=0)
-    model.partial_fit(np.zeros((2, len(coefs[0]))), np.zeros(2))
-    model.coefs_ = coefs
-    model.intercepts_ = [np.zeros(c.shape[1]) for c in coefs]
-    return model
 
 
 def people(rows=600, seed=0, groups=2):
@@ -33,10 +22,8 @@ def people(rows=600, seed=0, groups=2):
     return X, X.sum(axis=1) + 0.3 * rng.normal(size=rows), a
 
 
-def random_network(seed=0, hidden=(5, 4)):
-    rng = np.random.default_rng(seed)
-    widths = [3, *hidden, 1]
-    return network(*(rng.normal(size=shape) for shape in pairwise(widths)))
+def random_network():
+    return network(*random_coefs(3, 5, 4, 1))
 
 
 def by_hand(z, a):
@@ -199,33 +186,24 @@ def test_best_is_the_most_accurate_within_the_floor_of_the_fairest():
 def test_bad_input_is_named():
     X, y, a = people(rows=400)
     model = random_network()
-    with pytest.raises(ValueError, match="sensitive_features is missing"):
-        scan_layers(model, X, y)
-    with pytest.raises(ValueError, match="contains one group"):
-        scan_layers(model, X, y, sensitive_features=np.zeros(400))
-    with pytest.raises(ValueError, match="2 features"):
-        scan_layers(model, X[:, :2], y, sensitive_features=a)
-    with pytest.raises(TypeError, match="random_state=None"):
-        scan_layers(model, X, y, sensitive_features=a, random_state=None)
-    with pytest.raises(ValueError, match=r"reduction=0\.5"):
-        scan_layers(model, X, y, sensitive_features=a, mean_reduction=0.5)
+    for change, error, said in (
+        ({"sensitive_features": None}, ValueError, "sensitive_features is missing"),
+        ({"sensitive_features": np.zeros(400)}, ValueError, "contains one group"),
+        ({"X": X[:, :2]}, ValueError, "2 features"),
+        ({"random_state": None}, TypeError, "random_state=None"),
+        ({"mean_reduction": 0.5}, ValueError, r"reduction=0\.5"),
+    ):
+        with pytest.raises(error, match=said):
+            scan_layers(model, **{"X": X, "y": y, "sensitive_features": a, **change})
     with pytest.raises(NotFittedError):
         scan_layers(MLPRegressor(), X, y, sensitive_features=a)
 
 
 def test_torch_and_onnx_tell_the_same(tmp_path):
-    torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
-    skl2onnx = pytest.importorskip("skl2onnx", reason="needs skl2onnx to export")
     X, y, a = people()
-    model = random_network()
-    linears = [torch.nn.Linear(*coef.shape) for coef in model.coefs_]
-    with torch.no_grad():
-        for linear, coef in zip(linears, model.coefs_, strict=True):
-            linear.weight.copy_(torch.tensor(coef.T))
-            linear.bias.zero_()
-    module = torch.nn.Sequential(linears[0], torch.nn.ReLU(), linears[1], torch.nn.ReLU(), linears[2])
-    path = tmp_path / "model.onnx"
-    path.write_bytes(skl2onnx.to_onnx(model, X[:1].astype(np.float32)).SerializeToString())
+    model, path = random_network(), tmp_path / "model.onnx"
+    module, exported = elsewhere(model)
+    path.write_bytes(exported)
     expected = scan_layers(model, X, y, sensitive_features=a).to_frame().drop(columns="name")
     for other in (module, path):
         found = scan_layers(other, X.astype(np.float32), y, sensitive_features=a).to_frame()
