@@ -22,67 +22,37 @@ KEEPS = ", and it keeps 80% of the explained variance (R² 0.500 to 0.400)."
     ("changed", "answer", "headline"),
     [
         ({}, "use", f"Use the repaired model: its estimated population KS of 0.082 meets the target of 0.1{KEEPS}"),
-        (
-            {"target_ks": None, "met": None},
-            "use",
-            f"The repaired model has an estimated population KS of 0.082; no target was set{KEEPS}",
-        ),
-        (
-            {"certified": True, "confidence": 0.9},
-            "use",
-            "Use the repaired model: it is certified to meet the target of 0.1 with 90% confidence (estimated "
-            f"population KS 0.082){KEEPS}",
-        ),
-        (
-            {"met": False, "ks_population": 0.12},
-            "unmet",
-            f"The repaired model does not meet the target of 0.1: its estimated population KS is 0.120{KEEPS}",
-        ),
-        (
-            {"met": False, "certified": False, "confidence": 0.9, "ks_upper": 0.13},
-            "unmet",
-            "The repaired model is not certified to meet the target of 0.1: estimate 0.082, at most 0.130 with 90% "
-            f"confidence{KEEPS}",
-        ),
-        (
-            {"met": False, "target_ks": 0.02, "ks_population": 0.01},
-            "unknown",
-            "These rows cannot tell whether the target of 0.02 is met: it is below what chance alone shows, 0.040 "
-            f"(estimate 0.010){KEEPS}",
-        ),
+        ({"target_ks": None, "met": None}, "use",
+         f"The repaired model has an estimated population KS of 0.082; no target was set{KEEPS}"),
+        ({"certified": True, "confidence": 0.9}, "use",
+         "Use the repaired model: it is certified to meet the target of 0.1 with 90% confidence (estimated population "
+         f"KS 0.082){KEEPS}"),
+        ({"met": False, "ks_population": 0.12}, "unmet",
+         f"The repaired model does not meet the target of 0.1: its estimated population KS is 0.120{KEEPS}"),
+        ({"met": False, "certified": False, "confidence": 0.9, "ks_upper": 0.13}, "unmet",
+         "The repaired model is not certified to meet the target of 0.1: estimate 0.082, at most 0.130 with 90% "
+         f"confidence{KEEPS}"),
+        ({"met": False, "target_ks": 0.02, "ks_population": 0.01}, "unknown",
+         "These rows cannot tell whether the target of 0.02 is met: it is below what chance alone shows, 0.040 "
+         f"(estimate 0.010){KEEPS}"),
         (KEPT, "keep", "Keep the original model: its estimated population KS of 0.082 meets the target of 0.1."),
-        (
-            KEPT | {"met": False, "ks_population": 0.3},
-            "unmet",
-            "The original model, which is returned, does not meet the target of 0.1: its estimated population KS is "
-            "0.300.",
-        ),
-        (
-            {"ks_after": 0.4, "met": False, "ks_population": 0.4},
-            "keep",
-            "Keep the original model: the repair brings the groups no closer (estimated population KS 0.400, against "
-            "the target of 0.1).",
-        ),
-        (
-            {"constant": True},
-            "useless",
-            "Do not use the repaired model: it predicts nearly the same number for everybody (estimated population KS "
-            "0.082, against the target of 0.1).",
-        ),
-        (
-            {"r2_after": -0.1},
-            "useless",
-            "Do not use the repaired model: it predicts no better than a constant, R² 0.500 to -0.100 (estimated "
-            "population KS 0.082, against the target of 0.1).",
-        ),
-        (
-            {"error_against": "predictions", "r2_before": 1.0},
-            "use",
-            "Use the repaired model: its estimated population KS of 0.082 meets the target of 0.1, and it changes "
-            "predictions by 0.245 (root mean square).",
-        ),
+        (KEPT | {"met": False, "ks_population": 0.3}, "unmet",
+         "The original model, which is returned, does not meet the target of 0.1: its estimated population KS is "
+         "0.300."),
+        ({"ks_after": 0.4, "met": False, "ks_population": 0.4}, "keep",
+         "Keep the original model: the repair brings the groups no closer (estimated population KS 0.400, against the "
+         "target of 0.1)."),
+        ({"constant": True}, "useless",
+         "Do not use the repaired model: it predicts nearly the same number for everybody (estimated population KS "
+         "0.082, against the target of 0.1)."),
+        ({"r2_after": -0.1}, "useless",
+         "Do not use the repaired model: it predicts no better than a constant, R² 0.500 to -0.100 (estimated "
+         "population KS 0.082, against the target of 0.1)."),
+        ({"error_against": "predictions", "r2_before": 1.0}, "use",
+         "Use the repaired model: its estimated population KS of 0.082 meets the target of 0.1, and it changes "
+         "predictions by 0.245 (root mean square)."),
     ],
-)
+)  # fmt: skip
 def test_the_answer_and_the_figure_beside_its_target(changed, answer, headline):
     found = verdict(BASE | changed)
     assert (found.answer, found.headline) == (answer, headline)
