@@ -27,10 +27,10 @@ import torch
 import torch.distributed as dist
 from threadpoolctl import threadpool_limits
 
-from esvdfair import ESVDFair, ESVDFairWarning, Summary, ks_distance, summarise
+from esvdfair import ESVDFair, ESVDFairWarning, Summary, ks_distance, summarise, table_files
 from esvdfair.batches import Batch
 from esvdfair.problem import Effort
-from esvdfair.tables import Roles, TableBatches, files
+from esvdfair.tables import Roles, TableBatches
 from reproduction.config import Training
 from reproduction.datasets import load
 from reproduction.network import Trained, train
@@ -55,12 +55,12 @@ def numbered(trained: Trained, order: np.ndarray, size: int) -> Callable[[], Ite
     return batches
 
 
-def table_of(trained: Trained, chunk_bytes: int) -> TableBatches:
-    """The training rows from a CSV file, read in chunks of about so many bytes."""
+def table_of(trained: Trained, rows: int) -> TableBatches:
+    """The training rows from a CSV file, so many of which are read at a time."""
     x, y, sensitive = trained.split.train
     names = [f"x{i}" for i in range(x.shape[1])]
     frame = pd.DataFrame(np.asarray(x, dtype=np.float64), columns=names).assign(group=sensitive.astype(str), label=y)
-    with tempfile.TemporaryDirectory() as folder, patch.object(files, "BLOCK", chunk_bytes):
+    with tempfile.TemporaryDirectory() as folder, patch.object(table_files, "CHUNK_ROWS", rows):
         path = Path(folder, "rows.csv")
         frame.to_csv(path, index=False)
         return TableBatches(path, Roles(("group",), "label"))  # small enough to be held once it is read
@@ -148,8 +148,8 @@ def in_one_process(trained: Trained, method: str, effort: Effort) -> dict[str, n
     found = {f"batches of {size}": repair(trained, method, effort, batch_size=size) for size in (8192, 1000, 317)}
     found["stream"] = repair(trained, method, effort, numbered(trained, rows, 1000))
     found["another order"] = repair(trained, method, effort, numbered(trained, shuffled, 1000))
-    for chunks, size in (("one chunk", files.BLOCK), ("chunks of 50 kB", 50_000)):
-        found[f"a file, {chunks}"] = repair(trained, method, effort, table_of(trained, size))
+    for pieces, size in (("read at once", table_files.CHUNK_ROWS), ("in pieces of 500 rows", 500)):
+        found[f"a file, {pieces}"] = repair(trained, method, effort, table_of(trained, size))
     before = torch.get_num_threads()
     with threadpool_limits(2):
         torch.set_num_threads(2)

@@ -25,7 +25,7 @@ from sklearn.neural_network import MLPRegressor
 
 from esvdfair import ESVDFair, ESVDFairWarning
 from esvdfair.cli import main
-from esvdfair.tables.files import TableFile
+from esvdfair.table_files import TableFile
 from speed.measure import Goal, Section, make_rows, network, peak_megabytes, result, run_script, seconds, slope, stream
 
 WORKER = Path(__file__).resolve()

@@ -10,7 +10,7 @@ import onnx
 import pandas as pd
 import pytest
 
-from esvdfair.tables import table
+from esvdfair import tables
 
 ROLES = ["--sensitive", "sex", "--target", "income"]
 
@@ -61,8 +61,11 @@ def test_a_directory(refuses, tmp_path):
     ("content", "said"),
     [
         (b"", "is empty"),
-        (b"sex,income,age,hours,school\nm,1,2,3,4,5,6\n", "more fields than the header has names"),
-        (b"sex,income,age,hours,school\nm,1,2,3,4\nm,1,2,3,4,5\n", "Expected 5 fields in line 3, saw 6"),
+        (b"sex,income,age,hours,school\nm,1,2,3,4,5,6\n", "line 2 has 7 fields, more than the header has names (5)"),
+        (
+            b"sex,income,age,hours,school\nm,1,2,3,4\nm,1,2,3,4,5\n",
+            "line 3 has 6 fields, more than the header has names (5)",
+        ),
         (b"sex,income,age,hours,school\n", "5 columns and no rows"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "neither Parquet nor text in UTF-8"),
         (b"sex,income,age,hours,school\n\xe9,1,2,3,4\n", "not text in UTF-8"),
@@ -87,7 +90,7 @@ def test_a_model_of_another_width_is_refused_before_the_scan(refuses, monkeypatc
     def scan(*_, **__):
         raise AssertionError("the table was scanned")
 
-    monkeypatch.setattr(table, "scan_table", scan)
+    monkeypatch.setattr(tables, "scan_table", scan)
     assert "the model takes 3 columns and" in refuses(roles=["--sensitive", "sex"])
 
 
@@ -113,8 +116,8 @@ def test_options_that_contradict_each_other_are_called_by_their_names(refuses, o
 
 def test_a_sensitive_column_of_many_numbers(refuses, changed):
     said = refuses(data=changed(sex=np.arange(600)))
-    assert "the sensitive column 'sex' takes 600 different whole numbers" in said
-    assert "bin it first, or write words for the numbers if these really are groups" in said
+    assert "the sensitive column 'sex' has 600 different whole numbers" in said
+    assert "Bin it first" in said
 
 
 @pytest.mark.parametrize("part", [0.0, 0.01, 0.5, 0.9, 0.999])
@@ -278,7 +281,7 @@ def test_a_file_that_needs_too_much_memory(refuses, monkeypatch, error):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(table, "scan_table", fail)
+    monkeypatch.setattr(tables, "scan_table", fail)
     assert "this needs more memory than there is" in refuses()
 
 
@@ -286,7 +289,7 @@ def test_a_fault_of_ours_is_no_target_that_was_not_met(invoke, files, monkeypatc
     def fail(*_, **__):
         raise KeyError("something")
 
-    monkeypatch.setattr(table, "scan_table", fail)
+    monkeypatch.setattr(tables, "scan_table", fail)
     result = invoke("audit", files.model, files.data, *ROLES)
     assert result.exit_code == 70
     assert "KeyError" in result.stderr

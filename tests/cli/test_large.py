@@ -8,9 +8,8 @@ import sys
 import pandas as pd
 import pytest
 
+from esvdfair import table_files, tables
 from esvdfair.cli import _reading, _shared, compare
-from esvdfair.tables import files as table_files
-from esvdfair.tables import table
 
 ROLES = ["--sensitive", "sex", "--target", "income"]
 EXACT = ["--method", "exact", "--quick"]
@@ -19,15 +18,14 @@ EXACT = ["--method", "exact", "--quick"]
 @pytest.fixture
 def large(monkeypatch):
     """Every file is too large to be kept, and comes in many chunks."""
-    monkeypatch.setattr(table, "HELD_BYTES", -1)
-    monkeypatch.setattr(table_files, "BLOCK", 5000)
+    monkeypatch.setattr(tables, "HELD_BYTES", -1)
     monkeypatch.setattr(table_files, "CHUNK_ROWS", 50)
 
 
 @pytest.fixture
 def small_samples(monkeypatch):
     """A sample is about half of the 600 rows."""
-    monkeypatch.setattr(table, "RARE_ROWS", 5)
+    monkeypatch.setattr(tables, "RARE_ROWS", 5)
     for name in ("AUDITED_ROWS", "EXPLAINED_ROWS"):
         for module in (_reading, _shared):
             monkeypatch.setattr(module, name, 300)

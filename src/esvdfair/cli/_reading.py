@@ -12,7 +12,8 @@ import pandas as pd
 
 from esvdfair import text
 from esvdfair.exceptions import ESVDFairWarning, InputError
-from esvdfair.tables import Progress, Roles, TableBatches, TableRows, open_table
+from esvdfair.table_files import open_table
+from esvdfair.tables import Progress, Roles, TableBatches, TableRows
 from esvdfair.text import quoted, some_names
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ def _wrong_width(path: Path, names: Sequence[str], model: "ModelAdapter", readin
     texts, label = _no_inputs(path, names, model, reading) if len(names) > width and path.is_file() else ([], None)
     inputs = [name for name in names if name != label and name not in texts]
     if len(inputs) != width:
-        apart = [f"{name} ({role})" for name, role in reading.roles.named().items() if name not in names]
+        apart = [f"{name} ({role})" for name, role in reading.roles.named.items() if name not in names]
         beside = f"Not given to it: {', '.join(apart) or 'none'}"
         return f"{given} {beside}. Name the model's inputs, in its order: --features A,B,C"
     features = f"--features {','.join(inputs)}"
@@ -247,8 +248,7 @@ def _no_inputs(
     It is the column without which predictions correlate most with the label; if none was named, with the column itself.
     """
     file, target = open_table(path, sep=reading.options["sep"]), reading.roles.target
-    file.cut()
-    _, frame, _ = next(file.frames(lambda chunk: chunk == 0, [*names, *([target] if target else [])]))
+    frame, _ = next(file.frames([*names, *([target] if target else [])]))
     frame = frame.head(1000).dropna()
     numbers = [name for name in names if pd.api.types.is_numeric_dtype(frame[name])]
     texts = [name for name in names if name not in numbers]

@@ -72,7 +72,7 @@ def audit(
     else:
         without = f" ({people.scan.dropped:,} with missing values left out)" if people.scan.dropped else ""
         subject = f"{model or f'column {predictions}'} on {found.rows:,} rows of {data}{without}"
-        _print_audit(found, subject, rows.attribute, target_ks, decided)
+        _print_audit(found, subject, ", ".join(reading.roles.sensitive), target_ks, decided)
     return 1 if met is False else 0
 
 

@@ -69,7 +69,9 @@ def explain(
     if as_json:
         cli.print_json(parts | {"people": None if people is None else asdict(people)})
     else:
-        cli.print_blocks(*blocks, *([] if people is None else _people_blocks(people, rows.attribute)))
+        cli.print_blocks(
+            *blocks, *([] if people is None else _people_blocks(people, ", ".join(reading.roles.sensitive)))
+        )
 
 
 def _layer_name(model: "ModelAdapter", layer: int | str | None) -> str | None:
@@ -121,13 +123,13 @@ def _network(
     """Which layers carry the difference, and along which directions of one: for machines, and for people."""
     from esvdfair.explain import explain_directions, scan_layers
 
-    apart = None if judges is None else judges.parts
+    apart = None if judges is None else (judges.X, judges.y, judges.groups, judges.weight, judges.control)
     scan = scan_layers(
         model, rows.X, rows.y, validation=apart, output=options["output"], **scan_options, **rows.compared
     )
     directions = explain_directions(model, rows.X, **options, **rows.compared)
     parts = {"layers": asdict(scan), "directions": asdict(directions)}
-    return parts, [*_layer_blocks(scan), *_direction_blocks(directions, rows.attribute)]
+    return parts, [*_layer_blocks(scan), *_direction_blocks(directions, ", ".join(map(str, rows.groups)))]
 
 
 def _layer_blocks(scan: "LayerScan") -> list[str]:

@@ -268,11 +268,16 @@ def _write_report(done: Done, place: Path) -> None:
     names = [done.data] + ([] if judging is None else [f"validation data {judging.path.name}"])
     names += [] if done.test is None else [f"test data {done.test.path.name}"]
     write_report(
-        place, done.fair, *some.counted[:2], **some.beside, judged=judged and judged.counted,
-        test=done.tested and done.tested.counted, summary=done.summary, cutoffs=done.cutoffs.each,
+        place, done.fair, *_counted(some)[:2], **some.beside, judged=judged and _counted(judged),
+        test=done.tested and _counted(done.tested), summary=done.summary, cutoffs=done.cutoffs.each,
         model=f"{done.model.name}, repaired as {done.out.name}", data=", ".join(names), unit=done.unit,
         command=done.command,
     )  # fmt: skip
+
+
+def _counted(rows: "TableRows") -> tuple[Any, ...]:
+    """Inputs, labels, groups, weights and strata, with rows counted from 1, as people count those of a file."""
+    return rows.X.set_axis(rows.X.index + 1), rows.y, rows.groups, rows.weight, rows.control
 
 
 def _card(done: Done, hashes: Mapping[str, str]) -> str:

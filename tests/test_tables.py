@@ -17,24 +17,19 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPRegressor
 
 from esvdfair import Effort, ESVDFair, fit_curve
+from esvdfair import table_files as files
+from esvdfair import tables as table_module
 from esvdfair.batches import row_key
-from esvdfair.tables import Roles, TableBatches, files, scan
-from esvdfair.tables import table as table_module
+from esvdfair.tables import Roles, TableBatches
 
 FEATURES = ["a", "b", "c", "n"]
 
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    """Files are cut into chunks of a few rows, none of which is kept."""
-    monkeypatch.setattr(files, "BLOCK", 2000)
-    monkeypatch.setattr(files, "CHUNK_ROWS", 7)
+    """A few rows of a file are read at a time, of which only the first are kept."""
+    monkeypatch.setattr(files, "CHUNK_ROWS", 50)
     monkeypatch.setattr(table_module, "HELD_BYTES", -1)
-
-
-@pytest.fixture
-def tiny_chunks(small_chunks, monkeypatch):
-    monkeypatch.setattr(files, "BLOCK", 400)
 
 
 def people(rows=500, seed=0):
@@ -71,7 +66,6 @@ def test_batches_hold_the_rows_of_the_file_in_order_and_can_be_read_again(small_
     path = save(people(), tmp_path, kind)
     data = getattr(pd, f"read_{kind}")(path)
     table = TableBatches(path, Roles(("sex",), "y"), batch_rows=4)
-    assert len(table.scan.firsts) > 15
     assert (table.scan.rows, table.scan.labels) == (500, ("f", "m"))
     assert table.scan.sizes == tuple(data["sex"].value_counts().sort_index())
     for _ in range(2):
@@ -115,7 +109,7 @@ def test_dropped_rows_leave_gaps_in_the_row_ids(small_chunks, tmp_path, kind):
     ],
 )
 def test_the_type_of_a_column_is_that_of_the_whole_file(
-    tiny_chunks, monkeypatch, tmp_path, early, late, expected, held
+    small_chunks, monkeypatch, tmp_path, early, late, expected, held
 ):
     monkeypatch.setattr(table_module, "HELD_BYTES", held)
     path = tmp_path / "odd.csv"
@@ -123,7 +117,6 @@ def test_the_type_of_a_column_is_that_of_the_whole_file(
     path.write_text("\n".join(["a,sex", *lines]) + "\n")
     oracle = pd.read_csv(path, low_memory=False).dropna()
     table = TableBatches(path, Roles(("sex",)), drop_missing=True)
-    assert len(table.scan.firsts) > 5
     found = pd.concat([batch.x for batch in table])
     assert list(found["a"]) == list(oracle["a"])
     kinds = {batch.x["a"].dtype for batch in table} | {table.scan.head["a"].dtype}
@@ -144,7 +137,7 @@ def test_the_type_of_a_column_is_that_of_the_whole_file(
         (["0.5", "0.25"], ["x", "0.5"], ("0.25", "0.5", "x")),  # text, so not continuous
     ],
 )
-def test_groups_are_those_of_the_whole_file(tiny_chunks, tmp_path, early, late, labels):
+def test_groups_are_those_of_the_whole_file(small_chunks, tmp_path, early, late, labels):
     path = tmp_path / "odd.csv"
     path.write_text("\n".join(["a,g", *(f"1.5,{g}" for g in early * 100 + late * 100)]) + "\n")
     table = TableBatches(path, Roles(("g",)), missing_group=True)
@@ -156,14 +149,14 @@ def test_groups_are_those_of_the_whole_file(tiny_chunks, tmp_path, early, late, 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("1,2,3,oops,f", "more fields than|Expected 4 fields in line 302, saw 5"),
+        ("1,2,3,oops,f", "line 302 has 5 fields, more than the header has names \\(4\\)"),
         ("1,2,x,f", "the target, is not numeric, for example 'x'"),
         ("1,inf,3,f", "'b' of .* holds 1 infinite"),
         ("1,,3,f", r"missing values in 1 of 601 rows \('b' 1\)"),
         ("1,\xff,3,f", "not text in UTF-8"),
     ],
 )
-def test_what_is_wrong_far_into_the_file_is_found(tiny_chunks, tmp_path, line, said):
+def test_what_is_wrong_far_into_the_file_is_found(small_chunks, tmp_path, line, said):
     path = tmp_path / "odd.csv"
     lines = [f"{i},{i / 7},{i},{'fm'[i % 2]}" for i in range(600)]
     path.write_bytes("\n".join(["a,b,y,sex", *lines[:300], line, *lines[300:]]).encode("latin-1"))
@@ -172,41 +165,40 @@ def test_what_is_wrong_far_into_the_file_is_found(tiny_chunks, tmp_path, line, s
 
 
 @pytest.mark.parametrize("sep", ["\n", "\r"])
-def test_a_field_too_many_is_found_wherever_the_row_stands_in_its_chunk(tiny_chunks, tmp_path, sep):
-    """Before 3.1, pandas cuts such a row short where a chunk of its own begins."""
-    path, said = tmp_path / "odd.csv", []
-    for line in range(40, 100):
-        rows = ["1,2,f"] * 200
-        rows.insert(line - 2, "1,2,m,4")
+@pytest.mark.parametrize("fields", [4, 6])
+def test_a_field_too_many_is_found_wherever_the_row_stands(small_chunks, tmp_path, sep, fields):
+    """pandas cuts such a row short where it is the first of those that are read at a time."""
+    path = tmp_path / "odd.csv"
+    for line in range(2, 20):
+        rows = ["1,2,f"] * 20
+        rows.insert(line - 2, ",".join(["1,2,m", *"456"])[: 2 * fields - 1])
         path.write_text(sep.join(["a,b,sex", *rows]), newline="")
-        with pytest.raises(ValueError, match="cannot be read as a table: ") as error:
+        said = rf"cannot be read as a table: line {line} has {fields} fields, more than the header has names \(3\)"
+        with pytest.raises(ValueError, match=said):
             TableBatches(path, Roles(("sex",)))
-        said.append(str(error.value).endswith(f"Expected 3 fields in line {line}, saw 4"))
-    assert sum(said) > 55  # the first row of a chunk is not told by its line
 
 
-def test_a_quotation_mark_that_is_never_closed(tiny_chunks, monkeypatch, tmp_path):
-    monkeypatch.setattr(files, "PIECE", 1000)
+def test_a_quotation_mark_that_is_never_closed(small_chunks, monkeypatch, tmp_path):
     path = tmp_path / "odd.csv"
     path.write_text("a,sex\n" + "1,f\n" * 50 + '"2,m\n' + "1,f\n" * 9000)
+    with pytest.raises(ValueError, match="EOF inside string starting at row 51"):
+        TableBatches(path, Roles(("sex",)))
+    monkeypatch.setattr(files, "UNFINISHED", 20_000)
     with pytest.raises(ValueError, match=r"goes on for more than .* mark may not be closed"):
         TableBatches(path, Roles(("sex",)))
 
 
 def test_sensitive_columns_of_too_many_values(small_chunks, monkeypatch, tmp_path):
-    monkeypatch.setattr(scan, "MAX_GROUPS", 20)
+    monkeypatch.setattr(table_module, "MAX_GROUPS", 299)
     table = people(300).assign(name=[f"p{i}" for i in range(300)])
     path = save(table, tmp_path)
-    with pytest.raises(ValueError, match="the sensitive column 'name' makes more than 20 groups"):
+    with pytest.raises(ValueError, match="the sensitive column 'name' makes more than 299 groups"):
         TableBatches(path, Roles(("name",), "y"))
     with pytest.raises(ValueError, match="the sensitive column 'a' contains the fractional value"):
         TableBatches(path, Roles(("a",), "y"))
 
 
-@pytest.mark.parametrize("size", range(20, 30))
-def test_the_last_row_is_read_wherever_a_chunk_ends(monkeypatch, tmp_path, size):
-    """Also where the last chunk ends with the file, in a line that has no end."""
-    monkeypatch.setattr(files, "BLOCK", size)
+def test_the_last_row_is_read_also_without_a_line_end(small_chunks, tmp_path):
     path = tmp_path / "odd.csv"
     for rows in range(8, 12):
         path.write_text("a,sex\n" + "\n".join(["1,f", "2,m"] * rows))
@@ -215,7 +207,7 @@ def test_the_last_row_is_read_wherever_a_chunk_ends(monkeypatch, tmp_path, size)
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("seed", range(3))
-def test_records_end_where_pandas_says(tiny_chunks, tmp_path, end, seed):
+def test_records_end_where_pandas_says(small_chunks, tmp_path, end, seed):
     """Fields with line ends, doubled marks and stray marks; the parser of the whole file is the oracle."""
     odd = ["plain", '"with, comma"', '"two\nlines"', '"say ""hi"""', '5" pipe', 'a"b"', '""', '"q"r', "é"]
     rng = np.random.default_rng(seed)
@@ -300,17 +292,15 @@ def test_validation_rows_may_stream_as_well(small_chunks, tmp_path, network):
 
 def test_a_sample_is_by_the_hash_of_the_row_and_does_not_depend_on_the_chunks(small_chunks, monkeypatch, tmp_path):
     monkeypatch.setattr(table_module, "RARE_ROWS", 10)
-    monkeypatch.setattr(files, "BLOCK", 20_000)
     data = people(3000)
     path = save(data, tmp_path)
     table = TableBatches(path, Roles(("sex",), "y"))
     part = table.sample(600, seed=4)
     assert 500 < len(part) < 700
-    assert part.scan.rows == 3000
     assert (part.X.index == part.groups.index).all()
     pd.testing.assert_frame_equal(part.X, data.loc[part.X.index, FEATURES])
     assert list(part.X.index) == list(np.flatnonzero(row_key(np.arange(3000), 4 + table_module._SAMPLE) < 0.2))
-    monkeypatch.setattr(files, "BLOCK", 50_000)
+    monkeypatch.setattr(files, "CHUNK_ROWS", 500)
     monkeypatch.setattr(table_module, "HELD_BYTES", 10**9)
     again = TableBatches(path, Roles(("sex",), "y")).sample(600, seed=4)
     assert list(again.X.index) == list(part.X.index)
@@ -320,7 +310,6 @@ def test_a_sample_is_by_the_hash_of_the_row_and_does_not_depend_on_the_chunks(sm
 
 def test_a_rare_group_is_in_every_sample(small_chunks, monkeypatch, tmp_path):
     monkeypatch.setattr(table_module, "RARE_ROWS", 50)
-    monkeypatch.setattr(files, "BLOCK", 20_000)
     data = people(3000)
     data.loc[[7, 1000, 2900], "sex"] = "x"
     part = TableBatches(save(data, tmp_path), Roles(("sex",), "y")).sample(300)
@@ -384,9 +373,10 @@ PEAK = r"""
 import re, sys
 from pathlib import Path
 import pyarrow.parquet
-from esvdfair.tables import Roles, TableBatches, files, table as module
+from esvdfair import table_files as files, tables as module
+from esvdfair.tables import Roles, TableBatches
 peak = lambda: int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024  # no parent's peak
-module.HELD_BYTES, files.BLOCK, files.CHUNK_ROWS = 0, 2**20, 2**13
+module.HELD_BYTES, files.CHUNK_ROWS = 0, 2**13
 for path in sys.argv[1:]:
     table = TableBatches(path, Roles(("g",), "y"))
     print(sum(len(batch.codes) for batch in table), peak())
@@ -447,5 +437,5 @@ def test_parquet_inputs_are_read_once_and_nan_in_them_is_still_found(small_chunk
     column = np.where(np.arange(len(data)) == 400, wrong, data["b"].to_numpy())
     pa.parquet.write_table(values.set_column(place, "b", pa.array(column, from_pandas=False)), tmp_path / "nan.parquet")
     table = TableBatches(tmp_path / "nan.parquet", Roles(("sex",), "y"))
-    with pytest.raises(ValueError, match=r"'b' (1|.* holds 1 infinite)"):
+    with pytest.raises(ValueError, match="has NaN or infinite values in 'b'; correct those rows"):
         list(table)

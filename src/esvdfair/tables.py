@@ -1,0 +1,447 @@
+"""A CSV or Parquet file of any size -> the rows that a repair needs: inputs, label, groups."""
+
+import os
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from esvdfair.batches import Batch, row_ids, row_key
+from esvdfair.core.checks import MISSING, Label, check_groups, check_strata, encode_groups, label_text, sort_key
+from esvdfair.core.ks import label_parts, make_cells
+from esvdfair.exceptions import ESVDFairWarning, InputError
+from esvdfair.table_files import SHOWN, Roles, as_numbers, listing, model_inputs, open_table
+from esvdfair.text import quoted, some_names
+
+__all__ = ["Progress", "Roles", "Scan", "TableBatches", "TableRows", "open_table"]
+
+HELD_BYTES = 256 * 2**20
+"""A file of no more than this is parsed once and its columns kept."""
+RARE_ROWS = 1_000
+"""Of a group so many rows are in a sample, if it has them, however rare it is."""
+MAX_GROUPS = 10_000
+"""More combinations of sensitive values than this are not collected, nor accepted."""
+OTHERS = "other"
+"""Label of the group that small groups are joined to."""
+Progress = Callable[[int, int], None]
+"""Told how many bytes of how many are read, again and again; starts anew with every pass."""
+_SAMPLE = 7  # another hash than those of the split and of the rows that a repair keeps
+
+
+@dataclass(frozen=True, eq=False)
+class TableRows:
+    """Some rows of a table in memory, none with a missing value; the index of every column is their place in the file.
+
+    Attributes
+    ----------
+    X : inputs of the model, of the types that they have in the file
+    y : (rows,) labels or None
+    predictions : (rows,) or None
+    groups : the sensitive columns
+    weight : (rows,) or None
+    control : the columns that gaps are adjusted for, or None
+    ids : (rows,) what identifies each row, where a column does
+    """
+
+    X: pd.DataFrame
+    y: "pd.Series[float] | None"
+    predictions: "pd.Series[float] | None"
+    groups: pd.DataFrame
+    weight: "pd.Series[float] | None"
+    control: pd.DataFrame | None
+    ids: "pd.Series[Any] | None"
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        """Groups and weights, as whatever takes predictions takes them."""
+        return {"sensitive_features": self.groups, "sample_weight": self.weight}
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """The same and the strata, where groups are compared."""
+        return {**self.beside, "control_features": self.control}
+
+    def take(self, keep: Any) -> "TableRows":
+        """The rows that a mask (rows,) keeps."""
+        return TableRows(*(None if column is None else column[keep] for column in vars(self).values()))  # type: ignore
+
+
+class TableBatches:
+    """Batches of the complete rows of a CSV or Parquet file, read piece by piece on every pass.
+
+    ``ESVDFair(model).fit(TableBatches(…))`` repairs on a file of any size. A row's id is its position in the file, also
+    where rows with missing values are left out, so that the held-out rows and all samples are the same rows however the
+    file is cut.
+
+    Parameters
+    ----------
+    path : CSV or Parquet, or a directory of Parquet files
+    roles : which column is what
+    drop_missing : leave out rows in which a value of these columns is missing
+    missing_group : people without a value of a sensitive column become the group "missing"
+    min_groups : fewest groups; 1 where the others are in other tables
+    min_group_rows : smaller groups are left out, and a warning names them
+    other : join them to one group "other" instead, if it is large enough
+    sep : what separates the fields of a CSV file, see :func:`open_table`
+    part : names the file among others, whose rows it keeps apart: see :func:`esvdfair.summarise`
+    batch_rows : rows of a batch, at most
+    check_inputs : told the model's inputs before the rows are read, and may refuse them
+    progress : told how many bytes of how many are read
+
+    Attributes
+    ----------
+    scan : Scan, what a first pass over the whole file has found
+    inputs : the model's inputs, in its order
+
+    Raises
+    ------
+    ValueError, FileNotFoundError, ImportError
+        Columns that are not there or have two roles; values that are missing, infinite or not numeric; too few groups;
+        see :func:`open_table`.
+
+    Examples
+    --------
+    >>> import pandas as pd, tempfile, os
+    >>> path = os.path.join(tempfile.mkdtemp(), "people.csv")
+    >>> pd.DataFrame({"age": [30, 40, 50], "pay": [1.0, 2.0, 3.0], "sex": ["f", "m", "f"]}).to_csv(path, index=False)
+    >>> table = TableBatches(path, Roles(("sex",), "pay"), batch_rows=2)
+    >>> [batch.row_id.tolist() for batch in table], table.scan.labels
+    ([[0, 1], [2]], ('f', 'm'))
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        roles: Roles,
+        *,
+        drop_missing: bool = False,
+        missing_group: bool = False,
+        min_groups: int = 2,
+        min_group_rows: int = 1,
+        other: bool = False,
+        sep: str | None = None,
+        part: int | str = 0,
+        batch_rows: int = 8192,
+        check_inputs: Callable[[Sequence[str]], None] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.file = open_table(path, sep=sep)
+        self.path, self.roles, self.inputs = self.file.path, roles, model_inputs(roles, self.file)
+        if check_inputs is not None:
+            check_inputs(self.inputs)
+        self.drop_missing, self.missing_group, self.part = drop_missing, missing_group, part
+        self.min_groups, self.min_group_rows, self.other = min_groups, min_group_rows, other
+        self._batch_rows, self._progress = batch_rows, progress
+        self.scan, frames = scan_table(self)
+        if small := self.scan.small:
+            names = [f"{quoted(label_text(label))} {rows}" for label, rows in small.items()]
+            done = "were left out" if self.scan.joined is None else f"became the group {quoted(OTHERS)}"
+            warning = (
+                f"{sum(small.values()):,} rows of {str(self.path)!r} {done}, as their groups have fewer than "
+                f"{min_group_rows}: {some_names(names, SHOWN)}."
+            )
+            warnings.warn(ESVDFairWarning(warning), stacklevel=2)
+        self._held: list[TableRows] = []
+        self._held_rows = 0
+        for frame in frames:
+            self._held.append(self._complete(frame, self._held_rows))
+            self._held_rows += len(frame)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (batch for rows in self._pieces() for batch in self._batches(rows))
+
+    def _batches(self, rows: TableRows) -> Iterator[Batch]:
+        labels, codes = encode_groups(rows.groups)
+        group_parts = 0
+        if rows.control is not None:
+            group_parts = label_parts(labels[0])
+            labels, codes = make_cells((labels, codes), check_strata(rows.control, len(codes)))
+        row_id = row_ids(rows.ids, self.part, rows.groups.index)
+        y, weight = (None if column is None else np.asarray(column, np.float64) for column in (rows.y, rows.weight))
+        for start in range(0, len(rows), self._batch_rows):
+            cut = slice(start, start + self._batch_rows)
+            own_y, own_weight = (None if column is None else column[cut] for column in (y, weight))
+            yield Batch(rows.X.iloc[cut], own_y, labels, codes[cut], own_weight, row_id[cut], group_parts)
+
+    def sample(self, most: int | None = None, *, seed: int = 0) -> TableRows:
+        """Rows in memory: all of them, or about ``most``, chosen by a hash of their position in the file.
+
+        Every row is as likely as any other, except that of each group about ``RARE_ROWS`` rows are taken, or all that
+        it has. Reads the whole file.
+        """
+        scan = self.scan
+        share = 1.0 if most is None or most >= scan.rows else most / scan.rows
+        limit = {label: max(share, RARE_ROWS / size) for label, size in zip(scan.labels, scan.sizes, strict=True)}
+        found = []
+        for rows in self._pieces():
+            if share < 1.0:
+                labels, codes = encode_groups(rows.groups)
+                key = row_key(rows.groups.index.to_numpy(dtype=np.int64), seed + _SAMPLE)
+                rows = rows.take(key < np.array([limit[label] for label in labels])[codes])
+            found.append(rows)
+        if len(found) == 1:
+            return found[0]
+        columns = zip(*(vars(rows).values() for rows in found), strict=True)
+        return TableRows(*(None if parts[0] is None else pd.concat(parts) for parts in columns))  # type: ignore
+
+    def _pieces(self) -> Iterator[TableRows]:
+        """Yield the complete rows, some at a time; those that are held are the first of the file."""
+        yield from filter(len, self._held)
+        first = self._held_rows
+        if first < self.scan.total:
+            for frame in islice(self.read(self.columns, self.scan.texts), len(self._held), None):
+                yield from filter(len, [self._complete(frame, first)])
+                first += len(frame)
+        if first != self.scan.total:
+            raise ValueError(f"{str(self.path)!r} has changed since it was first read; start again.")
+
+    def _complete(self, frame: pd.DataFrame, first: int) -> TableRows:
+        """The complete ones of some rows, in types of the whole file; ``first`` is where in it they begin."""
+        scan, roles = self.scan, self.roles
+        frame = frame.astype(dict.fromkeys(scan.floats, np.float64)) if scan.floats else frame
+        frame = frame.set_axis(pd.RangeIndex(first, first + len(frame)))
+        if not scan.inputs_read and not np.isfinite(frame.select_dtypes("float").to_numpy().sum()):
+            wrong = [name for name in self.inputs if not np.isfinite(frame[name]).all()]
+            advice = "correct those rows, or leave out those with NaN by `drop_missing`"
+            raise InputError(f"{str(self.path)!r} has NaN or infinite values in {listing(wrong)}; {advice}.")
+        if scan.dropped:
+            frame = frame[~self.absent(frame).any(axis=1)]
+        groups = self.groups(frame)
+        if scan.small and len(frame):
+            labels, codes = encode_groups(groups)
+            small = np.array([label in scan.small for label in labels])[codes]
+            if scan.joined is None:
+                frame, groups = frame[~small], groups[~small]
+            else:
+                groups = groups.astype(object)
+                groups.loc[small] = OTHERS
+        found = {role: as_numbers(frame[name], role, self.path) for name, role in roles.numeric.items()}
+        y, predictions, weight = map(found.get, ("target", "predictions", "weight"))
+        control = frame[list(roles.control)] if roles.control else None
+        ids = None if roles.row_id is None else frame[roles.row_id]
+        return TableRows(frame[self.inputs], y, predictions, groups, weight, control, ids)
+
+    # --- the file ---
+
+    @property
+    def columns(self) -> list[str]:
+        """All that is used, each once."""
+        return list(dict.fromkeys([*self.inputs, *self.roles.numeric, *self.roles.named, *self.roles.control]))
+
+    def read(self, columns: Sequence[str], texts: Sequence[str], *, strict: bool = False) -> Iterator[pd.DataFrame]:
+        """The rows of the file, some at a time, saying how far it is."""
+        tell = self._progress or (lambda done, size: None)
+        tell(0, self.file.size)
+        for frame, done in self.file.frames(columns, texts, strict=strict):
+            yield frame
+            tell(done, self.file.size)
+
+    def groups(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The sensitive columns, with a label for people who have none if they are to be a group."""
+        groups = frame[list(self.roles.sensitive)]
+        return groups.astype(object).where(groups.notna(), MISSING) if self.missing_group else groups
+
+    def absent(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Which of the values that are needed are missing: (rows, columns) booleans."""
+        absent = frame.isna()
+        if self.missing_group:
+            absent[list(set(self.roles.sensitive) - set(self.inputs))] = False
+        return absent
+
+
+# --- the scan ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What one pass over a whole table finds.
+
+    Attributes
+    ----------
+    sha256 : of the file
+    total : rows of the file
+    dropped : those with a missing value
+    labels, sizes : the groups that are used, and how many rows each has
+    small : groups that have too few rows -> how many
+    joined : the group that they became; None where they were left out
+    head : the inputs of the first complete row, in the types of the whole file
+    texts : columns that are text, though some rows alone look like numbers
+    floats : columns of whole numbers that are fractions, or missing, elsewhere
+    inputs_read : whether all inputs were looked at
+    """
+
+    sha256: str
+    total: int
+    dropped: int
+    labels: tuple[Label, ...]
+    sizes: tuple[int, ...]
+    small: dict[Label, int]
+    joined: Label | None
+    head: pd.DataFrame
+    texts: Sequence[str]
+    floats: Sequence[str]
+    inputs_read: bool
+
+    @property
+    def rows(self) -> int:
+        """Those that are used."""
+        return sum(self.sizes)
+
+
+def scan_table(table: TableBatches) -> tuple[Scan, list[pd.DataFrame]]:
+    """Read a table once, in bounded memory, and see whether it can be used. Of a small file all rows are returned.
+
+    Of a large file that itself says that no input is missing, no inputs are read; NaN is then found as rows are read.
+    """
+    sha256, keep = table.file.sha256(), table.file.held_size <= HELD_BYTES
+    quick = not (keep or table.drop_missing) and table.file.is_complete(table.inputs)
+    columns = list(dict.fromkeys([*table.roles.named, *table.roles.control])) if quick else table.columns
+    counts, frames, texts = _count(table, columns, 0 if quick else None if keep else 1)
+    counts.check()
+    used, small, joined = _large_groups(table, counts.group_sizes())
+    labels = tuple(sorted(used, key=sort_key))
+    sizes = tuple(used[label] for label in labels)
+    floats = [name for name, types in counts.types.items() if len(types) > 1 and counts.kinds(name) == {_NUMBERS}]
+    head = next(table.read(table.columns, ())) if quick else counts.head
+    head = head[table.inputs].iloc[:1].astype({name: np.float64 for name in floats if name in table.inputs})
+    found = Scan(sha256, counts.rows, counts.incomplete, labels, sizes, small, joined, head, texts, floats, not quick)
+    return found, frames
+
+
+def _count(
+    table: TableBatches, columns: Sequence[str], kept: int | None
+) -> tuple["_Counts", list[pd.DataFrame], list[str]]:
+    """What all rows contain, the first so many frames of them, and the columns that had to be read as text."""
+    texts: list[str] = []
+    while True:
+        counts = _Counts(table)
+        frames: list[pd.DataFrame] = []
+        for frame in table.read(columns, texts, strict=True):
+            counts.add(frame)
+            frames = [*frames, frame][:kept]
+        mixed = [name for name in counts.types if len(counts.kinds(name)) > 1 and name not in texts]
+        if not mixed:
+            return counts, frames, texts
+        texts += mixed  # some rows alone looked like numbers: read all of them again, as what they are
+
+
+def _large_groups(
+    table: TableBatches, sizes: dict[Label, int]
+) -> tuple[dict[Label, int], dict[Label, int], Label | None]:
+    """Groups that are used, groups that are too small, and their rows; the group that these are joined to."""
+    small = {label: size for label, size in sizes.items() if size < table.min_group_rows}
+    used, joined = {label: size for label, size in sizes.items() if label not in small}, None
+    if table.other and sum(small.values()) >= table.min_group_rows:
+        joined = OTHERS if len(table.roles.sensitive) == 1 else (OTHERS,) * len(table.roles.sensitive)
+        used[joined] = used.get(joined, 0) + sum(small.values())
+    if len(used) < table.min_groups:
+        raise InputError(
+            f"{str(table.path)!r} has {len(used)} of {len(sizes)} groups with `min_group_rows={table.min_group_rows}` "
+            "rows or more; parity needs two."
+        )
+    return used, small, joined
+
+
+_NOTHING, _NUMBERS, _BOOLEANS, _OTHERS = "nothing", "numbers", "booleans", "others"
+
+
+class _Counts:
+    """What rows of a table contain: how many there are, types and missing or infinite values of columns, groups."""
+
+    def __init__(self, table: TableBatches) -> None:
+        self.table, self.rows, self.incomplete, self.head = table, 0, 0, pd.DataFrame()
+        self.types: defaultdict[Any, set[tuple[str, Any]]] = defaultdict(set)
+        self.missing: Counter[Any] = Counter()
+        self.infinite: Counter[Any] = Counter()
+        self.groups: Counter[Any] = Counter()
+
+    def kinds(self, name: str) -> set[str]:
+        """What a column holds, but for nothing."""
+        return {kind for kind, _ in self.types[name]} - {_NOTHING}
+
+    def add(self, frame: pd.DataFrame) -> None:
+        """Count some rows; fail at once where other rows could not make them right."""
+        if not len(frame):  # nothing but the header
+            return
+        self.rows += len(frame)
+        absent = self.table.absent(frame)
+        incomplete = absent.any(axis=1)
+        self.incomplete += int(incomplete.sum())
+        self.missing.update(absent.sum().to_dict())
+        for name in frame:
+            self.types[name].add((_kind_of(frame[name]), frame[name].dtype))
+        for name, role in self.table.roles.numeric.items():
+            if (as_numbers(frame[name], role, self.table.path) < 0).any() and role == "weight":
+                raise ValueError(
+                    f"column {quoted(name)} of {str(self.table.path)!r}, the weight, holds negative values."
+                )
+        frame = frame[~incomplete] if incomplete.any() else frame
+        if len(frame):
+            numbers = frame.select_dtypes("number")
+            infinite = np.isinf(numbers.to_numpy(np.float64, na_value=np.nan)).sum(axis=0).tolist()
+            self.infinite.update(dict(zip(numbers, infinite, strict=True)))
+            if len(self.groups) <= MAX_GROUPS:
+                self.groups.update(self.table.groups(frame).astype(object).value_counts(sort=False).to_dict())
+            self.head = self.head if len(self.head) else frame.iloc[:1].copy()
+
+    def check(self) -> None:
+        """Fail where there are no rows, where values are missing that may not be dropped, or are infinite."""
+        table, path = self.table, repr(str(self.table.path))
+        if not self.rows:
+            raise ValueError(f"{path} has {len(table.file.columns)} columns and no rows.")
+        if self.incomplete and not table.drop_missing:
+            listed = [f"{quoted(name)} {count}" for name, count in self.missing.most_common() if count]
+            own = any(self.missing[name] for name in table.roles.sensitive) and not table.missing_group
+            raise InputError(
+                f"{path} has missing values in {self.incomplete:,} of {self.rows:,} rows "
+                f"({some_names(listed, SHOWN)}). `drop_missing` leaves those rows out"
+                + ("; `missing_group` makes people without a group a group of their own." if own else ".")
+            )
+        if self.incomplete == self.rows:
+            raise ValueError(f"all {self.rows:,} rows of {path} have a missing value; none is left.")
+        for name, count in self.infinite.items():
+            if count and (name in table.inputs or name in table.roles.numeric):
+                raise ValueError(
+                    f"column {quoted(name)} of {path} holds {count} infinite values; correct or remove those rows."
+                )
+
+    def group_sizes(self) -> dict[Label, int]:
+        """The groups and their rows; fails on too few, and on a column that looks continuous."""
+        names = list(self.table.roles.sensitive)
+        column = f"the sensitive column {', '.join(map(quoted, names))}"
+        try:
+            labels, codes = check_groups(pd.DataFrame(list(self.groups), columns=names, dtype=object), None)
+        except ValueError as error:
+            raise ValueError(str(error).replace("`sensitive_features`", column)) from None
+        if len(self.groups) > MAX_GROUPS:
+            raise ValueError(
+                f"{column} makes more than {MAX_GROUPS:,} groups; parity is between groups of many people. Join them "
+                "into fewer."
+            )
+        sizes = np.bincount(codes, weights=list(self.groups.values())).astype(int).tolist()
+        if len(labels) < self.table.min_groups:
+            raise ValueError(
+                f"all {sizes[0]:,} rows of {str(self.table.path)!r} are of one group, {labels[0]!r} in "
+                f"{listing(names)}; parity needs two."
+            )
+        return dict(zip(labels, sizes, strict=True))
+
+
+def _kind_of(column: "pd.Series[Any]") -> str:
+    """What a column holds: CSV does not say it, all rows decide."""
+    types = pd.api.types
+    if types.is_bool_dtype(column):
+        return _BOOLEANS
+    if column.isna().all():
+        return _NOTHING
+    if types.is_numeric_dtype(column):
+        return _NUMBERS
+    return _BOOLEANS if types.infer_dtype(column, skipna=True) == "boolean" else _OTHERS
