@@ -166,7 +166,7 @@ def test_accuracy_is_never_traded_for_noise():
     """Candidates that are equally fair and ever less accurate, under a target that these rows cannot tell."""
     costs = np.linspace(0.0, 2.0, 12)
     curve = judged(trade_off(np.zeros(12), costs), rows=60)
-    assert curve.ks_resolved > 0.1
+    assert curve.pair_resolved[0] > 0.1
     assert curve.select(target_ks=0.0).mse == min(p.mse for p in curve.points)
 
 
@@ -177,7 +177,7 @@ def test_a_target_below_the_noise_level_stops_at_what_rows_can_tell_and_names_th
     with pytest.warns(ESVDFairWarning, match=said):
         point = choose(curve, target_ks=0.01)
     assert not curve.meets(point, 0.01)
-    assert point.ks_population <= curve.ks_resolved
+    assert point.ks_population <= curve.pair_resolved[0]
     assert point.mse < min(curve.points, key=lambda p: p.ks_population).mse
 
 
@@ -194,7 +194,7 @@ def test_a_stricter_target_is_never_less_fair_than_none():
     """Without a target `transport` aims at what a target that these rows cannot tell from parity aims at."""
     curve = judged(trade_off(np.linspace(0.8, 0.15, 12)), rows=150)
     aim = choose(curve, closest=True)
-    assert curve.select(target_ks=0.5 * curve.ks_resolved) == aim
+    assert curve.select(target_ks=0.5 * curve.pair_resolved[0]) == aim
 
 
 def test_nothing_dominated_is_taken():

@@ -110,6 +110,16 @@ def test_rows_of_a_group_set_aside_are_in_the_error():
     )
 
 
+@pytest.mark.filterwarnings("ignore:.*set aside")
+def test_a_group_without_validation_rows_has_no_error():
+    X, y, group = people(20, large=500)
+    few = np.where(np.cumsum(group == "c") > 9, np.char.replace(group, "c", "d"), group)
+    X2, y2, group2 = people(5, seed=3, large=500)
+    fair = ESVDFair(LinearRegression().fit(X, y), target_ks=0.9, effort=Effort.quick())
+    fair.fit(X, y, sensitive_features=few, validation=(X2, y2, np.char.replace(group2, "c", "d")))
+    assert list(fair.summary_["group_mse_after"]) == ["a", "b", "d"]
+
+
 @pytest.mark.filterwarnings("ignore:.*below the noise level")
 def test_everybody_is_compared_where_two_rows_are_enough():
     X, y, group = people(60, large=1000)

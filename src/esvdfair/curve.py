@@ -1,11 +1,7 @@
 """The trade-off curve: what every candidate reaches on validation rows, the rule that picks a point, its warnings.
 
-``target_ks`` speaks of the population, not of a sample (docs/method.md 2.7), and of every pair of groups: a point meets
-it when the estimate of each pair does and, where a confidence was asked for, when it is certified too.
-:meth:`Curve.meets` is the one place that decides it; the choice, the warning, the summary and the exit code of a
-command all ask it.
-
-Long because the public methods of a curve document their parameters and results.
+``target_ks`` speaks of the population, not of a sample (docs/method.md 2.7), and of every pair of groups.
+:meth:`Curve.meets` is the one place that decides whether a point meets it.
 """
 
 import warnings
@@ -28,10 +24,8 @@ from esvdfair.problem import ORIGINAL
 
 Array = NDArray[np.float64]
 
-KEPT = 0.5
-"""Part of the explained variance below which a repair gives up most of it."""
-PARITY = 0.05
-"""KS distance that is near enough to parity where no target was given."""
+KEPT = 0.5  # part of the explained variance below which a repair gives up most of it
+PARITY = 0.05  # KS distance that is near enough to parity where no target was given
 
 
 @dataclass(frozen=True)
@@ -156,11 +150,6 @@ class Curve:
     def ks_floor(self) -> float:
         """The largest noise level of any pair."""
         return max(self.pair_floors)
-
-    @property
-    def ks_resolved(self) -> float:
-        """The smallest population KS that these rows can tell from parity for every pair."""
-        return max(self.pair_resolved)
 
     def estimates(self, point: CurvePoint) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return the estimated population KS and the noise level of every pair of groups.
@@ -346,9 +335,6 @@ def _most_accurate(points: Iterable[CurvePoint]) -> CurvePoint:
     return min(points, key=lambda point: (point.mse, point.ks_population))
 
 
-# --- choosing ---------------------------------------------------------------------------------------------------------
-
-
 def choose(
     curve: Curve, *, target_ks: float | None = None, max_mse_increase: float | None = None, closest: bool = False
 ) -> CurvePoint:
@@ -361,146 +347,102 @@ def choose(
     closest : without either, :meth:`Curve.closest_to_parity`; else the most accurate point that is pressed for parity
         at all (``strength`` above 0)
     """
+    least = 0.0
     if max_mse_increase is not None:
-        point = _fairest_within(curve, max_mse_increase)
+        assert curve.original is not None
+        within = [point for point in curve.points if point.mse <= curve.original.mse * (1 + max_mse_increase)]
+        point = min(within, key=lambda point: (point.ks_population, point.mse))
+        words = f"No candidate within `max_mse_increase={max_mse_increase:g}` improves parity"
+        _warn(f"{words}; returning the original model." if point is curve.original else "")
     elif target_ks is not None:
-        point = curve.select(target_ks=target_ks)
-        if not curve.meets(point, target_ks):
-            _warn_missed(curve, point, target_ks)
+        point, least = curve.select(target_ks=target_ks), KEPT
+        _warn("" if curve.meets(point, target_ks) else _why_missed(curve, point, target_ks))
     elif closest:
-        point = curve.closest_to_parity()
+        point, least = curve.closest_to_parity(), KEPT
     else:
         point = _most_accurate(point for point in curve.points if point.strength > 0)
-    aims = target_ks is not None or closest
-    _warn_useless(curve, point, least=KEPT if aims and max_mse_increase is None else 0.0)
+    _warn(_why_useless(curve, point, least=least))
     return point
 
 
-def _fairest_within(curve: Curve, increase: float) -> CurvePoint:
-    original = curve.original
-    assert original is not None
-    within = [point for point in curve.points if point.mse <= original.mse * (1 + increase)]
-    point = min(within, key=lambda point: (point.ks_population, point.mse))
-    if point is original:
-        _warn(f"No candidate within `max_mse_increase={increase:g}` improves parity; returning the original model.")
-    return point
-
-
-def _warn_missed(curve: Curve, point: CurvePoint, target_ks: float) -> None:
-    """Why the target is not met, what was taken instead, and what would help."""
-    resolvable, rows = curve.resolvable(target_ks), _rows_text(curve)
-    taken = (
-        "the original model is returned"
-        if point is curve.original
-        else f"the repaired model has an estimated population KS of {point.ks_population:.3f} and error {point.mse:.4g}"
-    )
-    if point.ks_certified is not None and point.ks_certified > target_ks:
-        said = (
-            f"No candidate can be certified to meet `target_ks={target_ks:g}` at `confidence={curve.confidence:g}` on "
-            f"the {rows}; {taken}. {_rows_that_certify(curve, target_ks)}"
-        )
-    elif not resolvable.all():
-        said = f"{_below_noise(curve, target_ks)}; {taken}."
-        if resolvable.any() and max(np.asarray(point.ks_pairs)[resolvable]) > target_ks:
-            said += " Among the other pairs no candidate meets it either."
-    else:
-        said = (
-            f"No candidate meets `target_ks={target_ks:g}`; {taken}, and KS {point.ks:.3f} on the {rows}. See "
-            "`curve_` for what can be reached."
-        )
-    _warn(said)
+def _warn(words: str) -> None:
+    if words:
+        warnings.warn(words, ESVDFairWarning, stacklevel=5)
 
 
 def _rows_text(curve: Curve) -> str:
     return {"heldout": "held-out", "train": "training"}.get(curve.evaluated_on, curve.evaluated_on) + " rows"
 
 
+def _why_missed(curve: Curve, point: CurvePoint, target_ks: float) -> str:
+    """Why the target is not met, what was taken instead, and what would help."""
+    floors, resolvable = np.asarray(curve.pair_floors), curve.resolvable(target_ks)
+    rows = _rows_text(curve)
+    taken = (
+        "the original model is returned"
+        if point is curve.original
+        else f"the repaired model has an estimated population KS of {point.ks_population:.3f} and error {point.mse:.4g}"
+    )
+    if point.ks_certified is not None and point.ks_certified > target_ks:
+        needed = "No number of rows would do, since no estimate is below the target."
+        # A bound exceeds its estimate by a margin that falls as 1/√rows.
+        margins = [
+            (p.ks_certified - p.ks_population) / (target_ks - p.ks_population)
+            for p in curve.points
+            if p.ks_certified is not None and p.ks_population < target_ks
+        ]
+        if margins:
+            needed = f"About {_times(min(margins) ** 2)} times as many {rows} would be needed."
+        return (
+            f"No candidate can be certified to meet `target_ks={target_ks:g}` at `confidence={curve.confidence:g}` on "
+            f"the {rows}; {taken}. {needed}"
+        )
+    if resolvable.all():
+        return (
+            f"No candidate meets `target_ks={target_ks:g}`; {taken}, and KS {point.ks:.3f} on the {rows}. See "
+            "`curve_` for what can be reached."
+        )
+    worst = int(floors.argmax())
+    needed = "No number of rows resolves a target of 0"
+    if target_ks > 0:
+        needed = f"About {_times((floors[worst] / target_ks) ** 2)} times as many rows would resolve it"
+    others = resolvable.any() and max(np.asarray(point.ks_pairs)[resolvable]) > target_ks
+    return (
+        f"`target_ks={target_ks:g}` is below the noise level of {curve.unresolved(target_ks)}: chance alone gives a KS "
+        f"of about {floors[worst]:.3f} between {' and '.join(map(label_text, curve.pairs[worst]))} on the {rows}. "
+        f"{needed}; {taken}." + (" Among the other pairs no candidate meets it either." if others else "")
+    )
+
+
 def _times(factor: float) -> str:
     return f"{factor:.1f}" if factor < 10 else f"{factor:,.0f}" if factor < 1e4 else "more than 10,000"
 
 
-def _rows_that_certify(curve: Curve, target_ks: float) -> str:
-    """How many more rows a certificate needs: a bound exceeds its estimate by a margin that falls as 1/√rows."""
-    margins = [
-        (p.ks_certified - p.ks_population) / (target_ks - p.ks_population)
-        for p in curve.points
-        if p.ks_certified is not None and p.ks_population < target_ks
-    ]
-    if not margins:
-        return "No number of rows would do, since no estimate is below the target."
-    return f"About {_times(min(margins) ** 2)} times as many {_rows_text(curve)} would be needed."
-
-
-def _below_noise(curve: Curve, target_ks: float) -> str:
-    """For which pairs a target is below the noise level, and how many rows would resolve it."""
-    floors = np.asarray(curve.pair_floors)
-    worst = int(floors.argmax())
-    pair = " and ".join(label_text(label) for label in curve.pairs[worst])
-    needed = "No number of rows resolves a target of 0"
-    if target_ks > 0:
-        needed = f"About {_times((floors[worst] / target_ks) ** 2)} times as many rows would resolve it"
-    return (
-        f"`target_ks={target_ks:g}` is below the noise level of {curve.unresolved(target_ks)}: chance alone gives a KS "
-        f"of about {floors[worst]:.3f} between {pair} on the {_rows_text(curve)}. {needed}"
-    )
-
-
-def _warn_useless(curve: Curve, point: CurvePoint, *, least: float) -> None:
-    """Warn of a point that is worse than the original in all, or keeps less than a part of what that explains."""
+def _why_useless(curve: Curve, point: CurvePoint, *, least: float) -> str:
+    """What is wrong with a point that is worse than the original in all, or keeps less than a part of its R²."""
     original = curve.original
     if original is None or point is original:
-        return
+        return ""
     if point.mse > original.mse and point.ks > original.ks:
-        _warn(
+        return (
             f"The repaired model is worse than the original in both error ({original.mse:.4g} to {point.mse:.4g}) and "
             f"KS ({original.ks:.3f} to {point.ks:.3f}) on the {_rows_text(curve)}. Pass `target_ks` to keep the "
             "original where nothing is better."
         )
-    elif point.constant or (original.r2 > 0 and point.r2 < least * original.r2):
-        _warn(
-            f"The repaired model {_kept_words(point, original)} (R² {original.r2:.3f} to {point.r2:.3f})."
-            f"{_nearest(curve)} A milder `target_ks` or `max_mse_increase` keeps more; see `curve_`."
-        )
-
-
-def _kept_words(point: CurvePoint, original: CurvePoint) -> str:
-    if point.constant:
-        return "predicts nearly the same number for everybody"
-    if point.r2 <= 0:
-        return "predicts no better than a constant"
-    return f"keeps {point.r2 / original.r2:.0%} of the variance that the original model explains"
-
-
-def _nearest(curve: Curve) -> str:
-    """The fairest point that keeps half of what the original model explains."""
-    assert curve.original is not None
-    least = KEPT * curve.original.r2
-    keeping = [p for p in curve.points if p.r2 >= least and p is not curve.original]
-    if not keeping:
+    if not point.constant and not (original.r2 > 0 and point.r2 < least * original.r2):
         return ""
-    best = min(keeping, key=lambda p: (p.ks_population, p.mse))
-    return (
-        f" The fairest point that keeps half of it, number {best.index} of the curve, has an estimated population KS "
-        f"of {best.ks_population:.3f}."
-    )
-
-
-def _warn(words: str) -> None:
-    warnings.warn(ESVDFairWarning(words), stacklevel=5)
-
-
-def decided_by(curve: Curve, point: CurvePoint, *, target_ks: float | None, max_mse_increase: float | None) -> str:
-    """In a few words, why this point."""
-    if max_mse_increase is not None:
-        return "the fairest within the error allowed"
-    if target_ks is None:
-        return "the original model" if point.target == ORIGINAL else "no target"
-    if not curve.meets(point, target_ks):
-        if point.ks_certified is not None and point.ks_certified > target_ks:
-            return "none can be certified: among the fairest"
-        if not curve.resolvable(target_ks).all():
-            return f"the target is below the noise level of {curve.unresolved(target_ks)}"
-        return "none meets the target: among the fairest"
-    if point.target == ORIGINAL:
-        return "the original model meets the target"
-    return "the most accurate that " + ("meets the target" if curve.confidence is None else "is certified")
+    if point.constant:
+        keeps = "predicts nearly the same number for everybody"
+    elif point.r2 <= 0:
+        keeps = "predicts no better than a constant"
+    else:
+        keeps = f"keeps {point.r2 / original.r2:.0%} of the variance that the original model explains"
+    said = f"The repaired model {keeps} (R² {original.r2:.3f} to {point.r2:.3f})."
+    keeping = [p for p in curve.points if p.r2 >= KEPT * original.r2 and p is not original]
+    if keeping:
+        best = min(keeping, key=lambda p: (p.ks_population, p.mse))
+        said += (
+            f" The fairest point that keeps half of it, number {best.index} of the curve, has an estimated population "
+            f"KS of {best.ks_population:.3f}."
+        )
+    return f"{said} A milder `target_ks` or `max_mse_increase` keeps more; see `curve_`."

@@ -11,6 +11,7 @@ from scipy.optimize import isotonic_regression
 from scipy.special import ndtr
 
 from esvdfair.batches import Rows
+from esvdfair.core.checks import Label
 from esvdfair.core.ks import Groups, Ranked, adjusted_weights, ks_between, upper_bound
 from esvdfair.core.pairs import Comparison, Pairs, rising
 from esvdfair.core.quadratic import Fit
@@ -432,19 +433,19 @@ class Evaluator:
         """Whether hardly anything is left of the spread that the original model's predictions have."""
         return bool(prediction.std() <= FLAT * self.rows.prediction.std())
 
-    def figures(self, prediction: Array) -> dict[str, Any]:
-        """The entries of a summary both for the original model and of the repaired one."""
+    def figures(self, prediction: Array, labels: Sequence[Label]) -> dict[str, Any]:
+        """The entries of a summary both for the original model and of the repaired one; ``labels`` of all groups."""
         measured = self.compared(measurable(prediction, self.rows.prediction))
         error = (prediction - self.rows.y) ** 2
         mse = float(self.errors(prediction[:, None])[0])
-        everybody = Groups(self.rows.codes, int(self.rows.codes.max()) + 1, self.rows.weight)
+        mass, errors = (np.bincount(self.rows.codes, w) for w in (self.rows.weight, self.rows.weight * error))
         auc = self.auc(prediction)
         return {
             "mse": mse,
             "r2": self.r2(mse),
             **({} if auc is None else {"auc": auc}),
             "ks": ks_between(measured, self.groups),
-            "group_mse": everybody.means(error).tolist(),
+            "group_mse": {labels[g]: float(errors[g] / mass[g]) for g in np.flatnonzero(mass).tolist()},
             "mean_gap": self.mean_gap(prediction),
             "variance_gap": self.variance_gap(prediction),
         }

@@ -1,6 +1,5 @@
 """What a repair reports: error, KS distance and more before and after it, on the same rows; and the changed layers."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html import escape
 from typing import Any
@@ -10,20 +9,18 @@ import pandas as pd
 import scipy.linalg
 from numpy.typing import NDArray
 
-from esvdfair.batches import Rows
 from esvdfair.core.checks import Label
 from esvdfair.core.edits import LayerEdit
 from esvdfair.core.ks import outside_support
 from esvdfair.core.quadratic import Fit
-from esvdfair.curve import Curve, CurvePoint, decided_by
+from esvdfair.curve import Curve, CurvePoint
 from esvdfair.evaluation import Evaluator, measurable
-from esvdfair.problem import Problem
+from esvdfair.problem import ORIGINAL, Problem
 from esvdfair.text import summary_table, verdict
 
 Array = NDArray[np.float64]
 
-SHOWN_PAIRS = 100
-"""Most pairs of groups that a summary lists."""
+SHOWN_PAIRS = 100  # that a summary lists, at most
 
 
 class FitReport(dict[str, Any]):
@@ -100,22 +97,16 @@ class FitReport(dict[str, Any]):
 
     def __repr__(self) -> str:
         head, lines = summary_table(self)
-        table = pd.DataFrame(lines, columns=head).to_string(index=False, justify="right", formatters=_left(head, lines))
-        return f"{verdict(self).headline}\n\n{table}\n\n{verdict(self).measured}"
+        width, said = max(len(line[0]) for line in lines), verdict(self)
+        left = {head[0]: lambda name: name.ljust(width)}
+        table = pd.DataFrame(lines, columns=head).to_string(index=False, justify="right", formatters=left)
+        return f"{said.headline}\n\n{table}\n\n{said.measured}"
 
     def _repr_html_(self) -> str:
         head, lines = summary_table(self)
-        table = pd.DataFrame([[line[0].strip(), *line[1:]] for line in lines], columns=head).to_html(
-            index=False, border=0
-        )
+        table = pd.DataFrame([[line[0].strip(), *line[1:]] for line in lines], columns=head)
         headline, measured = (escape(words) for words in (verdict(self).headline, verdict(self).measured))
-        return f"<div><p><b>{headline}</b></p>{table}<p>{measured}</p></div>"
-
-
-def _left(head: Sequence[str], lines: Sequence[Sequence[str]]) -> dict[str, Callable[[str], str]]:
-    """The first column to the left."""
-    width = max(len(line[0]) for line in lines)
-    return {head[0]: lambda name: name.ljust(width)}
+        return f"<div><p><b>{headline}</b></p>{table.to_html(index=False, border=0)}<p>{measured}</p></div>"
 
 
 def make_report(
@@ -130,42 +121,45 @@ def make_report(
 ) -> FitReport:
     """What was reached on the validation rows, ``after`` (n,) being what the chosen point predicts for them."""
     rows, labels = problem.validation, (*problem.labels, *problem.set_aside)
-    here = Evaluator(rows, len(problem.labels))
-    present = [label for label, n in zip(labels, np.bincount(rows.codes, minlength=len(labels)), strict=True) if n]
-    old, new = here.figures(rows.prediction), here.figures(after)
-    population = max(curve.estimates(point)[0])
+    here, count = Evaluator(rows, len(problem.labels)), len(problem.labels)
+    old, new = (here.figures(predicted, labels) for predicted in (rows.prediction, after))
+    estimates, floors = curve.estimates(point)
     entries = {
         "method": method,
         "target_ks": target_ks,
         "met": None if target_ks is None else curve.meets(point, target_ks),
         "certified": None if target_ks is None or point.ks_certified is None else point.ks_certified <= target_ks,
         "confidence": curve.confidence,
-        "decided_by": decided_by(curve, point, target_ks=target_ks, max_mse_increase=max_mse_increase),
+        "decided_by": _decided_by(curve, point, target_ks, max_mse_increase),
         "constant": here.constant(after),
-        **_before_and_after(present, old, new),
+        **{f"{name}_{when}": found[name] for name in new for when, found in (("before", old), ("after", new))},
         "mse_refit": curve.mse_refit,
-        "ks_population": population,
-        "ks_upper": max(point.ks_upper, population),
-        "ks_interval": (min(point.ks_low, population), max(point.ks_high, population)),
-        "ks_floor": max(curve.estimates(point)[1]),
+        "ks_population": max(estimates),
+        "ks_upper": max(point.ks_upper, *estimates),
+        "ks_interval": (min(point.ks_low, max(estimates)), max(point.ks_high, *estimates)),
+        "ks_floor": max(floors),
         "pairs": _pair_figures(here, curve, point, measurable(after, rows.prediction)),
-        "group_sizes": dict(zip(problem.labels, np.bincount(rows.codes)[: len(problem.labels)].tolist(), strict=True)),
+        "group_sizes": dict(zip(problem.labels, np.bincount(rows.codes).tolist(), strict=False)),
         "groups_set_aside": dict(problem.set_aside),
         "evaluated_on": problem.evaluated_on,
         "error_against": problem.error_against,
         "rows": len(rows),
-        **_unadjusted(rows, after, len(problem.labels)),
     }
+    if rows.adjusted is not None:  # next to adjusted gaps the raw ones
+        raw, inside = Evaluator(replace(rows, adjusted=None, strata=None), count), rows.codes < count
+        for when, predicted in (("before", rows.prediction), ("after", after)):
+            figures = raw.figures(predicted, labels)
+            entries |= {f"ks_raw_{when}": figures["ks"], f"mean_gap_raw_{when}": figures["mean_gap"]}
+        entries["outside_support"] = outside_support(rows.weight[inside], rows.adjusted[inside])
     return FitReport(entries)
 
 
 def _pair_figures(here: Evaluator, curve: Curve, point: CurvePoint, after: Array) -> list[dict[str, Any]]:
     """Figures of every pair of groups that is compared; of very many, those of the largest estimates."""
     before = here.pairs.distances(here.compared(measurable(here.rows.prediction, here.rows.prediction)))
-    found = here.pairs.compare(here.compared(after))
-    shown = np.sort(np.argsort(curve.estimates(point)[0], kind="stable")[-SHOWN_PAIRS:])
+    found, (estimates, floors) = here.pairs.compare(here.compared(after)), curve.estimates(point)
+    shown = np.sort(np.argsort(estimates, kind="stable")[-SHOWN_PAIRS:])
     upper = here.pairs.upper_bounds(here.compared(after), curve.confidence or 0.95, curve.certificate, shown)
-    estimates, floors = curve.estimates(point)
     return [
         {
             "groups": curve.pairs[i],
@@ -180,31 +174,21 @@ def _pair_figures(here: Evaluator, curve: Curve, point: CurvePoint, after: Array
     ]
 
 
-def _before_and_after(labels: Sequence[Any], old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Figures of the original and of the repaired model, such as ``mse_before``; lists have one of each group."""
-    return {
-        f"{name}_{when}": dict(zip(labels, figures[name], strict=True))
-        if isinstance(figures[name], list)
-        else figures[name]
-        for name in old
-        for when, figures in (("before", old), ("after", new))
-    }
-
-
-def _unadjusted(rows: Rows, after: Array, count: int) -> dict[str, Any]:
-    """Next to adjusted gaps the raw ones, and the share of rows in strata that lack a group."""
-    if rows.adjusted is None:
-        return {}
-    here = Evaluator(replace(rows, adjusted=None, strata=None), count)
-    inside = rows.codes < count
-    old, new = here.figures(rows.prediction), here.figures(after)
-    return {
-        "ks_raw_before": old["ks"],
-        "ks_raw_after": new["ks"],
-        "mean_gap_raw_before": old["mean_gap"],
-        "mean_gap_raw_after": new["mean_gap"],
-        "outside_support": outside_support(rows.weight[inside], rows.adjusted[inside]),
-    }
+def _decided_by(curve: Curve, point: CurvePoint, target_ks: float | None, max_mse_increase: float | None) -> str:
+    """In a few words, why this point."""
+    if max_mse_increase is not None:
+        return "the fairest within the error allowed"
+    if target_ks is None:
+        return "the original model" if point.target == ORIGINAL else "no target"
+    if curve.meets(point, target_ks):
+        if point.target == ORIGINAL:
+            return "the original model meets the target"
+        return "the most accurate that " + ("meets the target" if curve.confidence is None else "is certified")
+    if point.ks_certified is not None and point.ks_certified > target_ks:
+        return "none can be certified: among the fairest"
+    if not curve.resolvable(target_ks).all():
+        return f"the target is below the noise level of {curve.unresolved(target_ks)}"
+    return "none meets the target: among the fairest"
 
 
 def account_for(problem: Problem, fit: Fit) -> list[LayerEdit]:
