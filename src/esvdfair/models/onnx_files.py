@@ -1,4 +1,4 @@
-"""Files of an ONNX model: reading one whole, and writing one in the shape of another.
+"""An ONNX model at rest: read whole from a file, written in the shape of another, and what it takes and gives.
 
 A model in memory is self-contained: tensors in external data are read in, by a reader that opens no file outside the
 model's folder, and neither onnx nor onnxruntime is ever given a file name.
@@ -8,20 +8,25 @@ import copy
 import math
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]  # protobuf ships no types
 from onnx import TensorProto
 from onnx.external_data_helper import set_external_data, uses_external_data
 
+from esvdfair.exceptions import InputError
 from esvdfair.files import whole_file
+from esvdfair.models import base, onnx_graph
 
 ModelSource = str | os.PathLike[str] | bytes
+Selector = str | int | tuple[str | int, int | str]
 
 LARGEST = 2**31 - 1
 """Bytes that a protobuf message can hold; onnxruntime takes no more from memory."""
@@ -239,3 +244,102 @@ def _load(tensor: onnx.TensorProto, folder: Path | None, budget: int) -> int:
     tensor.ClearField("external_data")
     tensor.ClearField("data_location")
     return length
+
+
+# --- what it takes and gives ------------------------------------------------------------------------------------------
+
+
+def _tensor_of(value: onnx.ValueInfoProto, model: onnx.ModelProto) -> tuple[str | None, int | None]:
+    """The tensor that holds the numbers of an output, if they are such, and how many there are a row."""
+    kind = value.type.tensor_type
+    if value.type.HasField("tensor_type") and kind.elem_type in onnx_graph.FLOATS:
+        return value.name, (kind.shape.dim[1].dim_value or None) if len(kind.shape.dim) == 2 else None
+    for node in model.graph.node:  # probabilities by class, as scikit-learn's exporter writes them
+        if node.op_type == "ZipMap" and value.name in node.output:
+            return node.input[0], max(len(a.ints or a.strings) for a in node.attribute)
+    return None, None
+
+
+def choose_output(model: onnx.ModelProto, output: Selector | None) -> tuple[str, Any]:
+    """Name of the tensor that is the prediction, and which of its columns, or that it is a logit."""
+    tensors = {value.name: _tensor_of(value, model) for value in model.graph.output}
+    names, numbers = list(tensors), [name for name, (tensor, _) in tensors.items() if tensor is not None]
+    which, place = _name_and_place(output, names)
+    listing = ", ".join(map(repr, names))
+    if which is None and len(names) > 1 and len(numbers) != 1:
+        raise InputError(f"the model has {len(names)} outputs: {listing}. Choose the prediction with `output`.")
+    known = place == base.SIGMOID or isinstance(place, int | None)
+    if isinstance(which, bool) or not isinstance(which, str | int | None) or not known:
+        raise TypeError(f"output must be the name or the position of an output, got {output!r}.")
+    chosen: dict[Any, str] = {name: name for name in names} | {None: (*numbers, *names)[0]}
+    chosen |= dict(zip(range(-len(names), len(names)), names * 2, strict=True))
+    if which not in chosen:
+        raise ValueError(f"the model has no output {which!r}; it has {listing}.")
+    tensor, width = tensors[chosen[which]]
+    if tensor is None:
+        raise ValueError(f"output {chosen[which]!r} is not a tensor of floating-point numbers, as predictions are.")
+    if place is None and width == 2 and len(names) == 2 and len(numbers) == 1:
+        place = 1  # beside a label, the probability of the second of two classes
+    return tensor, place
+
+
+def _name_and_place(output: Any, names: Sequence[str]) -> tuple[Any, Any]:
+    """Split what was given into an output, by name or position, and a column of it, "sigmoid" or None."""
+    if isinstance(output, tuple) and len(output) == 2:
+        return output
+    if len(names) == 1 and type(output) is int:
+        return None, output
+    if not isinstance(output, str) or output in names:
+        return output, None
+    name, _, text = output.rpartition(":")
+    place = int(text) if text.isdecimal() else text
+    if not name and place != text:
+        return _name_and_place(place, names)
+    if output == base.SIGMOID:
+        return None, output
+    if name in names and (place != text or text == base.SIGMOID):
+        return name, place
+    return output, None
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """An input of a model: its name, its dtype (object for text) and its shape with None for what is open."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...] | None
+
+    @property
+    def width(self) -> int | None:
+        """Number of columns of a table that it takes, where it tells."""
+        if self.shape is None or not 1 <= len(self.shape) <= 2:
+            return None
+        return self.shape[1] if len(self.shape) == 2 else 1
+
+
+def inputs_of_model(model: onnx.ModelProto) -> tuple[ModelInput, ...]:
+    """Inputs that a caller must give: those without an initialiser."""
+    graph = model.graph
+    preset = {tensor.name for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))}
+    inputs = tuple(_model_input(value) for value in graph.input if value.name not in preset)
+    if not inputs:
+        raise ValueError("the model has no input, so its prediction depends on no data.")
+    for item in inputs:
+        if len(inputs) > 1 and item.width is None:
+            raise ValueError(
+                f"the model has {len(inputs)} inputs, and {item.name!r} does not say how many columns it takes (its "
+                f"shape is {item.shape}). Export the model with one input, or with inputs of fixed widths."
+            )
+    return inputs
+
+
+def _model_input(value: onnx.ValueInfoProto) -> ModelInput:
+    kind = value.type.tensor_type
+    if not value.type.HasField("tensor_type"):
+        raise ValueError(f"input {value.name!r} of the model is not a tensor.")
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    if dtype.kind not in "fiubO":
+        raise ValueError(f"input {value.name!r} of the model takes {dtype}; numbers or text can be given.")
+    shape = tuple(max(dim.dim_value, 0) or None for dim in kind.shape.dim)  # 0 where none is set
+    return ModelInput(value.name, dtype, shape if kind.HasField("shape") else None)
