@@ -24,7 +24,6 @@ from esvdfair.core.checks import (
     to_numpy,
 )
 from esvdfair.core.ks import label_parts, make_cells, split_cell
-from esvdfair.core.moments import check_squares
 from esvdfair.exceptions import InputError
 
 Array = NDArray[np.float64]
@@ -140,7 +139,7 @@ def _check_columns(data: Data, missing: str, classes: Sequence[Any] | None) -> C
         group_parts = label_parts(labels[0])
         strata = check_strata(_named(data.X, data.control_features), rows, missing)
         labels, codes = make_cells((labels, codes), strata)
-    return y, labels, codes, None if weight is None else check_squares(check_weight(weight, rows)), group_parts
+    return y, labels, codes, None if weight is None else check_weight(weight, rows, squares=True), group_parts
 
 
 def _check_indexes(data: Data) -> None:

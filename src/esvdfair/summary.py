@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esvdfair.batches import Rows, row_key
-from esvdfair.core import array_file
 from esvdfair.core.checks import Label, check_labels, sort_key
 from esvdfair.core.moments import FIELDS, GroupMoments
 from esvdfair.core.quadratic import Head
 from esvdfair.exceptions import InputError
+from esvdfair.files import damaged, label_from_json, read_arrays, write_arrays
 from esvdfair.models.base import LinearLayer, OutputLayer
 from esvdfair.models.readouts import Readout
 
@@ -187,11 +187,11 @@ class Summary:
         ValueError
             If the file is of another kind or damaged.
         """
-        header, arrays = array_file.read(path, "summary", 1)
+        header, arrays = read_arrays(path, "summary", 1)
         try:
             return _loaded(header, arrays)
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise array_file.damaged(path, "summary", error) from error
+            raise damaged(path, "summary", error) from error
 
 
 def _check_alike(one: Summary, other: Summary) -> None:
@@ -266,7 +266,7 @@ def _save(summary: Summary, path: str | os.PathLike[str]) -> None:
         arrays |= {f"rest_{name}": getattr(summary.rest, name) for name in FIELDS if summary.rest.labels}
         layer = {"layer_weight": summary.output.layer.weight, "layer_bias": summary.output.layer.bias}
         arrays |= {name: values for name, values in layer.items() if values is not None}
-    array_file.write(path, "summary", 1, header, arrays)
+    write_arrays(path, "summary", 1, header, arrays)
 
 
 def _output_header(known: OutputLayer) -> dict[str, Any]:
@@ -282,14 +282,14 @@ def _output_header(known: OutputLayer) -> dict[str, Any]:
 def _loaded(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Summary:
     plain: dict[str, Any] = {name: header[name] for name in _PLAIN} | {"columns": tuple(header["columns"])}
     for name in ("groups", "strata"):
-        plain[name] = tuple(array_file.label_from_json(label) for label in header[name])
+        plain[name] = tuple(label_from_json(label) for label in header[name])
     if "output" not in header:
         return Summary(**plain)
     output = _output(header["output"], arrays)
     kept = Rows(**{name: arrays[f"kept_{name}"] for name in _KEPT})
     tables = {name: arrays[name] for name in _TABLES}
     _check_shapes(kept, tables, len(plain["groups"]), len(plain["strata"]), output.layer.weight.shape[1])
-    labels = [array_file.label_from_json(label) for label in header["rest"]]
+    labels = [label_from_json(label) for label in header["rest"]]
     rest = GroupMoments.from_file(labels, {name: arrays[f"rest_{name}"] for name in FIELDS if labels})
     return Summary(**plain | tables, output=output, kept=kept, rest=rest)
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esvdfair.core import array_file
 from esvdfair.core.moments import GroupMoments
+from esvdfair.files import write_arrays
 
 
 def sample(rng, rows=200, width=4, groups=("a", "b", "c")):
@@ -257,7 +257,7 @@ def test_moments_that_no_rows_have(tmp_path, change):
     skewed = arrays["scatters"] * (1 + 0.1 * np.triu(np.ones((4, 4)), 1))
     broken = [arrays[name] * change.get(name, 1) for name in arrays]
     for made in (broken, [*list(arrays.values())[:-1], skewed]):
-        array_file.write(tmp_path / "a", "moments", 3, {"labels": moments.labels}, dict(zip(arrays, made, strict=True)))
+        write_arrays(tmp_path / "a", "moments", 3, {"labels": moments.labels}, dict(zip(arrays, made, strict=True)))
         with pytest.raises(ValueError, match=r"a' is not a moments file .*no rows have such moments"):
             GroupMoments.load(tmp_path / "a")
 

@@ -255,13 +255,20 @@ def check_rows(got: int, rows: int, name: str, *, of: str = "X") -> None:
         raise InputError(f"`{of}` has {rows} rows but `{name}` has {got} values; they must match row by row.")
 
 
-def check_weight(values: Any, rows: int, *, of: str = "X", zero: bool = False) -> NDArray[np.float64]:
-    """(rows,) finite weights, not negative; not all zero either, unless ``zero``."""
+def check_weight(
+    values: Any, rows: int, *, of: str = "X", zero: bool = False, squares: bool = False
+) -> NDArray[np.float64]:
+    """(rows,) finite weights, not negative; not all zero unless ``zero``; with ``squares`` these are in float64 too."""
     weight = check_column(values, rows, "sample_weight", of=of)
-    negative = int(np.count_nonzero(weight < 0))
+    negative, largest = int(np.count_nonzero(weight < 0)), float(weight.max(initial=0.0))
     if negative or not (zero or weight.any()):
         found = f"has {negative} negative values" if negative else "is zero everywhere"
         raise InputError(f"`sample_weight` {found}. Pass how many people each row represents.")
+    if squares and largest and not 1e-140 < largest < 1e140:
+        raise InputError(
+            f"`sample_weight` has a maximum of {largest:.3g}, and the sum of squares leaves float64. Divide the "
+            "weights of all batches by one common number."
+        )
     return weight
 
 

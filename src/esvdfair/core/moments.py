@@ -1,11 +1,11 @@
 """Group moments: count, mean and scatter of every group, additive over rows, batches, workers and sites.
 
-Long because a value that is gathered, merged, read and saved has to be checked at each of these doors.
+Long because it is a public class: half of it says what its methods take and return.
 """
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Self
@@ -13,7 +13,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.core import array_file
 from esvdfair.core.checks import (
     Label,
     check_labels,
@@ -26,20 +25,18 @@ from esvdfair.core.checks import (
 )
 from esvdfair.core.ks import adjusting_factors, split_cell
 from esvdfair.exceptions import InputError
+from esvdfair.files import damaged, label_from_json, read_arrays, write_arrays
+
+Array = NDArray[np.float64]
 
 _CACHED_ROWS = 256  # that are gathered at a time, so that they stay in a core's own cache
-FIELDS = {"rows": "i8", "counts": "f8", "weight_squares": "f8", "means": "f8", "scatters": "f8"}
-"""Arrays that hold moments in a file, and their types."""
-_TOO_LARGE = (
-    "the rows hold finite values whose squares are beyond the largest float64, about 1.8e308; give the features in "
-    "another unit, or standardise them."
-)
+FIELDS = {"rows": "i8", "counts": "f8", "weight_squares": "f8", "means": "f8", "scatters": "f8"}  # arrays of a file
 _LARGEST_SUM = 1e300  # of squares in one batch, so that a sum over many batches stays in float64
 
 
 @dataclass
 class _Moments:
-    """Moments of one group; arrays are float64, in NumPy or on the device of the tensors that were seen."""
+    """Moments of one group; arrays are float64, of NumPy or on the device of the tensors that were seen."""
 
     rows: int
     weight: float  # Σw
@@ -59,7 +56,7 @@ class _Moments:
     def add(self, other: "_Moments") -> None:
         """Chan's pairwise update, in place: exact in real arithmetic, stable in floating point."""
         weight, mean, scatter = self.weight + other.weight, other.mean, other.scatter
-        if isinstance(self.mean, np.ndarray) != isinstance(mean, np.ndarray):
+        if type(self.mean) is not type(mean):
             mean, scatter = _like(self.mean, mean), _like(self.scatter, scatter)
         delta = mean - self.mean
         self.scatter += scatter
@@ -74,6 +71,11 @@ def _sum(parts: Sequence[_Moments]) -> _Moments:
     for part in parts[1:]:
         total.add(part)
     return total
+
+
+def _stacked(name: str, dtype: type = np.float64) -> Any:
+    """A property: what the groups have under this name, in the order of their labels."""
+    return property(lambda self: np.array([to_numpy(getattr(group, name)) for group in self._in_order], dtype=dtype))
 
 
 class GroupMoments:
@@ -105,6 +107,12 @@ class GroupMoments:
         self._groups: dict[Label, _Moments] = {}
         self._everyone: _Moments | None = None  # of all rows, where the groups are adjusted and do not add up to them
         self._room = np.empty((0, 0))  # for the rows of a product: new memory would cost more than writing to it
+
+    rows = _stacked("rows", np.int64)
+    counts = _stacked("weight")
+    weight_squares = _stacked("weight_squares")
+    means = _stacked("mean")
+    scatters = _stacked("scatter")
 
     # --- gathering ---------------------------------------------------------------------------------------------
 
@@ -140,14 +148,14 @@ class GroupMoments:
         codes: NDArray[np.intp],
         sample_weight: Any = None,
         *,
-        beside: NDArray[np.float64] | None = None,
+        beside: Array | None = None,
     ) -> Self:
         """As :meth:`update`, for groups that are encoded already: row i belongs to ``labels[codes[i]]``.
 
         ``beside`` (batch,) is taken as a last column of x (batch, n), without copying x to put it there.
         """
         check_labels([*self._groups, *labels])
-        weights = None if sample_weight is None else check_squares(check_weight(sample_weight, len(codes), zero=True))
+        weights = None if sample_weight is None else check_weight(sample_weight, len(codes), zero=True, squares=True)
         x, codes, weights = _flatten(x, codes, weights)
         width = x.shape[1] + (beside is not None)
         if self._groups and width != self.width:
@@ -161,26 +169,21 @@ class GroupMoments:
             weights = None if (weights[order] == 1.0).all() else weights
         parts = np.split(order, np.searchsorted(codes[order], np.arange(1, len(labels))))
         with np.errstate(over="ignore", invalid="ignore"):
-            found = [
-                (label, self._moments_of(x, beside, part, weights))
-                for label, part in zip(labels, parts, strict=True)
-                if len(part)
-            ]
+            found = [(labels[i], self._moments_of(x, beside, p, weights)) for i, p in enumerate(parts) if len(p)]
             if not _all_finite([moments for _, moments in found]):
                 bad = int((~np.isfinite(to_numpy(x)[order]).all(axis=1)).sum())
                 raise ValueError(
                     f"{bad} of {x.shape[0]} rows hold NaN or infinite values; moments of them would be meaningless. "
                     "Check the inputs and the model's activations."
                     if bad
-                    else _TOO_LARGE
+                    else "the rows hold finite values whose squares are beyond the largest float64, about 1.8e308; "
+                    "give the features in another unit, or standardise them."
                 )
         self._add(found)
         return self
 
-    def _moments_of(
-        self, x: Any, beside: NDArray[np.float64] | None, index: NDArray[np.intp], weights: NDArray[np.float64] | None
-    ) -> _Moments:
-        """Moments of some rows: a product for a few thousand of them at a time, on their device."""
+    def _moments_of(self, x: Any, beside: Array | None, index: NDArray[np.intp], weights: Array | None) -> _Moments:
+        """Moments of some rows, by products of a few thousand of them at a time."""
         found = []
         at_once = int(np.clip(4 * x.shape[1], 1024, 4096))  # rows of a product: enough for its speed, and little memory
         for start in range(0, len(index), at_once):
@@ -194,7 +197,7 @@ class GroupMoments:
             found.append(_Moments(len(part), weight, squares, mean, rows.T @ rows))
         return found[0] if len(found) == 1 else _sum(found)
 
-    def _gather(self, x: Any, beside: NDArray[np.float64] | None, index: NDArray[np.intp]) -> Any:
+    def _gather(self, x: Any, beside: Array | None, index: NDArray[np.intp]) -> Any:
         """Rows of x, with the column beside it, in float64; ours to overwrite until the next call."""
         if not isinstance(x, np.ndarray):
             return _gather_tensor(x, beside, index)
@@ -227,26 +230,23 @@ class GroupMoments:
         """
         if not isinstance(other, GroupMoments):
             raise TypeError(f"merge takes GroupMoments, got {type(other).__name__}; load or gather them first.")
-        for moments in (self, other):
-            moments._refuse_adjusted()
+        self._refuse_adjusted()
+        other._refuse_adjusted()
         check_labels([*self._groups, *other._groups])
         if self._groups and other._groups and self.width != other.width:
             raise ValueError(
                 f"cannot merge moments of width {other.width} into moments of width {self.width}; "
                 "both must come from the same layer."
             )
-        if not all(_all_finite([each]) for each in (*self._groups.values(), *other._groups.values())):
-            raise ValueError(_TOO_LARGE)
-        self._add([(label, deepcopy(moments)) for label, moments in other._groups.items()])
+        self._add(other._groups.items())
         return self
 
-    def _add(self, groups: Sequence[tuple[Label, _Moments]]) -> None:
-        """Add moments, which are ours to keep."""
+    def _add(self, groups: Iterable[tuple[Label, _Moments]]) -> None:
         for label, moments in groups:
             if label in self._groups:
                 self._groups[label].add(moments)
             else:
-                self._groups[label] = moments
+                self._groups[label] = deepcopy(moments)
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -255,36 +255,17 @@ class GroupMoments:
         return tuple(sorted(self._groups, key=sort_key))
 
     @property
+    def _in_order(self) -> list[_Moments]:
+        return [self._groups[label] for label in self.labels]
+
+    @property
     def width(self) -> int:
         """Number of columns n."""
         if not self._groups:
             raise ValueError("these moments have seen no rows yet; call update first.")
         return int(next(iter(self._groups.values())).mean.shape[0])
 
-    def _each(self, name: str, dtype: type = np.float64) -> NDArray[Any]:
-        return np.array([to_numpy(getattr(self._groups[label], name)) for label in self.labels], dtype=dtype)
-
-    @property
-    def rows(self) -> NDArray[np.int64]:
-        return self._each("rows", np.int64)
-
-    @property
-    def counts(self) -> NDArray[np.float64]:
-        return self._each("weight")
-
-    @property
-    def weight_squares(self) -> NDArray[np.float64]:
-        return self._each("weight_squares")
-
-    @property
-    def means(self) -> NDArray[np.float64]:
-        return self._each("mean")
-
-    @property
-    def scatters(self) -> NDArray[np.float64]:
-        return self._each("scatter")
-
-    def mean_differences(self) -> NDArray[np.float64]:
+    def mean_differences(self) -> Array:
         """Return the differences of group means.
 
         Returns
@@ -297,7 +278,7 @@ class GroupMoments:
         first, second = np.triu_indices(len(means), k=1)
         return np.asarray(means[first] - means[second])
 
-    def covariances(self) -> NDArray[np.float64]:
+    def covariances(self) -> Array:
         """Return the unbiased covariance of each group: its scatter over ``Σw − Σw²/Σw``.
 
         That is N_g − 1 without weights, and does not change when all weights are scaled (``numpy.cov`` with
@@ -320,11 +301,15 @@ class GroupMoments:
         return np.asarray(self.scatters / divisors[:, None, None])
 
     @property
+    def _total(self) -> _Moments:
+        return self._everyone or _sum(self._in_order)
+
+    @property
     def pooled_weight(self) -> float:
         """Σw over all rows."""
         return float(self.counts.sum()) if self._everyone is None else self._everyone.weight
 
-    def pooled_mean(self) -> NDArray[np.float64]:
+    def pooled_mean(self) -> Array:
         """Return the mean over all rows of all groups.
 
         Returns
@@ -332,11 +317,10 @@ class GroupMoments:
         ndarray of shape (n,)
             The mean.
         """
-        if self._everyone is not None:
-            return to_numpy(self._everyone.mean)
-        return np.asarray(self.counts @ self.means / self.counts.sum())
+        everyone = self._everyone
+        return self.counts @ self.means / self.counts.sum() if everyone is None else to_numpy(everyone.mean)
 
-    def pooled_scatter(self) -> NDArray[np.float64]:
+    def pooled_scatter(self) -> Array:
         """Return the scatter of all rows: within plus between groups.
 
         Returns
@@ -367,14 +351,11 @@ class GroupMoments:
         if set(labels) == set(self._groups):
             return self
         chosen = {label: moments for label, moments in self._groups.items() if label in labels}
-        return self._of(chosen, self._of_everyone())
+        return self._of(chosen, self._total)
 
     def with_pooled(self, everyone: "GroupMoments") -> "GroupMoments":
         """These groups, with the pooled moments of other rows: those of all groups of ``everyone`` together."""
-        return self._of(self._groups, everyone._of_everyone())
-
-    def _of_everyone(self) -> _Moments:
-        return self._everyone or _sum([self._groups[label] for label in self.labels])
+        return self._of(self._groups, everyone._total)
 
     @classmethod
     def total(cls, parts: Sequence["GroupMoments"]) -> "GroupMoments":
@@ -382,16 +363,15 @@ class GroupMoments:
         if len(parts) == 1:
             return parts[0]
         apart = any(part._everyone is not None for part in parts)
-        total = cls._of({}, _sum([part._of_everyone() for part in parts]) if apart else None)
+        total = cls._of({}, _sum([part._total for part in parts]) if apart else None)
         for part in parts:
-            total._add([(label, deepcopy(moments)) for label, moments in part._groups.items()])
+            total._add(part._groups.items())
         return total
 
     def adjusted(self, parts: int, judged: Sequence[Label] | None = None) -> "GroupMoments":
-        """From moments of cells (see :mod:`esvdfair.core.ks`) those of groups that all have the same mix of strata.
+        """From moments of cells (:mod:`esvdfair.core.ks`) those of groups with one mix of strata; pooled ones stay.
 
-        The groups are the first ``parts`` parts of the labels, all of them or those in ``judged``. Pooled moments stay
-        those of all rows as they are: the error is everybody's, only gaps are adjusted.
+        The groups are the first ``parts`` parts of the labels, all of them or those in ``judged``.
         """
         cells = [(split_cell(label, parts), self._groups[label]) for label in self.labels]
         groups = sorted({group for (group, _), _ in cells} if judged is None else judged, key=sort_key)
@@ -441,7 +421,7 @@ class GroupMoments:
         """
         self._refuse_adjusted()
         arrays = {name: getattr(self, name) for name in FIELDS} if self._groups else {}
-        array_file.write(path, "moments", 3, {"labels": self.labels}, arrays)
+        write_arrays(path, "moments", 3, {"labels": self.labels}, arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "GroupMoments":
@@ -462,11 +442,11 @@ class GroupMoments:
         ValueError
             If the file is of another kind or damaged, or the moments are impossible.
         """
-        header, arrays = array_file.read(path, "moments", 3)
+        header, arrays = read_arrays(path, "moments", 3)
         try:
-            return cls.from_file([array_file.label_from_json(item) for item in header["labels"]], arrays)
+            return cls.from_file([label_from_json(item) for item in header["labels"]], arrays)
         except (TypeError, ValueError) as error:
-            raise array_file.damaged(path, "moments", error) from error
+            raise damaged(path, "moments", error) from error
 
     @classmethod
     def from_file(cls, labels: Sequence[Label], arrays: Mapping[str, NDArray[Any]]) -> "GroupMoments":
@@ -483,38 +463,32 @@ class GroupMoments:
         for name, dtype in FIELDS.items():
             if arrays[name].shape != shapes.get(name, (len(labels),)) or arrays[name].dtype != dtype:
                 raise ValueError(f"its {name} have another type or shape than they should")
-        columns = zip(*(arrays[name] for name in FIELDS), strict=True)
-        groups = {
-            label: _Moments(int(rows), float(weight), float(squares), mean, scatter)
-            for label, (rows, weight, squares, mean, scatter) in zip(labels, columns, strict=True)
-        }
-        moments = cls._of(groups)
-        if not moments._is_possible():
+        columns = [arrays[name] for name in FIELDS]
+        if not _are_possible(*columns):
             raise ValueError("no rows have such moments")
-        return moments
-
-    def _is_possible(self) -> bool:
-        """Whether these can be moments of rows: finite, symmetric, no negative variance anywhere."""
-        rows, counts, squares, means, scatters = (getattr(self, name) for name in FIELDS)
-        with np.errstate(over="ignore", invalid="ignore"):
-            # What rounding leaves of a constant column is of the size of its mean, not of its variance.
-            noise = 1e-12 * counts[:, None] * means**2
-            scale = np.sqrt(np.maximum(np.diagonal(scatters, axis1=1, axis2=2), 0.0) + noise)
-            unit = scatters / np.maximum(scale[:, :, None] * scale[:, None, :], np.finfo(np.float64).tiny)
-            return bool(
-                all(np.isfinite(a).all() for a in (counts, squares, means, scatters, unit))
-                and (rows >= 1).all()
-                and (counts > 0).all()
-                and (squares * rows >= counts**2 * (1 - 1e-9)).all()
-                and (squares <= counts**2 * (1 + 1e-9)).all()
-                and np.abs(unit - unit.transpose(0, 2, 1)).max() < 1e-8
-                and np.linalg.eigvalsh(unit).min() > -1e-6
-            )
+        groups = zip(labels, *columns, strict=True)
+        return cls._of({label: _Moments(int(n), float(w), float(w2), *rest) for label, n, w, w2, *rest in groups})
 
 
-def _flatten(
-    x: Any, codes: NDArray[np.intp], weights: NDArray[np.float64] | None
-) -> tuple[Any, NDArray[np.intp], NDArray[np.float64] | None]:
+def _are_possible(rows: Array, counts: Array, squares: Array, means: Array, scatters: Array) -> bool:
+    """Whether these can be moments of rows: finite, symmetric, no negative variance anywhere."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        # What rounding leaves of a constant column is of the size of its mean, not of its variance.
+        noise = 1e-12 * counts[:, None] * means**2
+        scale = np.sqrt(np.maximum(np.diagonal(scatters, axis1=1, axis2=2), 0.0) + noise)
+        unit = scatters / np.maximum(scale[:, :, None] * scale[:, None, :], np.finfo(np.float64).tiny)
+        return bool(
+            all(np.isfinite(part).all() for part in (counts, squares, means, scatters, unit))
+            and (rows >= 1).all()
+            and (counts > 0).all()
+            and (squares * rows >= counts**2 * (1 - 1e-9)).all()
+            and (squares <= counts**2 * (1 + 1e-9)).all()
+            and np.abs(unit - unit.transpose(0, 2, 1)).max() < 1e-8
+            and np.linalg.eigvalsh(unit).min() > -1e-6
+        )
+
+
+def _flatten(x: Any, codes: NDArray[np.intp], weights: Array | None) -> tuple[Any, NDArray[np.intp], Array | None]:
     """(batch, ..., n) -> (rows, n) with codes and weights repeated to match."""
     x = numbers_in_place(x, "X")
     if x.ndim < 2 or not x.shape[-1]:
@@ -522,23 +496,19 @@ def _flatten(
             f"`X` has shape {tuple(x.shape)}; expected (batch, ..., n), one row of n values for each sample."
         )
     check_rows(len(codes), x.shape[0], "sensitive_features")
-    if x.ndim > 2:
-        repeats = int(np.prod(x.shape[1:-1]))
-        codes = np.repeat(codes, repeats)
-        weights = None if weights is None else np.repeat(weights, repeats)
-        x = x.reshape(-1, x.shape[-1])
-    return x, codes, weights
+    repeats = int(np.prod(x.shape[1:-1]))
+    if repeats == 1:
+        return x.reshape(-1, x.shape[-1]), codes, weights
+    weights = None if weights is None else np.repeat(weights, repeats)
+    return x.reshape(-1, x.shape[-1]), np.repeat(codes, repeats), weights
 
 
-def _gather_tensor(x: Any, beside: NDArray[np.float64] | None, index: NDArray[np.intp]) -> Any:
+def _gather_tensor(x: Any, beside: Array | None, index: NDArray[np.intp]) -> Any:
     """Some rows of a tensor as a new float64 tensor, on the same device."""
     torch = sys.modules["torch"]
-    place = torch.as_tensor(index, device=x.device)
     try:
-        rows = x.index_select(0, place).double()
-        if beside is None:
-            return rows
-        return torch.cat([rows, torch.as_tensor(beside[index], device=x.device).unsqueeze(1)], dim=1)
+        rows = x.index_select(0, torch.as_tensor(index, device=x.device)).double()
+        return rows if beside is None else torch.cat([rows, _like(rows, beside[index]).unsqueeze(1)], dim=1)
     except TypeError as error:
         raise ValueError(
             f"device {x.device} has no float64, which the sums need to stay accurate; move the batch to the CPU first."
@@ -549,8 +519,7 @@ def _like(reference: Any, values: Any) -> Any:
     """float64 values as an array of the reference's kind and device."""
     if isinstance(reference, np.ndarray):
         return to_numpy(values)
-    torch = sys.modules["torch"]
-    return torch.as_tensor(values, dtype=torch.float64, device=reference.device)
+    return sys.modules["torch"].as_tensor(values, dtype=reference.dtype, device=reference.device)
 
 
 def _all_finite(found: Sequence[_Moments]) -> bool:
@@ -558,14 +527,3 @@ def _all_finite(found: Sequence[_Moments]) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         total = sum((m.scatter.diagonal() + m.weight * m.mean**2).max() for m in found)
     return float(total) < _LARGEST_SUM  # NaN is not
-
-
-def check_squares(weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The weights, unless their squares, which a covariance needs, leave the range of float64."""
-    largest = float(weight.max(initial=0.0))
-    if largest and not 1e-140 < largest < 1e140:
-        raise InputError(
-            f"`sample_weight` has a maximum of {largest:.3g}, and the sum of squares leaves float64. Divide the "
-            "weights of all batches by one common number."
-        )
-    return weight
