@@ -266,9 +266,8 @@ def _training_squares(candidates: Candidates, seed: int) -> _Training | None:
     if not len(rows):
         order, count = _normal_distances(problem, fits), len(problem.labels)
         return _Training(np.repeat(order[:, None], count * (count - 1) // 2, axis=1), np.zeros(0), complete=False)
-    there = Evaluator(rows, len(problem.labels), seed)
-    # without the last bits, which would else decide the order of equal ones
-    columns = (measurable(column, rows.prediction) for column in candidates.training.T)  # the table is large: no copy
+    there = Evaluator(rows, len(problem.labels), seed)  # one column at a time, as the table is large, without last bits
+    columns = (measurable(column, rows.prediction) for column in candidates.training.T)
     seen = np.round([there.pairs.distances(there.compared(column)) for column in columns], 12) ** 2
     floors = there.pairs.floors
     original = np.array([fit.target == ORIGINAL for fit in fits])
