@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
-from scipy.special import ndtr
 
 from esvdfair.batches import Rows
 from esvdfair.core.checks import Label
@@ -19,14 +18,12 @@ from esvdfair.curve import Curve, CurvePoint
 from esvdfair.exceptions import InputError
 from esvdfair.methods import Candidates, weights_of
 from esvdfair.models.base import ModelAdapter
-from esvdfair.problem import FLAT, ORIGINAL, Effort, Problem, outputs
+from esvdfair.problem import FLAT, ORIGINAL, Effort, outputs
 
 Array = NDArray[np.float64]
 
-DIGITS = 1e-9
-"""Part of its scale to which a prediction, an error or a distance is rounded before it is compared."""
-LARGER = 0.25
-"""Weight of the larger of two estimates beside their mean; chosen on seeds 1 to 20 (docs/method.md 2.7)."""
+DIGITS = 1e-9  # part of its scale to which a prediction, an error or a distance is rounded before it is compared
+LARGER = 0.25  # weight of the larger of two estimates beside their mean; chosen on seeds 1 to 20 (docs/method.md 2.7)
 CAUTION = 0.25  # standard deviations added to the estimate of trees; chosen on seeds 1 to 10 (docs/method.md 2.7)
 
 
@@ -263,11 +260,9 @@ def _training_squares(candidates: Candidates, seed: int) -> _Training | None:
     if len(fits) == 1 or (problem.evaluated_on == "train" and candidates.cross_fitted is None):
         return None
     rows = problem.training
-    if not len(rows):
-        order, count = _normal_distances(problem, fits), len(problem.labels)
-        return _Training(np.repeat(order[:, None], count * (count - 1) // 2, axis=1), np.zeros(0), complete=False)
-    there = Evaluator(rows, len(problem.labels), seed)  # one column at a time, as the table is large, without last bits
-    columns = (measurable(column, rows.prediction) for column in candidates.training.T)
+    there = Evaluator(rows, len(problem.labels), seed)
+    # without the last bits, which would else decide the order of equal ones
+    columns = (measurable(column, rows.prediction) for column in candidates.training.T)  # the table is large: no copy
     seen = np.round([there.pairs.distances(there.compared(column)) for column in columns], 12) ** 2
     floors = there.pairs.floors
     original = np.array([fit.target == ORIGINAL for fit in fits])
@@ -279,18 +274,16 @@ def _training_squares(candidates: Candidates, seed: int) -> _Training | None:
     return _Training(squares, floors, complete=len(rows) >= min(len(problem.validation), sum(problem.sizes)))
 
 
-def _made_by(fit: Fit) -> tuple[Any, ...]:
-    """What tells a fit from the others of a search."""
-    return fit.target, fit.ridge, fit.strength, fit.diagnostics.get("variance_reduction")
-
-
 def _over_fitted(fits: Sequence[Fit], seen: Array, squares: Array, some: Sequence[Fit], apart: Array) -> Array:
     """Squares (k, P) of all fits from those of ``some`` that were cross-fitted.
 
     Fits of one kind of target (and one ridge, where it is the labels) over-fit alike: what the rows that fitted say
     (``seen``) is mapped to what rows left out say (``apart``) by a rising function through those of ``some``.
     """
-    made, made_of_some = ([_made_by(fit) for fit in each] for each in (fits, some))
+    made, made_of_some = (
+        [(fit.target, fit.ridge, fit.strength, fit.diagnostics.get("variance_reduction")) for fit in each]
+        for each in (fits, some)
+    )
     at = np.array([made.index(key) if key in made else -1 for key in made_of_some])
     names = [(fit.target.split()[0], fit.ridge) for fit in fits]
     kinds = np.array([f"labels {ridge}" if name == "labels" else name for name, ridge in names])
@@ -302,21 +295,6 @@ def _over_fitted(fits: Sequence[Fit], seen: Array, squares: Array, some: Sequenc
             line = isotonic_regression(apart[known, p][order]).x
             found[members, p] = np.interp(seen[members, p], seen[at[known], p][order], line)
     return found
-
-
-def _normal_distances(problem: Problem, fits: Sequence[Fit]) -> Array:
-    """(k,) KS distance of normal distributions with the groups' means and variances, where only moments are known.
-
-    A head is monotone and changes no KS distance.
-    """
-    moments = problem.moments.columns(slice(0, problem.layer.weight.shape[1]))
-    weight = np.array([fit.weight for fit in fits])  # (k, p)
-    mean = weight @ moments.means.T  # (k, G)
-    variance = np.einsum("kp,gpq,kq->kg", weight, moments.covariances(), weight, optimize=True)
-    spread = np.sqrt(np.maximum(variance, 1e-24 * variance.max()))
-    grid = np.linspace(-4.0, 4.0, 65) * spread.max(axis=1, keepdims=True) + mean.mean(axis=1, keepdims=True)  # (k, t)
-    below = ndtr((grid[:, None, :] - mean[:, :, None]) / spread[:, :, None])  # (k, G, t)
-    return np.asarray(np.ptp(below, axis=1).max(axis=1), dtype=np.float64)
 
 
 def _certified(here: "Evaluator", predicted: Array, fitted: Array, confidence: float, method: str) -> Array:
@@ -410,14 +388,6 @@ class Evaluator:
         variance = float(share @ (self.rows.y - share @ self.rows.y) ** 2)
         return 1 - mse / variance if variance > 0 else 0.0
 
-    def auc(self, prediction: Array) -> float | None:
-        """Area under the ROC curve where the labels are 0 and 1, else None."""
-        if set(np.unique(self.rows.y)) != {0.0, 1.0}:
-            return None
-        from sklearn.metrics import roc_auc_score
-
-        return float(roc_auc_score(self.rows.y, prediction, sample_weight=self.rows.weight))
-
     def distances(self, columns: Array) -> Array:
         """(k, P) KS distance of every pair."""
         return np.array([self.pairs.distances(self.compared(column)) for column in columns.T])
@@ -434,16 +404,16 @@ class Evaluator:
 
     def figures(self, prediction: Array, labels: Sequence[Label]) -> dict[str, Any]:
         """The entries of a summary both for the original model and of the repaired one; ``labels`` of all groups."""
-        measured = self.compared(measurable(prediction, self.rows.prediction))
-        error = (prediction - self.rows.y) ** 2
+        from sklearn.metrics import roc_auc_score
+
+        rows, error = self.rows, (prediction - self.rows.y) ** 2
+        mass, errors = (np.bincount(rows.codes, weight) for weight in (rows.weight, rows.weight * error))
         mse = float(self.errors(prediction[:, None])[0])
-        mass, errors = (np.bincount(self.rows.codes, w) for w in (self.rows.weight, self.rows.weight * error))
-        auc = self.auc(prediction)
-        return {
-            "mse": mse,
-            "r2": self.r2(mse),
-            **({} if auc is None else {"auc": auc}),
-            "ks": ks_between(measured, self.groups),
+        known: dict[str, Any] = {"mse": mse, "r2": self.r2(mse)}
+        if set(np.unique(rows.y)) == {0.0, 1.0}:
+            known["auc"] = float(roc_auc_score(rows.y, prediction, sample_weight=rows.weight))
+        return known | {
+            "ks": ks_between(self.compared(measurable(prediction, rows.prediction)), self.groups),
             "group_mse": {labels[g]: float(errors[g] / mass[g]) for g in np.flatnonzero(mass).tolist()},
             "mean_gap": self.mean_gap(prediction),
             "variance_gap": self.variance_gap(prediction),

@@ -86,8 +86,8 @@ class Refits:
     index: NDArray[np.intp] | None = None  # the rows of ``whole`` that these are of
 
     def __post_init__(self) -> None:
-        rows = self.problem.training if len(self.problem.training) else self.problem.validation
-        if len(rows) and np.ptp(rows.prediction) <= 1e-12 * max(np.abs(rows.prediction).max(), 1e-300):
+        rows = self.problem.training
+        if np.ptp(rows.prediction) <= 1e-12 * max(np.abs(rows.prediction).max(), 1e-300):
             raise ValueError(
                 f"the model predicts {rows.prediction[0]:.6g} for every row; it is alike for all groups already and "
                 "there is nothing to repair. Check the model and X."
@@ -99,12 +99,12 @@ class Refits:
         return fit.weight, fit.bias
 
     @cached_property
-    def _unit_factors(self) -> Array | None:
-        """(p,) of the features; None where no training rows are at hand."""
+    def _unit_factors(self) -> Array:
+        """(p,) of the features."""
         if self.whole is not None:
             return self.whole._unit_factors
         rows, centred = self.problem.training, self.problem.layer.bias is not None
-        return unit_factors(rows.features, rows.weight, centred=centred) if len(rows) else None
+        return unit_factors(rows.features, rows.weight, centred=centred)
 
     @cached_property
     def space(self) -> FeatureSpace:
@@ -289,8 +289,7 @@ def parity(
     """Equal group means and variances (docs/method.md 2.3); a grid of both when no reduction is given.
 
     First come the refits towards the labels without any parity, of strength 0: their error is what the refit alone
-    would bring. Needs the moments alone: there may be no training rows at hand, and then the labels before a curved
-    head cannot be a target.
+    would bring.
     """
     effort, given = refits.effort, (mean_reduction, covariance_reduction) != (None, None)
     space = refits.space if given or len(refits.problem.labels) == 2 else refits.space.denoised()

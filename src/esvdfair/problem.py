@@ -368,31 +368,18 @@ def hash_rows(x: Any, y: Array | None = None) -> NDArray[np.uint64] | None:
     """A number for every row and label, equal for equal ones; None of a sparse matrix, or of values that are lists."""
     if hasattr(x, "tocsr"):
         return None
-    several = several_inputs(x)
-    parts = [x] if several is None else list(several.values())
-    if isinstance(x, pd.DataFrame):
-        numbers = [dtype.kind in "biuf" for dtype in x.dtypes]
-        parts = [x.loc[:, numbers], x.loc[:, np.logical_not(numbers)].astype(object)]
-    total = np.zeros(row_count(x), dtype=np.uint64)
-    for part in parts if y is None else [*parts, y]:
-        values = to_numpy(part).reshape(len(total), -1)
-        factors = np.random.default_rng(0).integers(2**64 - 1, size=values.shape[1], dtype=np.uint64) | np.uint64(1)
-        for block in blocks(len(total)):  # what lies between stays in the processor's cache
+    several, total = several_inputs(x), np.zeros(row_count(x), dtype=np.uint64)
+    for part in [*([x] if several is None else several.values()), *([] if y is None else [y])]:
+        frame = part if isinstance(part, pd.DataFrame) else pd.DataFrame(to_numpy(part).reshape(len(total), -1))
+        is_number = np.array([isinstance(d, np.dtype) and d.kind in "biuf" for d in frame.dtypes], dtype=bool)
+        numbers = frame.loc[:, is_number].astype(np.float64) + 0.0  # -0.0 is 0.0
+        for columns in (numbers, frame.loc[:, ~is_number].astype(object)):
             try:
-                words = _words(values[block])
-            except (TypeError, ValueError):  # lists, which have no hash
+                words = pd.util.hash_pandas_object(columns, index=False, categorize=False) if columns.shape[1] else 0
+            except TypeError:  # lists, which have no hash
                 return None
-            words = (words ^ (words >> np.uint64(32))) * factors
-            words ^= words >> np.uint64(29)
-            total[block] = total[block] * np.uint64(0x9E3779B97F4A7C15) + words.sum(axis=1)
+            total = total * np.uint64(0x9E3779B97F4A7C15) + np.asarray(words, dtype=np.uint64)
     return total
-
-
-def _words(values: NDArray[Any]) -> NDArray[np.uint64]:
-    """(n, p) a number for every value: its float64, whatever its dtype, or a hash of what is no number."""
-    if values.dtype.kind in "biuf":
-        return (values.astype(np.float64) + 0.0).view(np.uint64)  # -0.0 is 0.0
-    return pd.util.hash_array(values.astype(object).ravel(), categorize=False).reshape(values.shape)
 
 
 # --- predictions of fits ----------------------------------------------------------------------------------------------
