@@ -19,9 +19,9 @@ from esvdfair.core.checks import row_count
 from esvdfair.estimator import ESVDFair
 from esvdfair.explain.directions import name_features
 from esvdfair.files import versions, whole_file
-from esvdfair.report.content import Content, collect
+from esvdfair.report.content import Content
 from esvdfair.report.page import make_environment, render
-from esvdfair.text import EVALUATED_ON, error_name, label_text, summary_table, verdict
+from esvdfair.text import error_name, label_text, summary_table, verdict
 
 __all__ = ["model_card", "render_report", "verdict", "write_report"]
 
@@ -109,7 +109,7 @@ def render_report(
     predicted = f"{named}, in {unit}" if unit else str(named)
     judging, testing = (None if part is None else Data(*part) for part in (judged, test))
     rows = Data(X, y, sensitive_features, sample_weight)
-    content = collect(
+    content = Content(
         fair, rows, judged=judging, test=testing, summary=summary, predicted=predicted, cutoffs=cutoffs or ()
     )
     about = {
@@ -247,6 +247,6 @@ def model_card(
         name=name, base=base, data=data, inputs=inputs, attribute=attribute, predicts=predicts, unit=unit,
         hashes=hashes, summary=summary, verdict=verdict(summary), results=[header, *lines], versions=versions(),
         options=[" ".join(option.replace("`", "'").split()) for option in chosen],
-        evaluated_on=EVALUATED_ON[summary["evaluated_on"]], error_name=error_name(summary),
+        error_name=error_name(summary),
     )  # fmt: skip
     return re.sub(r"\n{3,}", "\n\n", card).strip() + "\n"

@@ -20,7 +20,6 @@ from esvdfair.estimator import ESVDFair
 from esvdfair.exceptions import ESVDFairWarning, InputError
 from esvdfair.explain.directions import correlate
 from esvdfair.models import adapt
-from esvdfair.models.base import ModelAdapter
 from esvdfair.plots import make_grid
 from esvdfair.problem import ORIGINAL
 from esvdfair.text import label_text, number, share, some_names
@@ -29,9 +28,6 @@ ROWS_OF_A_GROUP = 10_000
 """Of a larger group, so many rows are looked at."""
 STEPS = 40
 """Positions of the slider, at most, besides the untouched model."""
-UNNAMED = "group"
-"""Name of the attribute when its column has none."""
-
 TOP = ({"select_share": 0.1}, {"select_share": 0.2}, {"select_share": 0.5})
 """Where decisions are compared unless cut-offs are given."""
 
@@ -50,103 +46,71 @@ class Step:
     means: Array  # (G,)
 
 
-@dataclass(frozen=True)
 class Content:
-    """Everything that the page shows, as numbers, all of them about one set of rows."""
+    """Everything that the page shows, as numbers, all of them about one set of rows.
 
-    fair: ESVDFair
-    summary: Mapping[str, Any]  # of the rows of the page, all of them
-    fitting: Batch  # the rows that layers are explained with
-    rows: Batch  # those of the page, of the groups that are compared
-    aside: Batch  # rows of groups that are too small to judge, which count in the error only
-    rows_given: int  # how many there were; those looked at may be fewer
-    predicted: str  # what is predicted, and in which unit
-    attribute: str  # name of the sensitive column or columns
-    cutoffs: Sequence[Mapping[str, Any]]  # options of `decisions`; `TOP` where there are none
+    Attributes
+    ----------
+    fair, predicted : the repair, and what is predicted, in which unit
+    summary : of all rows of the page
+    fitting : the rows that layers are explained with
+    rows, aside : those of the page, of groups that are compared and of groups too small, which count in the error only
+    rows_given, rows_shown : how many these were, and how many are looked at
+    rows_judged : whether the rows of the page are those that judged the repair
+    adjusted : whether the repair was for gaps that are adjusted for strata; the page shows people as they are
+    mse_refit : error of the last layer refitted without fairness constraint, where it is known
+    attribute, names, groups, sizes : of the sensitive column; of its groups
+    points : what the slider shows of the curve
+    steps : positions of the slider: the original model, then the others by falling KS distance on these rows
+    chosen : position of the repaired model
+    spread : standard deviation of the predictions before: what a difference is large or small against
+    """
 
-    @property
-    def rows_are(self) -> str:
-        """A key of `EVALUATED_ON`; "given" where nobody knows whether the rows fitted the repair."""
-        return str(self.summary["evaluated_on"])
+    def __init__(
+        self,
+        fair: ESVDFair,
+        data: Data,
+        *,
+        judged: Data | None,
+        test: Data | None,
+        summary: Mapping[str, Any] | None,
+        predicted: str,
+        cutoffs: Sequence[Mapping[str, Any]],
+    ) -> None:
+        self.fair, self.predicted, self.cutoffs = fair, predicted, cutoffs
+        fitting, shown, self.summary = _choose_rows(fair, data, judged, test, summary)
+        compared = list(self.summary["group_sizes"])
+        parts = _only(fitting, compared), _only(shown, compared), _only(shown, set(shown.labels) - set(compared))
+        if len(parts[1].labels) < 2:
+            names = some_names([label_text(label) for label in compared], 5)
+            raise InputError(f"`sensitive_features` contains fewer than two of the groups that were compared: {names}.")
+        self.fitting, self.rows, self.aside = (part.take(spread_rows(part.codes, ROWS_OF_A_GROUP)) for part in parts)
+        self.rows_given, self.rows_shown = len(shown.codes), len(self.rows.codes) + len(self.aside.codes)
+        self.rows_judged = self.summary["evaluated_on"] == fair.summary_["evaluated_on"]
+        self.adjusted, self.has_labels = "ks_raw_before" in self.summary, self.rows.y is not None
+        self.mse_refit = self.summary.get("mse_refit") if self.has_labels else None
+        self.error_name = f"mean squared {'error' if self.has_labels else 'change of the predictions'}"
 
-    @property
-    def rows_judged(self) -> bool:
-        """Whether the rows of the page are those that judged the repair."""
-        return bool(self.rows_are == self.fair.summary_["evaluated_on"])
-
-    @property
-    def rows_shown(self) -> int:
-        return len(self.rows.codes) + len(self.aside.codes)
-
-    @property
-    def adjusted(self) -> bool:
-        """Whether the repair was for gaps that are adjusted for strata; the page shows people as they are."""
-        return "ks_raw_before" in self.summary
-
-    @property
-    def has_labels(self) -> bool:
-        return self.rows.y is not None
-
-    @property
-    def error_name(self) -> str:
-        return "mean squared error" if self.has_labels else "mean squared change of the predictions"
-
-    @property
-    def mse_refit(self) -> float | None:
-        """Error of the last layer refitted without fairness constraint, where it is known."""
-        return self.summary.get("mse_refit") if self.has_labels else None
-
-    # --- the groups ----------------------------------------------------------------------------------------------
-
-    @cached_property
-    def names(self) -> list[str]:
-        """Of the groups, for sentences and charts: a number says little without the name of its column."""
-        labels = self.rows.labels
+        labels, sensitive = self.rows.labels, data.sensitive_features
+        columns = getattr(sensitive, "columns", [getattr(sensitive, "name", None)])
+        self.attribute = ", ".join(str(name) for name in columns if name is not None) or "group"
+        # a number says little without the name of its column
         bare = not any(isinstance(label, str | tuple) for label in labels) and len(self.attribute) <= 12
-        return [f"{self.attribute} {label}" if bare else label_text(label) for label in labels]
+        self.names = [f"{self.attribute} {label}" if bare else label_text(label) for label in labels]
+        self.groups = Groups(self.rows.codes, len(labels), self.rows.weight)
+        self.sizes = [len(rows) for rows in self.groups.members]
 
-    @cached_property
-    def groups(self) -> Groups:
-        return Groups(self.rows.codes, len(self.rows.labels), self.rows.weight)
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        """Rows of each group."""
-        return [len(rows) for rows in self.groups.members]
-
-    def of_group(self, values: Array, group: int) -> tuple[Array, Array | None]:
-        """A group's values and weights."""
-        mine, weight = self.groups.members[group], self.rows.weight
-        return values[mine], None if weight is None else weight[mine]
-
-    def grid(self, cells: int) -> Array:
-        """Evenly spaced predictions."""
-        return make_grid([self.before.prediction, self.after.prediction], cells)
-
-    def shares_below(self, step: Step, thresholds: Array) -> Array:
-        """(G, k) part of each group at or below each of k thresholds."""
-        ordered = sorted_groups(step.prediction, self.groups)
-        return np.array([shares[values.searchsorted(thresholds, side="right")] for values, shares in ordered])
-
-    def quantiles(self, step: Step, levels: Sequence[float]) -> list[list[float]]:
-        """(k,) of each group: the smallest predictions that so large parts of it do not exceed."""
-        ordered = sorted_groups(step.prediction, self.groups)
-        return [values[shares[1:].searchsorted(np.subtract(levels, 1e-12))].tolist() for values, shares in ordered]
+        self._model = adapt(fair.model_, output=fair.output)
+        curve, point = getattr(fair, "curve_", None), fair.point_
+        self.points = [] if curve is None or point is None else slider_points(curve, point)
+        repaired = [self._step(fair.curve_.model(point.index), point) for point in self.points]
+        self.before, *others = self._step(fair.model_), *(repaired or [self._step(fair.estimator_)])
+        self.steps = [self.before, *sorted(others, key=lambda step: (-step.peak.distance, step.mse))]
+        kept = self.points and point.target == ORIGINAL
+        self.chosen = 0 if kept else [step.point for step in self.steps].index(point) if self.points else 1
+        self.after, self.spread = self.steps[self.chosen], float(self.before.prediction.std())
 
     # --- models of the curve -------------------------------------------------------------------------------------
-
-    @cached_property
-    def points(self) -> list[CurvePoint]:
-        """What the slider shows of the curve."""
-        curve, point = getattr(self.fair, "curve_", None), self.fair.point_
-        return [] if curve is None or point is None else slider_points(curve, point)
-
-    @cached_property
-    def steps(self) -> tuple[Step, ...]:
-        """Positions of the slider: the original model, then the others by falling KS distance on these rows."""
-        repaired = [self._step(self.fair.curve_.model(point.index), point) for point in self.points]
-        repaired = repaired or [self._step(self.fair.estimator_)]
-        return self._step(self.fair.model_), *sorted(repaired, key=lambda step: (-step.peak.distance, step.mse))
 
     def _step(self, model: Any, point: CurvePoint | None = None) -> Step:
         predicted, weight, inside = self._predict(model), self._everybody("weight"), len(self.rows.codes)
@@ -170,22 +134,6 @@ class Content:
         """A column of all rows, also of those in groups that are too small to judge."""
         parts = getattr(self.rows, name), getattr(self.aside, name)
         return None if parts[0] is None else np.concatenate(parts)
-
-    @cached_property
-    def chosen(self) -> int:
-        """Position of the repaired model in ``steps``."""
-        point = self.fair.point_
-        if not self.points:
-            return 1
-        return 0 if point.target == ORIGINAL else [step.point for step in self.steps].index(point)
-
-    @property
-    def before(self) -> Step:
-        return self.steps[0]
-
-    @property
-    def after(self) -> Step:
-        return self.steps[self.chosen]
 
     @cached_property
     def dominated_by(self) -> list[int | None]:
@@ -214,10 +162,24 @@ class Content:
 
     # --- people --------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def spread(self) -> float:
-        """Standard deviation of the predictions before: what a difference is large or small against."""
-        return float(self.before.prediction.std())
+    def of_group(self, values: Array, group: int) -> tuple[Array, Array | None]:
+        """A group's values and weights."""
+        mine, weight = self.groups.members[group], self.rows.weight
+        return values[mine], None if weight is None else weight[mine]
+
+    def grid(self, cells: int) -> Array:
+        """Evenly spaced predictions."""
+        return make_grid([self.before.prediction, self.after.prediction], cells)
+
+    def shares_below(self, step: Step, thresholds: Array) -> Array:
+        """(G, k) part of each group at or below each of k thresholds."""
+        ordered = sorted_groups(step.prediction, self.groups)
+        return np.array([shares[values.searchsorted(thresholds, side="right")] for values, shares in ordered])
+
+    def quantiles(self, step: Step, levels: Sequence[float]) -> list[list[float]]:
+        """(k,) of each group: the smallest predictions that so large parts of it do not exceed."""
+        ordered = sorted_groups(step.prediction, self.groups)
+        return [values[shares[1:].searchsorted(np.subtract(levels, 1e-12))].tolist() for values, shares in ordered]
 
     @cached_property
     def decided(self) -> list[Decisions]:
@@ -259,14 +221,19 @@ class Content:
         """Of the layers, judged on the rows of the page; or why there is none."""
         if self._model.trees:
             return "trees have no layers."
-        fair, judges = self.fair, (self.rows.x, self._given_labels(self.rows), *named_groups(self.rows).values())
-        y = self._given_labels(self.fitting) if self.has_labels else None
+        fair, classes = self.fair, self._model.classes
+
+        def labels(rows: Batch) -> Any:
+            """Labels as the model knows them: those of a classifier are classes, not 0 and 1."""
+            return rows.y if rows.y is None or classes is None else np.asarray(classes)[rows.y.astype(int)]
+
         options: dict[str, Any] = {"output": fair.output, "batch_size": fair.batch_size, "effort": fair.effort}
-        options |= {"validation": judges, **named_groups(self.fitting)}
+        options["validation"] = self.rows.x, labels(self.rows), *named_groups(self.rows).values()
+        y = labels(self.fitting) if self.has_labels else None
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ESVDFairWarning)  # about single layers; the page shows a dash there
-                scan = explain.scan_layers(fair.model_, self.fitting.x, y, **options)
+                scan = explain.scan_layers(fair.model_, self.fitting.x, y, **named_groups(self.fitting), **options)
         except ValueError as error:
             return str(error)
         if all(layer.ks is None for layer in scan.layers):
@@ -286,15 +253,6 @@ class Content:
         parts = [] if self.trees is None else self.trees.trees
         named = [(f"tree {place}", part) for place, part in enumerate(parts)]
         return sorted(named, key=lambda tree: -abs(tree[1]))[:5]
-
-    def _given_labels(self, rows: Batch) -> Any:
-        """Labels as the model knows them: those of a classifier are classes, not 0 and 1."""
-        classes = self._model.classes
-        return rows.y if rows.y is None or classes is None else np.asarray(classes)[rows.y.astype(int)]
-
-    @cached_property
-    def _model(self) -> ModelAdapter:
-        return adapt(self.fair.model_, output=self.fair.output)
 
     @cached_property
     def layers(self) -> list[str]:
@@ -323,41 +281,23 @@ class Content:
 # --- the rows of the page ------------------------------------------------------------------------------------------
 
 
-def collect(
-    fair: ESVDFair,
-    data: Data,
-    *,
-    judged: Data | None,
-    test: Data | None,
-    summary: Mapping[str, Any] | None,
-    predicted: str,
-    cutoffs: Sequence[Mapping[str, Any]],
-) -> Content:
-    """Choose the rows of the page and what is said of them; all else is computed as it is asked for."""
-    fitting = shown = _checked_rows(fair, data)
-    known: Mapping[str, Any] = fair.summary_
+def _choose_rows(
+    fair: ESVDFair, data: Data, judged: Data | None, test: Data | None, summary: Mapping[str, Any] | None
+) -> tuple[Batch, Batch, Mapping[str, Any]]:
+    """The rows that fitted the repair, those of the page, and the summary of the latter."""
+    rows = _checked_rows(fair, data)
     if test is not None:
-        shown, known = _checked_rows(fair, test), summary or _assess(fair, test)
-    elif judged is not None:
-        shown = _checked_rows(fair, judged)
-    elif (chose := fair.judged(fitting)) is not None:
-        shown = fitting.take(np.flatnonzero(chose))
-        fitting = fitting if chose.all() else fitting.take(np.flatnonzero(~chose))
-    elif np.count_nonzero(np.bincount(shown.codes) >= fair.min_group_rows) < 2:
+        return rows, _checked_rows(fair, test), summary or _assess(fair, test)
+    if judged is not None:
+        return rows, _checked_rows(fair, judged), fair.summary_
+    chose = fair.judged(rows)
+    if chose is not None:
+        fitting = rows if chose.all() else rows.take(np.flatnonzero(~chose))
+        return fitting, rows.take(np.flatnonzero(chose)), fair.summary_
+    if np.count_nonzero(np.bincount(rows.codes) >= fair.min_group_rows) < 2:
         few = f"two groups of `min_group_rows={fair.min_group_rows}` rows or more"
         raise InputError(f"`sensitive_features` contains fewer than {few}. Pass more rows.")
-    else:
-        known = {**_assess(fair, data), "evaluated_on": "given"}
-    given, compared = len(shown.codes), tuple(known["group_sizes"])
-    aside = _only(shown, set(shown.labels) - set(compared))
-    fitting, shown = (_only(part, set(compared)) for part in (fitting, shown))
-    if len(shown.labels) < 2:
-        names = some_names([label_text(label) for label in compared], 5)
-        raise InputError(f"`sensitive_features` contains fewer than two of the groups that were compared: {names}.")
-    fitting, shown, aside = (part.take(spread_rows(part.codes, ROWS_OF_A_GROUP)) for part in (fitting, shown, aside))
-    columns = getattr(data.sensitive_features, "columns", [getattr(data.sensitive_features, "name", None)])
-    attribute = ", ".join(str(name) for name in columns if name is not None) or UNNAMED
-    return Content(fair, known, fitting, shown, aside, given, predicted, attribute, cutoffs)
+    return rows, rows, {**_assess(fair, data), "evaluated_on": "given"}
 
 
 def _assess(fair: ESVDFair, data: Data) -> Mapping[str, Any]:

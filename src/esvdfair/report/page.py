@@ -52,6 +52,7 @@ def make_environment() -> jinja2.Environment:
     forms = (interval, label_text, number, percent, plain, share, signed, some_names, too_small)
     environment.filters |= {form.__name__: form for form in forms}
     environment.globals |= {make.__name__: make for make in (decision_table, follows, layer_name)}
+    environment.globals["EVALUATED_ON"] = EVALUATED_ON
     return environment
 
 
@@ -88,10 +89,9 @@ def render(
     data, sizes = chart_data(content, None if isinstance(command, str) else command), content.summary["group_sizes"]
     return make_environment().get_template("page.html").render(
         title=title or f"Repair report: parity{by}", about=about, command=line, content=content,
-        summary=content.summary, verdict=verdict(content.summary), rows_are=EVALUATED_ON[content.rows_are],
-        first_summary=content.fair.summary_, chosen_on=EVALUATED_ON[content.fair.summary_["evaluated_on"]],
+        verdict=verdict(content.summary),
         script=script, style=style, hashes=[f"sha256-{base64.b64encode(found).decode()}" for found in hashes],
-        data=data, here=data["steps"][content.chosen], drawn=GROUPS_DRAWN, decision=content.decision,
+        data=data, here=data["steps"][content.chosen], drawn=GROUPS_DRAWN,
         few=[label_text(group) for group, rows in sizes.items() if rows < FEW_ROWS],
         made_by=f"esvdfair {version_of('esvdfair') or ''}".strip(),
         made_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
