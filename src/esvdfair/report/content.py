@@ -91,13 +91,8 @@ class Content:
         self.mse_refit = self.summary.get("mse_refit") if self.has_labels else None
         self.error_name = f"mean squared {'error' if self.has_labels else 'change of the predictions'}"
 
-        labels, sensitive = self.rows.labels, data.sensitive_features
-        columns = getattr(sensitive, "columns", [getattr(sensitive, "name", None)])
-        self.attribute = ", ".join(str(name) for name in columns if name is not None) or "group"
-        # a number says little without the name of its column
-        bare = not any(isinstance(label, str | tuple) for label in labels) and len(self.attribute) <= 12
-        self.names = [f"{self.attribute} {label}" if bare else label_text(label) for label in labels]
-        self.groups = Groups(self.rows.codes, len(labels), self.rows.weight)
+        self.attribute, self.names = _names(data.sensitive_features, self.rows.labels)
+        self.groups = Groups(self.rows.codes, len(self.names), self.rows.weight)
         self.sizes = [len(rows) for rows in self.groups.members]
 
         self._model = adapt(fair.model_, output=fair.output)
@@ -106,8 +101,9 @@ class Content:
         repaired = [self._step(fair.curve_.model(point.index), point) for point in self.points]
         self.before, *others = self._step(fair.model_), *(repaired or [self._step(fair.estimator_)])
         self.steps = [self.before, *sorted(others, key=lambda step: (-step.peak.distance, step.mse))]
-        kept = self.points and point.target == ORIGINAL
-        self.chosen = 0 if kept else [step.point for step in self.steps].index(point) if self.points else 1
+        self.chosen = 1
+        if self.points:
+            self.chosen = 0 if point.target == ORIGINAL else [step.point for step in self.steps].index(point)
         self.after, self.spread = self.steps[self.chosen], float(self.before.prediction.std())
 
     # --- models of the curve -------------------------------------------------------------------------------------
@@ -276,6 +272,14 @@ class Content:
             return explain.explain_directions(fair if edited else fair.model_, self.fitting.x, **options)
         except ValueError as error:
             return str(error)
+
+
+def _names(sensitive_features: Any, labels: Sequence[Label]) -> tuple[str, list[str]]:
+    """Of the sensitive column, and of the groups: a number says little without the name of its column."""
+    columns = getattr(sensitive_features, "columns", [getattr(sensitive_features, "name", None)])
+    attribute = ", ".join(str(name) for name in columns if name is not None) or "group"
+    bare = not any(isinstance(label, str | tuple) for label in labels) and len(attribute) <= 12
+    return attribute, [f"{attribute} {label}" if bare else label_text(label) for label in labels]
 
 
 # --- the rows of the page ------------------------------------------------------------------------------------------
