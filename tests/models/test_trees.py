@@ -276,6 +276,7 @@ def test_an_edit_keeps_monotone_constraints(model):
     kept = adapter.replace({"leaves": (weight, layer.bias)}).model
     assert np.ptp(kept.predict(X) - model.predict(X)) > 0.5
     assert rises(kept, X[:30], 0)[1] == 0 < rises(kept, X[:30], 0)[0]
+    assert adapt(kept).library.constraints == adapter.library.constraints
     adapter = adapt(model)
     adapter.library.constraints = ()  # each leaf has a change of its own
     assert rises(adapter.replace({"leaves": (weight, layer.bias)}).model, X[:30], 0)[1] > 0

@@ -191,7 +191,10 @@ class XGBoostTrees(TreeLibrary):
         stored = float(LINKS[self._stored](np.array([base]))[0])
         about = self._saved["learner"]["learner_model_param"]
         about["base_score"] = f"[{stored!r}]" if about["base_score"].startswith("[") else repr(stored)
+        settings = json.loads(self._booster.save_config())  # which the model's JSON does not contain
+        settings["learner"]["learner_model_param"]["base_score"] = about["base_score"]
         self._booster.load_model(bytearray(json.dumps(self._saved).encode()))
+        self._booster.load_config(json.dumps(settings))
 
     def content(self) -> Any:
         return bytes(self._booster.save_raw(raw_format="ubj"))

@@ -236,7 +236,12 @@ class SklearnTrees(_SklearnLibrary):
             self.link = "sigmoid" if scores else "identity"
             self.scale = 2.0 if model.loss == "exponential" else 1.0
         self.sizes = [part.node_count for part in self._trees]
-        self.values = np.concatenate([part.value[:, 0, self._class] for part in self._trees]) * self._factor
+
+    @cached_property
+    def values(self) -> Array:  # type: ignore[override]  # that of a large forest takes half a second, and a copy needs none
+        values: Array = np.concatenate([part.value[:, 0, self._class] for part in self._trees])
+        values *= self._factor
+        return values
 
     def trees(self) -> Iterator[Tree]:
         for part, chosen in zip(self._trees, self._chosen, strict=True):
@@ -247,17 +252,19 @@ class SklearnTrees(_SklearnLibrary):
     def leaves(self, x: Any) -> Numbers:
         finite = "allow-nan" if get_tags(self.model).input_tags.allow_nan else True
         x = validate_data(self.model, x, reset=False, dtype=np.float32, accept_sparse="csr", ensure_all_finite=finite)
-        order = np.argsort(self._reached(0, x))  # neighbours take similar paths, which stay in the processor's cache
-        x, places = x[order], range(len(self._trees))
+        first = self._reached(np.zeros(1, dtype=np.intp), x)[0]
+        order = np.argsort(first)  # neighbours now take similar paths, which stay in the processor's cache
+        x, places = x[order], np.arange(len(self._trees))
         jobs = Parallel(n_jobs=getattr(self.model, "n_jobs", None), require="sharedmem")
+        parts = jobs(delayed(self._reached)(some, x) for some in np.array_split(places, min(len(places), 32)))
         found = np.empty((len(places), len(order)), dtype=np.intp)
-        found[:, order] = jobs(delayed(self._reached)(place, x) for place in places)
+        found[:, order] = np.concatenate(parts)
         return found.T
 
-    def _reached(self, place: int, x: Any) -> Numbers:
-        """(rows,) numbers of the leaves of one tree."""
-        chosen = self._chosen[place]
-        return np.asarray(self._trees[place].apply(x if chosen is None else x[:, chosen]))
+    def _reached(self, places: Numbers, x: Any) -> Numbers:
+        """(trees, rows) numbers of the leaves of some trees."""
+        chosen = ((self._trees[place], self._chosen[place]) for place in places)
+        return np.stack([part.apply(x if columns is None else x[:, columns]) for part, columns in chosen])
 
     def memo(self) -> dict[int, Any]:
         """Copies of the trees: `deepcopy` alone would copy each twice, first its state."""

@@ -248,13 +248,14 @@ def _codes(library: TreeLibrary, ordered: NDArray[np.intp]) -> tuple[NDArray[np.
     groups = 0
     for start, tree in zip(library.starts[:-1], library.trees(), strict=True):
         owner = _owner(tree, MIN_ROWS_GROWN if grown else MIN_ROWS, ordered)
-        number = _scrambled((owner + start).astype(np.uint64))
-        bucket = (number % BUCKETS + 1).astype(np.int16)
-        hashed.append(np.where(number >> np.uint64(63), bucket, -bucket))
         owns = np.zeros(len(owner), dtype=bool)
         owns[owner[tree.left < 0]] = True
+        place = (np.cumsum(owns) - 1)[owner]
+        number = _scrambled((np.flatnonzero(owns) + start).astype(np.uint64))
+        bucket = (number % BUCKETS + 1).astype(np.int16)
+        hashed.append(np.where(number >> np.uint64(63), bucket, -bucket)[place])
         if groups <= BUCKETS:
-            own.append((groups + np.cumsum(owns)[owner]).astype(np.int16))
+            own.append((groups + 1 + place).astype(np.int16))
         groups += int(owns.sum())
     return np.concatenate(own if groups <= BUCKETS else hashed), groups
 
