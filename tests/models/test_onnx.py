@@ -300,10 +300,6 @@ def test_a_shape_is_no_branch():
     assert OnnxAdapter(reshaped_like_the_input().SerializeToString()).head(X).kind == "identity"
 
 
-def skip_connection():
-    return network(last=[make_node("ReduceMean", ["x"], ["skip"], axes=[1]), make_node("Add", ["z", "skip"], ["y"])])
-
-
 @pytest.mark.parametrize(
     "model",
     [
@@ -322,6 +318,37 @@ def test_monotone_heads_are_followed(model):
     np.testing.assert_allclose(head.apply(z), expected, rtol=1e-3, atol=1e-3 * np.median(np.abs(expected)))
 
 
+def beside(operator, *after):
+    """The last layer and the mean of the inputs, joined."""
+    nodes = [make_node("ReduceMean", ["x"], ["offset"], axes=[1]), make_node(operator, ["z", "offset"], ["joined"])]
+    after = after or (("Identity", [], {}),)
+    following = chain(*after)
+    following[0].input[0] = "joined"
+    return network(last=[*nodes, *following])
+
+
+@pytest.mark.parametrize(
+    ("after", "function", "kind"),
+    [
+        ((), lambda z: z, "identity"),
+        ((("Sigmoid", [], {}),), sigmoid, "sigmoid"),
+        ((("Exp", [], {}),), np.exp, "exp"),
+    ],
+)
+def test_what_is_added_to_the_last_layer_stays_as_it_is(after, function, kind):
+    adapter = OnnxAdapter(beside("Add", *after).SerializeToString())
+    layer, offset = adapter.layers(X)[-1], X.mean(axis=1)
+    assert (adapter.head(X).kind, layer.weight.shape, layer.offset) == (kind, (1, 8), True)
+    inputs, prediction = adapter.capture(X, [layer.name])
+    known = forward(X)[0][-1]
+    np.testing.assert_allclose(inputs[layer.name], np.column_stack([known, offset]), atol=1e-4)
+    np.testing.assert_allclose(prediction, function(forward(X)[1] + offset), rtol=1e-4, atol=1e-5)
+    weight = np.append(OTHER[2][0], [[1.0]], axis=1)
+    edited = adapter.replace({layer.name: (weight, OTHER[2][1])})
+    expected = function(known @ OTHER[2][0][0] + OTHER[2][1] + offset)
+    np.testing.assert_allclose(edited.predict(X), expected, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
@@ -333,7 +360,7 @@ def test_monotone_heads_are_followed(model):
             lambda: network(last=chain(("Gelu", [], {"domain": "com.microsoft"}))),
             "by 'com.microsoft.Gelu', which is not",
         ),
-        (skip_connection, "'dense 2': 'Add' adds a term .* Subtract it from y"),
+        (lambda: beside("Add", ("Relu", [], {})), "'dense 2': 'Add' brings in another branch of the model"),
         (
             lambda: network(
                 last=[make_node("ReduceMean", ["z"], ["m"], axes=[0]), make_node("Sub", ["z", "m"], ["y"])]

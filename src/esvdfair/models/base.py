@@ -127,7 +127,8 @@ class ModelAdapter(ABC):
 
     def _predict_at(self, x: Any, readout: Readout, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Predictions (rows,) if what `readout` reads of the last layers were these values."""
-        raise ValueError("this framework's layers cannot be told what to give.")
+        tail = self._tail(x)
+        return tail.at(Line.of(tail, readout).outputs(values))[1].astype(np.float64)
 
     def _position_weights(self, x: Any) -> dict[str, Any]:
         """(rows, positions) weights of the positions of every last layer, where they differ between rows."""
