@@ -383,7 +383,7 @@ def test_a_bare_product_at_the_end_is_described_as_such():
             self.body, self.w = nn.Linear(3, 16), nn.Parameter(torch.randn(16))
 
         def forward(self, x):
-            return torch.relu(self.body(x)) @ self.w
+            return (torch.relu(self.body(x)) * self.w).sum(dim=1)
 
     X, y, sex = small()
     with pytest.raises(ValueError, match="bare parameter") as error:

@@ -133,21 +133,104 @@ def test_a_lightning_module_keeps_working_with_its_trainer(tmp_path):
         adapt(trainer)
 
 
-@pytest.mark.parametrize("members", [4])
-def test_members_with_a_head_of_their_own(members):
-    """As TabM has them: one body, several heads, and the mean of what they give."""
-    torch.manual_seed(0)
+class Members(nn.Module):
+    """As TabM is made: one body, members that scale what it gives, and a product with bare parameters."""
 
-    class Members(nn.Module):
+    def __init__(self, product, bias=True, members=4, outputs=1):
+        super().__init__()
+        self.body, self.product = nn.Linear(6, 8), product
+        self.scale = nn.Parameter(torch.randn(members, 8))
+        self.head = nn.Parameter(torch.randn(members, 8, outputs))
+        self.shift = nn.Parameter(torch.randn(members, outputs)) if bias else None
+
+    def forward(self, x):
+        z = self.product(self.body(x).relu()[:, None] * self.scale, self.head)
+        return z if self.shift is None else z + self.shift
+
+
+def mean(result):
+    return result.mean(dim=1)
+
+
+PRODUCTS = {
+    "einsum": lambda: Members(lambda h, w: torch.einsum("bki,kio->bko", h, w)),
+    "without bias": lambda: Members(lambda h, w: torch.einsum("bki,kio->bko", h, w), bias=False),
+    "weight first": lambda: Members(lambda h, w: torch.einsum("k i o, b k i -> b k o", w, h)),
+    "matmul": lambda: Members(lambda h, w: (h.transpose(0, 1) @ w).transpose(0, 1)),
+    "bmm": lambda: Members(lambda h, w: torch.bmm(h.transpose(0, 1), w).transpose(0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_members_of_bare_parameters_are_one_layer(name):
+    torch.manual_seed(0)
+    model = PRODUCTS[name]()
+    edited = check(model, X, "head", output=mean)
+    assert [layer.name for layer in adapt(model, output=mean).layers(X)] == ["body", "head"]
+    state = edited.model.state_dict()
+    changed = [key for key, value in model.state_dict().items() if not torch.equal(value, state[key])]
+    assert changed == ["head"]
+    if name != "without bias":
+        adapter = adapt(model, output=mean)
+        last = adapter.layers(X)[-1]
+        shifted = adapter.replace({"head": (last.weight, last.bias + 0.5)})
+        torch.testing.assert_close(shifted.model.shift, model.shift + 0.5)
+        np.testing.assert_allclose(shifted.predict(X), adapter.predict(X) + 0.5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(8,), (8, 1), (8, 3)])
+def test_a_product_with_a_vector_or_a_matrix_is_a_layer(shape):
+    class Bare(nn.Module):
         def __init__(self):
             super().__init__()
-            self.body = nn.Linear(6, 8)
-            self.scale = nn.Parameter(torch.randn(members, 8))
-            self.heads = nn.ModuleList([nn.Linear(8, 1) for _ in range(members)])
+            self.body, self.w, self.c = (
+                nn.Linear(6, 8),
+                nn.Parameter(torch.randn(shape)),
+                nn.Parameter(torch.ones(shape[1:])),
+            )
 
         def forward(self, x):
-            h = self.body(x).relu()[:, None] * self.scale
-            return torch.stack([head(h[:, i]) for i, head in enumerate(self.heads)], dim=1)
+            return (self.body(x).relu() @ self.w + self.c).reshape(len(x), -1)
 
-    names = " + ".join(f"heads.{i}" for i in range(members))
-    check(Members(), X, names, output=lambda result: result.mean(dim=1), kind="affine")
+    torch.manual_seed(0)
+    check(Bare(), X, "w", output=None if shape[1:] != (3,) else 1)
+
+
+def test_products_before_the_last_layer_or_beside_it_are_no_layers():
+    class Pooled(nn.Module):
+        """Attention: a learned query chooses among positions."""
+
+        def __init__(self):
+            super().__init__()
+            self.query, self.head = nn.Parameter(torch.randn(2, 1)), nn.Linear(2, 1)
+
+        def forward(self, x):
+            h = x.reshape(-1, 3, 2)
+            return ((h @ self.query).softmax(dim=1) * self.head(h)).sum(dim=1)
+
+    torch.manual_seed(0)
+    model = Pooled()
+    assert [layer.name for layer in adapt(model).layers(X)] == ["head"]
+    check(model, X, "head")
+
+
+def test_repair_of_tabm():
+    tabm = pytest.importorskip("tabm", reason="tabm is not installed (pip install tabm)")
+    rng = np.random.default_rng(0)
+    group = rng.integers(0, 2, 2000)
+    rows = rng.normal(size=(2000, 6)).astype(np.float32)
+    rows[:, 0] += group
+    y = rows @ [1, 1, -1, 0, 0.5, 0]
+    torch.manual_seed(0)
+    model = tabm.TabM.make(n_num_features=6, d_out=1, k=8, n_blocks=1, d_block=16, dropout=0.0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        ((model(torch.tensor(rows))[:, :, 0] - torch.tensor(y[:, None])) ** 2).mean().backward()
+        optimizer.step()
+    fair = ESVDFair(model, output=mean, target_ks=0.15, random_state=0).fit(rows, y, sensitive_features=group)
+    assert [edit.layer for edit in fair.edits_] == ["output.weight"]
+    after = mean(fair.estimator_(torch.tensor(rows))).detach().numpy().ravel()
+    np.testing.assert_allclose(after, fair.predict(rows), atol=1e-6)
+    assert ks_distance(after, sensitive_features=group) < 0.17 < fair.summary_["ks_before"]
+    assert fair.summary_["r2_after"] > 0.5

@@ -37,7 +37,7 @@ from esvdfair.core.checks import check_numbers, row_count, row_slice, to_numpy
 from esvdfair.core.quadratic import Head
 from esvdfair.exceptions import InputError
 from esvdfair.models.heads import close, find_head, probe_points, rounding, same_values, spacing
-from esvdfair.models.readouts import LinearLayer, Part, Readout
+from esvdfair.models.readouts import LinearLayer, Part, Readout, side_by_side
 from esvdfair.models.tails import FEWEST_ROWS, Line, Tail, find_offset, find_readout, offsets_of
 
 __all__ = ["LinearLayer", "ModelAdapter", "OutputLayer", "Part", "Readout", "Tail", "Weights"]
@@ -337,15 +337,6 @@ def offset_of(line: Line) -> str | None:
 def as_array_of(like: Any, values: NDArray[Any]) -> Any:
     """Values as an array, or a tensor, of the same type."""
     return values.astype(like.dtype) if isinstance(like, np.ndarray) else like.new_tensor(values)
-
-
-def side_by_side(arrays: Sequence[Any]) -> Any:
-    """(rows, n₁ + n₂ + …) of arrays, or of tensors, which stay on their device."""
-    if isinstance(arrays[0], np.ndarray):
-        return np.concatenate(arrays, axis=1)
-    import torch  # which tensors come from
-
-    return torch.cat(list(arrays), dim=1)
 
 
 def first_rows(x: Any) -> Any:

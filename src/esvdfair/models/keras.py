@@ -72,6 +72,9 @@ class KerasAdapter(TorchAdapter):
     def _find_added(self, *args: Any) -> None:
         return None
 
+    def _find_products(self) -> dict[str, Any]:
+        return {}
+
     def _edited(self, weights: Weights) -> "KerasAdapter":
         model = _clone(self._model)
         layers = _dense_layers(model)

@@ -63,12 +63,15 @@ class Part:
     positions : tuple of float or None
         Weights, which add up to 1, of the positions at which the layer is applied to a row: (1.0,) for one that gives
         (rows, outputs). None if they differ between rows: they are found in each batch.
+    members : bool
+        Whether each position has weights of its own. The weights of the layer are those of all, side by side.
     """
 
     layer: str
     outputs: tuple[int, ...] = (0,)
     factors: tuple[float, ...] = (1.0,)
     positions: tuple[float, ...] | None = (1.0,)
+    members: bool = False
 
     def read(self, values: NDArray[Any]) -> NDArray[Any]:
         """(1, ...) of the layer's weight or bias (m, ...)."""
@@ -97,9 +100,11 @@ class Part:
             return inputs
         rows, width = inputs.shape[0], inputs.shape[-1]
         if self.positions is None:
-            inputs = inputs.reshape(rows, weights.shape[1], width)
-            return (inputs * weights[:, :, None]).sum(1)
+            inputs = inputs.reshape(rows, weights.shape[1], width) * weights[:, :, None]
+            return inputs.reshape(rows, -1) if self.members else inputs.sum(1)
         inputs = inputs.reshape(-1, len(self.positions), width)
+        if self.members:
+            return side_by_side([weight * inputs[:, place] for place, weight in enumerate(self.positions)])
         used = [(place, weight) for place, weight in enumerate(self.positions) if weight]
         if len(used) == 1 and used[0][1] == 1:
             return inputs[:, used[0][0]]
@@ -132,12 +137,12 @@ class Readout:
     def from_json(cls, values: Mapping[str, Any]) -> "Readout":
         """From what `dataclasses.asdict` made of one, and JSON of that."""
 
-        def part(layer: str, outputs: Any, factors: Any, positions: Any) -> Part:
-            return Part(layer, tuple(outputs), tuple(factors), None if positions is None else tuple(positions))
-
         offset = values.get("offset")
-        parts = tuple(part(**item) for item in values["parts"])
-        return cls(parts, values["usual"], None if offset is None else Head(**offset))
+        parts = []
+        for item in values["parts"]:
+            known: dict[str, Any] = {n: tuple(each) if isinstance(each, list) else each for n, each in item.items()}
+            parts.append(Part(**known))
+        return cls(tuple(parts), values["usual"], None if offset is None else Head(**offset))
 
     @property
     def name(self) -> str:
@@ -192,3 +197,12 @@ def moves(part: Part) -> bool:
 
 def _shape(part: Part) -> Any:
     return part.layer, part.outputs, part.positions is None
+
+
+def side_by_side(arrays: Sequence[Any]) -> Any:
+    """(rows, n₁ + n₂ + …) of arrays, or of tensors, which stay on their device."""
+    if isinstance(arrays[0], np.ndarray):
+        return np.concatenate(arrays, axis=1)
+    import torch  # which tensors come from
+
+    return torch.cat(list(arrays), dim=1)

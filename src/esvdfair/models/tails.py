@@ -24,6 +24,7 @@ class Section:
     layer: str
     positions: int
     outputs: int
+    members: bool = False  # whether each position has weights of its own
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ def _parts_of(tail: Tail, slopes: Array, pooled: bool, tolerance: float, eps: fl
         if not pooled or section.positions == 1:
             parts += _fixed(section, own)
         elif _separates(part, own, tolerance):
-            parts.append(_part(section.layer, own, None))
+            parts.append(_part(section, own, None))
         else:
             return None
     return parts
@@ -272,9 +273,10 @@ def _separates(slopes: Array, factors: Array, tolerance: float) -> bool:
     return bool(separate.all() and (np.abs(moved) <= allowed * np.abs(totals).max()).all())
 
 
-def _part(layer: str, factors: Array, positions: tuple[float, ...] | None) -> Part:
+def _part(section: Section, factors: Array, positions: tuple[float, ...] | None) -> Part:
     used = np.flatnonzero(factors)
-    return Part(layer, tuple(used.tolist()), tuple(factors[used].tolist()), positions)
+    outputs, own = tuple(used.tolist()), tuple(factors[used].tolist())
+    return Part(section.layer, outputs, own, positions, section.members)
 
 
 def _fixed(section: Section, factors: Array) -> list[Part]:
@@ -290,7 +292,7 @@ def _fixed(section: Section, factors: Array) -> list[Part]:
     parts = []
     for places, own in groups:
         total = places.sum() if abs(places.sum()) > 1e-6 else 1.0
-        parts.append(_part(section.layer, own * total, tuple((places / total).tolist())))
+        parts.append(_part(section, own * total, tuple((places / total).tolist())))
     return parts
 
 

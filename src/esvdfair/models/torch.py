@@ -28,7 +28,7 @@ from esvdfair.models import base
 from esvdfair.models.base import LinearLayer, ModelAdapter, Tail, Weights
 from esvdfair.models.heads import name_operations, same_values
 from esvdfair.models.readouts import Readout, moves
-from esvdfair.models.tails import Section
+from esvdfair.models.tails import Section, find_readout
 from esvdfair.models.torch_modules import (
     as_layer,
     check_initialised,
@@ -40,6 +40,7 @@ from esvdfair.models.torch_modules import (
     private,
     unwrap,
 )
+from esvdfair.models.torch_products import Linear, Product, Watched, find_products, parameter_of
 from esvdfair.models.torch_trace import INPUT, TWICE, Pass, Trace, tensors
 from esvdfair.models.torch_values import Inputs, Selector, select, to_inputs, to_tensor
 
@@ -67,6 +68,7 @@ class TorchAdapter(ModelAdapter):
         self._model = model
         check_initialised(unwrap(model))
         self._core = self._private(model)
+        self._products = self._find_products()
         self._output = output
         self._takes_whole: bool | None = None  # whether whole numbers go in as such; None until some are seen
         self._probed: tuple[tuple[LinearLayer, ...], Tail] | None = None
@@ -75,6 +77,10 @@ class TorchAdapter(ModelAdapter):
     def _private(self, model: nn.Module) -> nn.Module:
         """What runs: a copy of the module."""
         return private(unwrap(model))
+
+    def _find_products(self) -> dict[str, Product]:
+        """Stand-ins for products with bare parameters, by name; once the model was seen, those of its last layers."""
+        return find_products(self._core)
 
     @property
     def n_features(self) -> int | None:
@@ -128,8 +134,11 @@ class TorchAdapter(ModelAdapter):
 
     def _edited(self, weights: Weights) -> "TorchAdapter":
         twin = self._twin(copied(self._model))
-        for name, new in weights.items():
-            for parameter, values in zip((twin._linear(name).weight, twin._bias(name)), new, strict=True):
+        for name, (weight, bias) in weights.items():
+            layer, added = twin._linear(name), twin._bias(name)
+            if isinstance(layer, Product):
+                weight, bias = layer.arranged(weight, bias, added)
+            for parameter, values in ((parameter_of(layer), weight), (added, bias)):
                 if values is None or parameter is None:
                     continue
                 rounded = torch.as_tensor(np.asarray(values, dtype=np.float64)).to(parameter.dtype)
@@ -143,6 +152,7 @@ class TorchAdapter(ModelAdapter):
         """An adapter of a copy."""
         twin = TorchAdapter(model, output=self._output)
         twin.added = self.added
+        twin._products = {name: twin._products[name] for name in self._products}
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
@@ -163,9 +173,21 @@ class TorchAdapter(ModelAdapter):
 
     def _probe(self, x: Any) -> tuple[tuple[LinearLayer, ...], Tail]:
         """The layers, and what follows the last ones: from one traced forward pass over the first rows of `x`."""
-        if self._probed is not None:
-            return self._probed
-        x = self._inputs(base.first_rows(x))
+        if self._probed is None:
+            rows, everything = self._inputs(base.first_rows(x)), self._products
+            layers, tail = self._look(rows)
+            self._products = {part.layer: everything[part.layer] for part in tail.parts if part.layer in everything}
+            if self._products and (tail.joined is not None or find_readout(tail) is None):
+                self._products = {}  # the layers before them may be read as a sum
+                layers, tail = self._look(rows)
+            self._probed = (
+                tuple(each for each in layers if each.name not in everything or each.name in self._products),
+                tail,
+            )
+        return self._probed
+
+    def _look(self, x: Inputs) -> tuple[list[LinearLayer], Tail]:
+        """As `_probe`, with products among the layers wherever they are."""
         rows = self._inputs(x)  # a copy, in case the model writes into what it is given
         seen = self._trace(x)
         names = [name for name in seen.outputs if seen.reaches(name) or self._moves(name, rows, seen)]
@@ -177,23 +199,22 @@ class TorchAdapter(ModelAdapter):
             # A hidden layer that can be read, but not edited, is no obstacle to one who edits the last.
             if problem is not None and (name in last or not is_computed(self._linear(name))):
                 raise ValueError(problem)
-        if len(last) == 1 and self._linear(last[0]).bias is None:
-            self.added = self._find_added(last[0], rows, seen)
+        self.added = (
+            self._find_added(last[0], rows, seen) if len(last) == 1 and self._linear(last[0]).bias is None else None
+        )
         operation, kinds = name_operations(operations)
         kinds = kinds if seen.reaches(last[-1]) else KINDS  # else the way was lost outside torch
         tail = self._make_tail({name: seen.outputs[name] for name in last}, rows, seen.prediction.dtype)
         tail = replace(tail, operation=operation, kinds=kinds, joined=joined)
-        layers = (as_layer(name, index, self._linear(name), self._bias(name)) for index, name in enumerate(names))
-        self._probed = tuple(layers), tail
-        return self._probed
+        return [as_layer(name, i, self._linear(name), self._bias(name)) for i, name in enumerate(names)], tail
 
     def _trace(self, x: Inputs) -> Pass:
         """One forward pass, followed."""
-        modules = {name: module for name, module in self._core.named_modules() if is_linear(module)}
-        trace = Trace({name: module._parameters.get("weight") for name, module in modules.items()})
+        modules = {name: module for name, module in self._core.named_modules() if is_linear(module)} | self._products
+        trace = Trace({name: parameter_of(module) for name, module in modules.items()})
         found = Pass(trace)
 
-        def leave(name: str, module: nn.Linear, args: Any, kwargs: Any, output: torch.Tensor) -> None:
+        def leave(name: str, module: Linear, args: Any, kwargs: Any, output: torch.Tensor) -> None:
             value = [*args, *kwargs.values()][0]
             problem = TWICE.format(name) if name in found.outputs else find_problem(name, module, self._core)
             if problem is None and not computes_linear_map(module, value, output):
@@ -218,7 +239,7 @@ class TorchAdapter(ModelAdapter):
         added = torch.zeros(1) if self.added is None else self._core.get_parameter(self.added[1]).detach().reshape(-1)
         count, dtypes = row_count(rows), [predicted, *(output.dtype for output in outputs.values())]
         sections = tuple(
-            Section(name, output.numel() // count // output.shape[-1], int(output.shape[-1]))
+            Section(name, output.numel() // count // output.shape[-1], int(output.shape[-1]), self._has_members(name))
             for name, output in outputs.items()
         )
         ends = np.cumsum([section.positions * section.outputs for section in sections])[:-1]
@@ -244,24 +265,30 @@ class TorchAdapter(ModelAdapter):
             found = self._slopes(without(values), repeated)
             return None if found is None else _side_by_side(found, len(z))
 
-        shown = to_numpy(next(iter(outputs.values())) + added) if len(outputs) == 1 else _side_by_side(outputs, count)
+        several = added.reshape(-1, next(iter(outputs.values())).shape[-1]) if self.added else added  # of members
+        shown = to_numpy(next(iter(outputs.values())) + several) if len(outputs) == 1 else _side_by_side(outputs, count)
         eps = max(torch.finfo(dtype).eps for dtype in dtypes)
         return Tail(" + ".join(outputs), rows, shown, run, "", eps=eps, sections=sections, slopes=slopes)
 
     def _find_added(self, last: str, rows: Inputs, seen: Pass) -> tuple[str, str] | None:
         """The layer and the parameter that is its bias: to move it moves the prediction as the output does."""
         output, prediction = seen.outputs[last], seen.prediction
-        width, eps = output.shape[-1], max(torch.finfo(dtype).eps for dtype in (output.dtype, prediction.dtype))
+        size = output[0].numel() if self._has_members(last) else output.shape[-1]
+        eps = max(torch.finfo(dtype).eps for dtype in (output.dtype, prediction.dtype))
         owners = Counter(id(p) for module in self._core.modules() for p in module._parameters.values())
         for name, parameter in self._core.named_parameters():
-            if parameter.numel() != width or not parameter.is_floating_point() or owners[id(parameter)] > 1:
+            if (
+                parameter.numel() not in (size, output.shape[-1])
+                or not parameter.is_floating_point()
+                or owners[id(parameter)] > 1
+            ):
                 continue
-            shift = torch.linspace(0.5, 1.5, width, dtype=output.dtype, device=output.device)
+            shift = torch.linspace(0.5, 1.5, parameter.numel(), dtype=output.dtype, device=output.device)
             twin = self._twin(copied(self._model))
             moved = twin._core.get_parameter(name)
             with torch.no_grad():
                 moved.add_(shift.to(moved).reshape(moved.shape))
-            expected = to_numpy(self._run_from({last: output + shift}, rows))
+            expected = to_numpy(self._run_from({last: output + shift.reshape(-1, output.shape[-1])}, rows))
             found = to_numpy(twin._predict(rows))
             if same_values(found, expected, eps) and not same_values(found, to_numpy(prediction), eps):
                 return last, name
@@ -290,7 +317,7 @@ class TorchAdapter(ModelAdapter):
             if name == steepest.layer:
                 repeated = wanted.repeat_interleave(output.numel() // output.shape[-1] // len(wanted))
                 output[..., column] = repeated.reshape(output.shape[:-1]).to(output)
-            return output if added is None else output - added.reshape(-1)  # which the model is going to add
+            return output if added is None else output - added.reshape(-1, output.shape[-1])  # which is added later
 
         prediction = self._run(self._inputs(x), {part.layer: partial(put, part.layer) for part in readout.parts})
         return to_numpy(prediction).astype(np.float64)
@@ -347,6 +374,7 @@ class TorchAdapter(ModelAdapter):
                 # First in line: a user's own hook on the layer belongs to what comes after it.
                 stack.callback(module.register_forward_hook(hook, prepend=True, with_kwargs=True).remove)
             stack.enter_context(trace or nullcontext())
+            stack.enter_context(Watched(self._products) if self._products else nullcontext())
             prediction: torch.Tensor = base.as_column(select(self._call(x), self._output), row_count(x))
             if not prediction.is_floating_point():
                 raise ValueError(f"the model predicts {prediction.dtype}; a regressor predicts real numbers.")
@@ -392,7 +420,13 @@ class TorchAdapter(ModelAdapter):
             self._core(to_tensor(base.first_rows(x), self._core))
         return any(kinds)
 
-    def _linear(self, name: str) -> nn.Linear:
+    def _has_members(self, name: str) -> bool:
+        """Whether a layer is a product with (members, in, out)."""
+        return name in self._products and self._products[name].parameter.ndim == 3
+
+    def _linear(self, name: str) -> Linear:
+        if name in self._products:
+            return self._products[name]
         try:
             module = self._core.get_submodule(name)
         except AttributeError:

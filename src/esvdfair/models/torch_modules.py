@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from esvdfair.core.checks import to_numpy
 from esvdfair.models.readouts import LinearLayer
+from esvdfair.models.torch_products import Linear, Product, parameter_of
 from esvdfair.models.torch_trace import storage_of
 
 
@@ -52,7 +53,7 @@ def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 def find_problem(name: str, module: nn.Module, model: nn.Module) -> str | None:
     """Say why a linear layer cannot be given new weights of its own, or None if it can."""
-    if _quantised(module) or _quantised(module._parameters.get("weight")):
+    if _quantised(module) or _quantised(parameter_of(module)):
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
         return f"layer {name!r} is quantised ({kind}): repair the float model, then quantise it again."
     if is_computed(module):
@@ -61,14 +62,14 @@ def find_problem(name: str, module: nn.Module, model: nn.Module) -> str | None:
             "or pruning), so it cannot be set. Make it permanent first: torch.nn.utils.parametrize."
             "remove_parametrizations, or remove_weight_norm, or prune.remove."
         )
-    weight = module._parameters["weight"]
+    weight = parameter_of(module)
     assert weight is not None
     if not weight.is_floating_point() or weight.dtype.itemsize < 2 or hasattr(type(weight), "__tensor_flatten__"):
         return (
             f"the weight of layer {name!r} is quantised or sharded ({type(weight).__name__}, {weight.dtype}): repair "
             "the plain float model."
         )
-    for role, other in _sharing(module, model):
+    for role, other in _sharing(name, module, model):
         return (
             f"layer {name!r} shares (ties) its {role} with {other!r}: an edit of one would change the other. Give each "
             "its own parameter."
@@ -78,7 +79,7 @@ def find_problem(name: str, module: nn.Module, model: nn.Module) -> str | None:
 
 def is_computed(module: nn.Module) -> bool:
     """Whether the weight is computed from other parameters (spectral norm, pruning), so that it can only be read."""
-    stored = isinstance(module._parameters.get("weight"), nn.Parameter) and not hasattr(module, "parametrizations")
+    stored = isinstance(parameter_of(module), nn.Parameter) and not hasattr(module, "parametrizations")
     return not stored and not _quantised(module)
 
 
@@ -87,7 +88,7 @@ def _quantised(value: Any) -> bool:
     return any(word in type(value).__module__ for word in ("quantiz", ".qat.", "bitsandbytes"))
 
 
-def _sharing(layer: nn.Module, model: nn.Module) -> Iterator[tuple[str, str]]:
+def _sharing(known: str, layer: nn.Module, model: nn.Module) -> Iterator[tuple[str, str]]:
     """Parameters of the layer that another module holds too, and under what name."""
     held = [
         (module, other, f"{name}.{other}".lstrip("."), parameter)
@@ -98,13 +99,13 @@ def _sharing(layer: nn.Module, model: nn.Module) -> Iterator[tuple[str, str]]:
     for own, parameter in layer._parameters.items():
         for module, other, name, candidate in held if parameter is not None else ():
             same = candidate is parameter or candidate.data_ptr() == parameter.data_ptr() != 0  # type: ignore[union-attr]
-            if same and not (module is layer and own == other):
+            if same and not (module is layer and own == other) and name != known:
                 yield own, name
 
 
-def computes_linear_map(module: nn.Linear, value: torch.Tensor, output: torch.Tensor) -> bool:
+def computes_linear_map(module: Linear, value: torch.Tensor, output: torch.Tensor) -> bool:
     """Whether a subclass of `nn.Linear`, or one with a patched `forward`, still gives `X Wᵀ + b`."""
-    if type(module).forward is nn.Linear.forward and "forward" not in vars(module):
+    if type(module).forward in (nn.Linear.forward, Product.forward) and "forward" not in vars(module):
         return True
     bias = None if module.bias is None else module.bias.double()
     expected = nn.functional.linear(value.double(), module.weight.double(), bias)
@@ -113,10 +114,11 @@ def computes_linear_map(module: nn.Linear, value: torch.Tensor, output: torch.Te
     return output.shape == expected.shape and bool((output - expected).abs().max() <= tolerance * size)
 
 
-def as_layer(name: str, index: int, module: nn.Linear, bias: torch.Tensor | None) -> LinearLayer:
-    """A copy of a layer's weights in float64."""
-    added = None if bias is None else to_numpy(bias).astype(np.float64).reshape(-1)
-    return LinearLayer(name, index, to_numpy(module.weight).astype(np.float64), added)
+def as_layer(name: str, index: int, module: Linear, bias: torch.Tensor | None) -> LinearLayer:
+    """A copy of a layer's weights in float64; the mean of the biases of its members."""
+    weight = to_numpy(module.weight).astype(np.float64)
+    added = None if bias is None else to_numpy(bias).astype(np.float64).reshape(-1, len(weight)).mean(axis=0)
+    return LinearLayer(name, index, weight, added)
 
 
 def private(model: nn.Module) -> nn.Module:
