@@ -88,54 +88,51 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
     Parameters
     ----------
     model : estimator, torch.nn.Module, str, Path or bytes
-        The trained model, which is never changed. A scikit-learn network, linear model or tree ensemble, alone or in a
+        The trained model, which is never changed: a scikit-learn network, linear model or tree ensemble, alone or in a
         Pipeline, TransformedTargetRegressor, GridSearchCV or FrozenEstimator; a skorch, LightGBM, XGBoost or CatBoost
-        model; a torch module with one output; or the path or bytes of an ONNX file. A scikit-learn model that is not
-        fitted is fitted on the training rows first.
+        model; a torch module; or the path or bytes of an ONNX file. A scikit-learn model that is not fitted is fitted
+        on the training rows first.
     method : {"transport", "parity", "exact", "paper"}, default="transport"
         How the model is repaired:
 
         - "transport" brings the whole distributions of the groups together by refitting the last layer.
-        - "parity" matches means and variances only, which needs moments and no single rows.
+        - "parity" matches means and variances only.
         - "exact" edits a hidden layer, then refits the last one with equal means and variances.
         - "paper" is Algorithm 2 of the paper, with its errata corrected.
     target_ks : float, default=None
-        Largest Kolmogorov–Smirnov distance between any two groups that is acceptable in the population. The most
-        accurate candidate whose estimate meets it is chosen; the original model is returned if it meets it already.
-        Without any target, "transport" aims at 0.05, or at the smallest KS that the rows can distinguish from parity.
+        Largest Kolmogorov–Smirnov distance between any two groups that is acceptable in the population. The original
+        model is returned if its estimate meets it, else the most accurate candidate whose estimate does. Without any
+        target, "transport" aims at 0.05, or at the smallest KS that the rows can distinguish from parity.
     confidence : float, default=None
-        Between 0 and 1, requires ``target_ks``: choose only a model that is certified to meet the target. At 0.9, at
-        most one in ten validation samples certifies a model that misses it. If no model can be certified, the fairest
-        is returned with a warning that says how many rows are needed.
+        Choose only a model that is certified to meet ``target_ks``: at 0.9, at most one in ten validation samples
+        certifies a model that misses it. If none can be certified, the fairest is returned with a warning that says
+        how many rows are needed.
     certificate : {"normal", "hoeffding"}, default="normal"
-        The bound behind the certificate: the normal approximation, or a bound that holds at every sample size and
-        needs about three times as many rows.
+        The bound behind the certificate: the normal approximation, or one that holds at every sample size and needs
+        about three times as many rows.
     max_mse_increase : float, default=None
         Instead of ``target_ks``: choose the fairest candidate whose mean squared error exceeds that of the original
-        model by at most this fraction. 0.05 allows 5%.
+        model by at most this fraction.
     mean_reduction, covariance_reduction : float, default=None
-        Factors, from 1 to inf, by which the squared differences in means and covariances shrink. The defaults are 15
-        and 150 for "paper" and "exact", inf for "parity". Not allowed together with a target.
+        Factors, from 1 to inf, by which the squared differences in means and covariances shrink; not allowed together
+        with a target. The defaults are 15 and 150 for "paper" and "exact", inf for "parity".
     refit : {"sgd", "ols"}, default=None
         How "paper" refits the last layer: by the paper's fine-tuning (the default) or by least squares.
     layer : int or str, default=None
         Linear layer that "paper" and "exact" edit, by index or dotted name; None is the last hidden layer (-2).
     targets : "auto" or sequence of str, default="auto"
         What the refit may aim at: "labels", "predictions" of the original model, or the "optimum", the best fair
-        predictor that does not use the attribute. Candidates are compared on validation rows; "auto" tries all that
-        the data allow.
+        predictor that does not use the attribute. "auto" tries all that the data allow.
     rescale : bool, default=False
-        Whether the repaired predictions get the mean and standard deviation of the original ones on the training rows,
-        by shifting and stretching the last layer. KS distances do not change; the error is that of the rescaled model.
-        Not possible where a sigmoid or another curve follows the last layer.
+        Whether the repaired predictions get the mean and standard deviation of the original ones on the training rows.
+        KS distances do not change. Not possible where a sigmoid or another curve follows the last layer.
     keep_zeros : bool, default=True
-        Whether coefficients of a linear model that are 0, such as those of a Lasso, stay 0. False lets the repair use
-        all features. Other models have no such coefficients.
+        Whether coefficients of a linear model that are 0, such as those of a Lasso, stay 0.
     validation_fraction : float, default=0.25
         Fraction of the rows that is held out to choose among candidates when :meth:`fit` gets no ``validation``.
     min_group_rows : int, default=30
-        Groups with fewer training rows, or fewer validation rows, are set aside: not compared and not constrained,
-        but counted in the error. A warning and ``summary_["groups_set_aside"]`` name them. 2 compares every group.
+        Groups with fewer training or validation rows are set aside, with a warning: not compared and not constrained,
+        but counted in the error. 2 compares every group.
     missing : {"error", "group"}, default="error"
         Whether a missing attribute value is an error or a group of its own.
     output : str, int or callable, default=None
@@ -155,7 +152,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         The original model: ``model``, or its fitted copy if it was not fitted.
     summary_ : FitReport
         Error, KS distance and more, before and after the repair, on validation rows: a dict whose entries are
-        attributes too. The guide "Reading the results" explains every entry.
+        attributes too.
     curve_ : Curve
         The trade-off between error and parity.
     point_ : CurvePoint
@@ -248,21 +245,18 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
             DataLoader, an iterable, or a function that returns one, yields batches
             ``(X, y, sensitive_features[, sample_weight[, control_features]])``.
         y : array-like, default=None
-            Labels, (rows,). Without labels the model is repaired towards its own predictions, and errors are measured
-            against those.
+            Labels, (rows,). Without them the model's own predictions take their place, also in errors.
         sensitive_features : array-like, DataFrame, dict or str, default=None
             Group of each row. Several columns are combined into groups; a str is the name of a column of X.
         sample_weight : array-like, default=None
             Weight of each row, (rows,).
         control_features : array-like or DataFrame, default=None
-            Strata, such as job or region, one column or several. Distances between groups are then adjusted: groups
-            are compared as if each had the same mix of strata. Errors are not adjusted.
+            Strata, such as job or region: groups are compared as if each had the same mix of them. Errors are not
+            adjusted.
         validation : tuple, DataLoader or iterable, default=None
             ``(X, y, sensitive_features[, sample_weight[, control_features]])`` of rows that the model was *not trained
-            on*, or batches of them. The candidate is chosen and evaluated on these rows. If None,
-            ``validation_fraction`` of X is held out from the repair; if the model was trained on X, its errors there
-            are too small. ``summary_["evaluated_on"]`` is "validation", "heldout", or "train" if a group has too few
-            rows to hold any out.
+            on*, or batches of them; the candidate is chosen and evaluated there. If None, ``validation_fraction`` of X
+            is held out, or nothing if a group has too few rows (``summary_["evaluated_on"]`` is then "train").
 
         Returns
         -------
@@ -280,8 +274,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         summary : Summary
             Summary of all training rows: ``part_1 + part_2``, or ``sum(parts)``.
         validation : Summary or tuple, default=None
-            Validation rows, summarised or as in :meth:`fit`. If None, a fraction of the rows of ``summary`` is held
-            out.
+            Validation rows, summarised or as in :meth:`fit`. If None, a fraction of ``summary`` is held out.
 
         Returns
         -------
@@ -319,8 +312,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         Parameters
         ----------
         X : array-like, DataFrame, tensor, DataLoader or iterable
-            Rows, (rows, features), without the sensitive attribute; or batches X, ``(X,)``, ``(X, y)`` or as in
-            :meth:`fit`.
+            Rows, (rows, features), or batches X, ``(X,)``, ``(X, y)`` or as in :meth:`fit`.
 
         Returns
         -------
@@ -363,8 +355,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         Returns
         -------
         FitReport
-            The entries of ``summary_`` for these rows; ``evaluated_on`` is "test", and ``met`` and ``certified`` are
-            decided on these rows.
+            The entries of ``summary_`` for these rows, on which ``met`` and ``certified`` are decided too.
         """
         check_is_fitted(self, "estimator_")
         data = Data(X, y, sensitive_features, sample_weight, control_features)
@@ -419,8 +410,7 @@ class ESVDFair(MetaEstimatorMixin, RegressorMixin, BaseEstimator):  # type: igno
         Returns
         -------
         ndarray of bool or None
-            Whether each row is a validation row. None if these are other rows, or if only some of the validation rows
-            were kept.
+            Whether each row is a validation row; None if these are other rows, or not all of them were kept.
         """
         known, seed = getattr(self, "_validated", ("", 0))
         out = np.ones(len(rows.codes), dtype=bool)

@@ -32,11 +32,8 @@ from esvdfair.problem import Effort, Problem, make_problem, original_fit
 
 Array = NDArray[np.float64]
 
-REFIT_RIDGE = 1e-4
-"""Of the closed-form refits, about the original weights; without one, features of condition 1e11 let the error
-explode."""
-_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
-"""The defaults of torch.optim.Adam, which the paper used."""
+REFIT_RIDGE = 1e-4  # of the closed-form refits; without one, features of condition 1e11 let the error explode
+_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8  # the defaults of torch.optim.Adam, which the paper used
 
 
 @dataclass
@@ -158,7 +155,9 @@ def solve(
     found.append(Candidates.of(problem, [original_fit(problem.layer)]))
     fits = tuple(fit for each in found for fit in each.fits)
     validation, training = (np.concatenate([getattr(e, n) for e in found], axis=1) for n in ("validation", "training"))
-    return Candidates(problem, fits, validation, training, None, plain_refits(problem))
+    labelled = problem.error_against == "labels"
+    plain = (plain_fit(Refits(problem, Effort()).labels(REFIT_RIDGE)),) if labelled else ()
+    return Candidates(problem, fits, validation, training, None, plain)
 
 
 def _edited(
@@ -195,13 +194,6 @@ def _check_same_rows(first: Problem, second: Problem) -> None:
             raise InputError(
                 "`X` yields rows in a different order on each pass. Use a DataLoader with shuffle=False, or arrays."
             )
-
-
-def plain_refits(problem: Problem) -> tuple[Fit, ...]:
-    """The last layer refitted to the labels without fairness constraint; none where there are no labels."""
-    if problem.error_against != "labels":
-        return ()
-    return (plain_fit(Refits(problem, Effort()).labels(REFIT_RIDGE)),)
 
 
 def refit_edited(problem: Problem, refit: str, mean_reduction: float, covariance_reduction: float) -> Fit:
@@ -247,15 +239,9 @@ def hold(batches: Batches, problem: Problem, sizes: Mapping[Label, int], *, most
 
 def _row_bytes(batch: Batch) -> float:
     """Bytes of one row of inputs."""
-    inputs = several_inputs(batch.x)
-    size = sum(getattr(x, "nbytes", 0) for x in ([batch.x] if inputs is None else inputs.values()))
+    several = several_inputs(batch.x)
+    size = sum(getattr(x, "nbytes", 0) for x in ([batch.x] if several is None else several.values()))
     return max(size / max(row_count(batch.x), 1), 1e-9)
-
-
-# --- the paper's fine-tune -----------------------------------------------------------------------------------------
-#
-# The layers below stay as they are, so their outputs are computed once; what remains is a linear regression, whose
-# 5,500 small steps cost about a second where the same loop through a whole network costs half a minute.
 
 
 def finetune(
@@ -271,33 +257,12 @@ def finetune(
     batch_size: int = 128,
     random_state: int | np.random.Generator | None = None,
 ) -> Fit:
-    """Minimise ``E(t − h·w − b)²`` for a few epochs of Adam, starting from the given layer.
+    """The paper's fine-tune: minimise ``E(t − h·w − b)²`` for a few epochs of Adam, starting from the given layer.
 
-    The steps are those of ``torch.optim.Adam`` with its default momenta; the learning rate is multiplied by ``decay``
-    after every epoch, as by ``ExponentialLR``. It stops early by design: the number of epochs and the decay decide how
-    far it gets from the start. Float32 features are worked on in float32, all others in float64.
-
-    Parameters
-    ----------
-    features : (rows, p) h, the inputs of the last layer
-    target : (rows,) t
-    weight, bias : (p,) and number; the start. ``None`` for a layer without bias: it stays without
-    sample_weight : (rows,) weights of the squared errors, scaled to mean 1
-    random_state : seed or generator; its ``permutation(rows)`` orders the rows of each epoch. The last batch of an
-        epoch holds what is left.
-
-    Returns
-    -------
-    Fit
-        ``converged`` says whether the error ended no higher than it started; a learning rate that is too large
-        makes it grow.
-
-    Examples
-    --------
-    >>> h = np.random.default_rng(0).normal(size=(500, 2))
-    >>> fit = finetune(h, h @ [1.0, 2.0] + 3.0, weight=[0.9, 2.1], bias=2.9, learning_rate=0.01, random_state=0)
-    >>> fit.weight.round(2).tolist(), round(fit.bias, 2)
-    ([1.0, 2.0], 3.0)
+    The steps are those of ``torch.optim.Adam``; the learning rate is multiplied by ``decay`` after every epoch, as by
+    ``ExponentialLR``, so that it stops early by design. The layers below stay as they are: their outputs, features
+    (rows, p), are computed once, and float32 ones are worked on in float32. ``converged`` says whether the error ended
+    no higher than it started. A layer without bias (None) stays without.
     """
     h = np.asarray(features)
     h = h.astype(np.float32 if h.dtype == np.float32 else np.float64, copy=False)
@@ -305,41 +270,26 @@ def finetune(
     if bias is not None:  # the weight of a last column of ones
         h, start = np.column_stack([h, np.ones(len(h), h.dtype)]), np.append(start, float(bias))
     w = None if sample_weight is None else (sample_weight / np.mean(sample_weight)).astype(h.dtype)
-    rates = [learning_rate * decay**epoch for epoch in range(epochs)]
-    end = _adam(h, t, start, w, rates=rates, batch_size=batch_size, rng=np.random.default_rng(random_state))
-    before, after = (float(np.average((h @ layer - t) ** 2, weights=w)) for layer in (start, end))
-    weight, bias = (end, 0.0) if bias is None else (end[:-1], float(end[-1]))
-    return Fit(weight, bias, converged=after <= before)
-
-
-def _adam(
-    h: NDArray[Any],
-    t: NDArray[Any],
-    start: Array,
-    sample_weight: NDArray[Any] | None,
-    *,
-    rates: list[float],
-    batch_size: int,
-    rng: np.random.Generator,
-) -> Array:
-    """Adam with one learning rate an epoch; the parameters are as many as h has columns."""
-    parameters = start.astype(h.dtype)
-    first, second = np.zeros_like(parameters), np.zeros_like(parameters)
+    layer, rng = start.astype(h.dtype), np.random.default_rng(random_state)
+    first, second = np.zeros_like(layer), np.zeros_like(layer)
     batch = np.empty((min(batch_size, len(h)), h.shape[1]), dtype=h.dtype)
     step = 0
-    for rate in rates:
-        order = rng.permutation(len(h))
+    for epoch in range(epochs):
+        order, rate = rng.permutation(len(h)), learning_rate * decay**epoch
         for begin in range(0, len(h), batch_size):
             rows = order[begin : begin + batch_size]
             x = np.take(h, rows, axis=0, out=batch[: len(rows)], mode="clip")  # the default mode copies once more
-            error = x @ parameters - t[rows]
-            if sample_weight is not None:
-                error *= sample_weight[rows]
+            error = x @ layer - t[rows]
+            if w is not None:
+                error *= w[rows]
             gradient = (2.0 / len(rows)) * (error @ x)
             step += 1
             first += (1.0 - _BETA1) * (gradient - first)
             second *= _BETA2
             second += (1.0 - _BETA2) * gradient**2
             scale = np.sqrt(second) / (1.0 - _BETA2**step) ** 0.5 + _EPSILON
-            parameters -= (rate / (1.0 - _BETA1**step)) * first / scale
-    return parameters.astype(np.float64)
+            layer -= (rate / (1.0 - _BETA1**step)) * first / scale
+    end = layer.astype(np.float64)
+    before, after = (float(np.average((h @ known - t) ** 2, weights=w)) for known in (start, end))
+    weight, bias = (end, 0.0) if bias is None else (end[:-1], float(end[-1]))
+    return Fit(weight, bias, converged=after <= before)
