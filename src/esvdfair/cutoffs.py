@@ -1,7 +1,7 @@
 """Decisions at a cut-off: who is selected before and after a repair, and which cut-off selects as many people."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -293,12 +293,9 @@ class Scores:
 
     def __init__(self, values: Array, weight: Array | None) -> None:
         self.values = values
-        mass = np.full(len(values), 1 / len(values)) if weight is None else weight / weight.sum()
-        self._levels, place = np.unique(-values, return_inverse=True)  # negative: falling
-        counts = np.bincount(place)
-        self._mass = np.bincount(place, mass) if weight is not None else counts / len(values)
-        self._several = counts > 1
-        self._shares = np.cumsum(self._mass) if weight is not None else np.cumsum(counts) / len(values)
+        self._levels, place, self._people = np.unique(-values, return_inverse=True, return_counts=True)  # falling
+        mass = np.bincount(place, weight)
+        self._mass, self._shares = mass / mass.sum(), np.cumsum(mass) / mass.sum()
 
     def share(self, cutoff: float) -> float:
         """Share of all people at or above a cut-off."""
@@ -314,7 +311,7 @@ class Scores:
     def tied(self, cutoff: float) -> float:
         """Share of all people that score as the last one selected does, if several do."""
         place = int(np.searchsorted(self._levels, -cutoff, side="right")) - 1
-        return float(self._mass[place]) if place >= 0 and self._several[place] else 0.0
+        return float(self._mass[place]) if place >= 0 and self._people[place] > 1 else 0.0
 
 
 def _shortest(above: float, at_most: float) -> float:
@@ -366,19 +363,16 @@ def decision_table(found: Decisions, attribute: str) -> tuple[list[str], list[li
     """Header and lines; of one model without what a repair changes."""
     one, lines = found.one_model, []
     moves = [] if one else ["gain", "lose"]
-    header = [attribute, "rows", "selected", "impact ratio", "95% interval", *moves, "difference in sd"]
+
+    def figures(group: Label, name: str, form: Callable[[float], str]) -> str:
+        old, new = (form(getattr(found, f"{name}_{when}")[group]) for when in ("before", "after"))
+        return new if one else f"{old} → {new}"
+
     for g in found.rows:
-        within = (
-            "reference" if g == found.reference_after else interval((found.ratio_low[g], found.ratio_high[g]), share)
-        )
+        rates, ratios = figures(g, "selected", lambda x: percent(x, 1)), figures(g, "ratio", share)
+        own = g == found.reference_after
+        within = "reference" if own else interval((found.ratio_low[g], found.ratio_high[g]), share)
         moved = [] if one else [number(found.gained[g]), number(found.lost[g])]
-        rates, ratios, differences = (
-            form(after[g]) if one else f"{form(before[g])} → {form(after[g])}"
-            for form, before, after in (
-                (lambda x: percent(x, 1), found.selected_before, found.selected_after),
-                (share, found.ratio_before, found.ratio_after),
-                (lambda x: f"{x:+.2f}", found.difference_before, found.difference_after),
-            )
-        )
-        lines.append([label_text(g), f"{found.rows[g]:,}", rates, ratios, within, *moved, differences])
-    return header, lines
+        difference = figures(g, "difference", "{:+.2f}".format)
+        lines.append([label_text(g), f"{found.rows[g]:,}", rates, ratios, within, *moved, difference])
+    return [attribute, "rows", "selected", "impact ratio", "95% interval", *moves, "difference in sd"], lines
