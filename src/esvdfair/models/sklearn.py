@@ -21,7 +21,6 @@ from sklearn.cross_decomposition import PLSRegression
 from sklearn.ensemble import StackingClassifier, StackingRegressor
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
-from sklearn.linear_model import RANSACRegressor
 from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import Pipeline
@@ -33,6 +32,7 @@ from esvdfair.exceptions import ESVDFairWarning, InputError
 from esvdfair.models.base import LinearLayer, ModelAdapter, OutputLayer, Tail, Weights, rounded
 
 _NETWORKS = (MLPRegressor, MLPClassifier)
+_RIDGES = (linear_model.RidgeClassifier, linear_model.RidgeClassifierCV)
 _LINEAR = {"coef_", "intercept_"}
 _ACTIVATIONS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
     "identity": lambda a: a,
@@ -67,22 +67,20 @@ class SklearnAdapter(ModelAdapter):
                 check_is_fitted(level)
         self._last = self._levels[-1]
         self._network = isinstance(self._last, _NETWORKS)
-        self._scores = hasattr(self._last, "classes_")
+        self.classes = getattr(self._last, "classes_", None)
+        calibrated = any(isinstance(level, CalibratedClassifierCV) for level in self._levels)
         if self._network:
             _check_network(self._last)
         else:
-            _check_line(self._last, self._levels)
+            _check_line(self._last, calibrated=calibrated)
             ((coefficients, _),) = self._whole()
             used = np.flatnonzero(coefficients.any(axis=0))
             self._used = used if 0 < len(used) < coefficients.shape[1] else None
-        _check_classes(self._last, len(self._arrays()[-1][0]))
-        self.classes = self._last.classes_ if self._scores else None
-        self._place = _check_place(len(self._arrays()[-1][0]), output)
-        self._names = tuple(f"coefs_[{i}]" for i in range(len(self._arrays()))) if self._network else ("coef_",)
+        self._place = _check_place(len(self._whole()[-1][0]), output, self.classes)
+        self._names = [f"coefs_[{i}]" for i in range(len(self._whole()))] if self._network else ["coef_"]
         # After the last layer. Calibration takes scores where there are some.
-        calibrated = _is_calibrated(self._levels) and hasattr(self._last, "decision_function")
         link = str(self._last.out_activation_) if self._network else _link_of(self._last)
-        self._activation = "identity" if calibrated else link
+        self._activation = "identity" if calibrated and hasattr(self._last, "decision_function") else link
 
     @property
     def n_features(self) -> int | None:
@@ -113,8 +111,10 @@ class SklearnAdapter(ModelAdapter):
 
     def _all_layers(self, x: Any) -> tuple[LinearLayer, ...]:
         return tuple(
-            LinearLayer(name, index, *(None if part is None else np.array(part, dtype=np.float64) for part in arrays))  # type: ignore[arg-type]
-            for index, (name, arrays) in enumerate(zip(self._names, self._arrays(), strict=True))
+            LinearLayer(
+                name, index, weight.astype(np.float64), None if bias is None else np.array(bias, dtype=np.float64)
+            )
+            for index, (name, (weight, bias)) in enumerate(zip(self._names, self._arrays(), strict=True))
         )
 
     def _arrays(self) -> list[tuple[NDArray[Any], NDArray[Any] | None]]:
@@ -143,24 +143,23 @@ class SklearnAdapter(ModelAdapter):
         twin._used = self._used
         for name, (weight, bias) in weights.items():
             index = self._names.index(name)
-            held, _ = twin._whole()[index]  # a view, of the same memory layout, so that products round as before
+            held, old_bias = twin._whole()[index]  # a view, of the same memory layout, so that products round as before
             held[:, slice(None) if self._used is None else self._used] = rounded(name, weight, held.dtype)
             if not self._network:
-                bias = _set_coefficients(twin._last, held, self._arrays()[0][1] if bias is None else bias)
-            if bias is not None:
-                _set_intercept(twin._last, index, name, bias)
+                _set_line(twin._last, held, old_bias if bias is None else bias)
+            elif bias is not None:
+                twin._last.intercepts_[index][...] = rounded(name, bias, twin._last.intercepts_[index].dtype)
         if twin.negative:
             words = f"{twin.negative} of {np.size(twin._last.coef_)} repaired coefficients are negative."
-            warnings.warn(
-                ESVDFairWarning(f"The {type(twin._last).__name__} has positive=True, but {words}"), stacklevel=3
-            )
+            message = f"The {type(twin._last).__name__} has positive=True, but {words}"
+            warnings.warn(ESVDFairWarning(message), stacklevel=3)
         return twin
 
     def _predict(self, x: Any) -> NDArray[Any]:
         """By the model's own `predict`, or `predict_proba`."""
         x = to_numpy(x) if hasattr(x, "detach") else x
-        if not self._scores:
-            return self._column_of(self._model.predict(x))
+        if self.classes is None:
+            return self._column_of(np.asarray(self._model.predict(x)))
         if self._activation == "half":
             return np.asarray((self._model.decision_function(x) + 1) / 2)
         return np.asarray(self._model.predict_proba(x)[:, 1])
@@ -168,6 +167,8 @@ class SklearnAdapter(ModelAdapter):
     def _tail(self, rows: Any) -> Tail:
         """The output activation and the target transformers."""
         last = self.forward(rows)[1]
+        activation = [] if self._activation == "identity" else [self._activation]
+        operation = ", ".join([*activation, *target_steps(self._levels)]) or "nothing"
 
         def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
             values = z.astype(last.dtype)
@@ -175,7 +176,7 @@ class SklearnAdapter(ModelAdapter):
                 warnings.simplefilter("ignore")  # a transformer may complain of values beyond its domain
                 return values, self.finish(values)
 
-        return Tail(self._names[-1], rows, last, run, operation=self._finishing())
+        return Tail(self._names[-1], rows, last, run, operation=operation)
 
     def find(self, name: str) -> int:
         """Index of a layer."""
@@ -209,31 +210,22 @@ class SklearnAdapter(ModelAdapter):
         """Prediction (rows,) of the last layer's output (rows, outputs)."""
         return self._column_of(finish_target(self._levels, _ACTIVATIONS[self._activation](z)))
 
-    def _column_of(self, prediction: Any) -> NDArray[Any]:
-        value = np.asarray(prediction)
-        return value.ravel() if self._place is None else value[:, self._place]
-
-    def _finishing(self) -> str:
-        """Name what `_finish` does, for an error."""
-        parts = [] if self._activation == "identity" else [self._activation]
-        return ", ".join([*parts, *target_steps(self._levels)]) or "nothing"
+    def _column_of(self, prediction: NDArray[Any]) -> NDArray[Any]:
+        return prediction.ravel() if self._place is None else prediction[:, self._place]
 
 
-def _set_coefficients(model: Any, held: NDArray[Any], bias: NDArray[Any] | None) -> NDArray[Any] | None:
-    """Give a linear model coefficients (m, n) in the shape that it has; its intercept for a layer with this bias."""
-    model.coef_ = held.reshape(np.shape(model.coef_))
-    if isinstance(model, PLSRegression) and bias is not None:  # it subtracts the mean first
-        return np.asarray(bias + held @ model._x_mean)
-    return bias
-
-
-def _set_intercept(model: Any, index: int, name: str, bias: NDArray[Any]) -> None:
-    old = model.intercepts_[index] if isinstance(model, _NETWORKS) else model.intercept_
-    new = rounded(name, bias, np.asarray(old).dtype)
-    if np.ndim(old):
-        old[...] = new
+def _set_line(model: Any, weight: NDArray[Any], bias: NDArray[Any] | None) -> None:
+    """Give a linear model coefficients (m, n) and an intercept, in the shape and the type of those that it has."""
+    model.coef_ = weight.reshape(np.shape(model.coef_))
+    if bias is None:
+        return
+    if isinstance(model, PLSRegression):  # it subtracts the mean first
+        bias = bias + weight @ model._x_mean
+    new = rounded("coef_", bias, np.asarray(model.intercept_).dtype)
+    if np.ndim(model.intercept_):
+        model.intercept_[...] = new
     else:
-        model.intercept_ = type(old)(new[0])
+        model.intercept_ = type(model.intercept_)(new[0])
 
 
 def fit_model(model: Any, x: Any, y: Any, weight: Any = None) -> Any:
@@ -256,27 +248,12 @@ def _check_network(network: Any) -> None:
         )
 
 
-def _check_classes(model: Any, outputs: int) -> None:
-    """Raise for a classifier of more than two classes."""
-    classes = getattr(model, "classes_", None)
-    if classes is not None and (len(classes) != 2 or outputs != 1):
-        raise ValueError(
-            f"the {type(model).__name__} tells {len(classes)} classes apart; the score of one class against one other "
-            "can be repaired. Fit one model for each question."
-        )
-
-
-def _is_calibrated(found: tuple[Any, ...]) -> bool:
-    return any(isinstance(level, CalibratedClassifierCV) for level in found)
-
-
-def _check_line(model: Any, found: tuple[Any, ...]) -> None:
+def _check_line(model: Any, *, calibrated: bool) -> None:
     """Raise unless the model has coefficients that are plain numbers, and a classifier a score."""
     kind = type(model).__name__
     if hasattr(model.coef_, "toarray"):
         raise ValueError(f"the coefficients of the {kind} are a sparse matrix. Call its densify() first.")
-    scores = hasattr(model, "predict_proba") or _is_ridge(model) or _is_calibrated(found)
-    if hasattr(model, "classes_") and not scores:
+    if hasattr(model, "classes_") and not (hasattr(model, "predict_proba") or isinstance(model, _RIDGES) or calibrated):
         loss = f" with loss={model.loss!r}" if hasattr(model, "loss") else ""
         raise TypeError(
             f"cannot repair a {kind}{loss}: it has no predict_proba. Use a LogisticRegression, or an SGDClassifier "
@@ -284,13 +261,9 @@ def _check_line(model: Any, found: tuple[Any, ...]) -> None:
         )
 
 
-def _is_ridge(model: Any) -> bool:
-    return isinstance(model, linear_model.RidgeClassifier | linear_model.RidgeClassifierCV)
-
-
 def _link_of(model: Any) -> str:
     """What follows the layer of a linear model."""
-    if _is_ridge(model):
+    if isinstance(model, _RIDGES):
         return "half"
     if hasattr(model, "classes_"):
         return "logistic"
@@ -310,8 +283,13 @@ def _is_line(model: Any) -> bool:
     return known or getattr(model, "__dict__", {}).keys() >= _LINEAR
 
 
-def _check_place(columns: int, output: Any) -> int | None:
-    """Which of several columns is meant; None when there is one."""
+def _check_place(columns: int, output: Any, classes: Sequence[Any] | None) -> int | None:
+    """Which of several columns is meant, None when there is one; a classifier of two classes has one."""
+    if classes is not None and (len(classes) != 2 or columns != 1):
+        raise ValueError(
+            f"the model tells {len(classes)} classes apart; the score of one class against one other can be repaired. "
+            "Fit one model for each question."
+        )
     if columns == 1 and output is not None:
         raise InputError(f"`output={output!r}` was given, but the model has one output. Leave it out.")
     if columns > 1 and not (isinstance(output, int) and -columns <= output < columns):
@@ -338,28 +316,28 @@ def _known_levels(model: Any) -> tuple[Any, ...]:
 
 # --- estimators that wrap a model: what they do before it and after it ------------------------------------------------
 
+_INNER: dict[type, tuple[str, str, Any]] = {  # where a wrapper has its model, once fitted and before; the usual one
+    FrozenEstimator: ("estimator", "estimator", None),
+    TransformedTargetRegressor: ("regressor_", "regressor", linear_model.LinearRegression()),
+    GridSearchCV: ("best_estimator_", "estimator", None),
+    RandomizedSearchCV: ("best_estimator_", "estimator", None),
+    linear_model.RANSACRegressor: ("estimator_", "estimator", linear_model.LinearRegression()),
+    StackingRegressor: ("final_estimator_", "final_estimator", linear_model.RidgeCV()),
+    StackingClassifier: ("final_estimator_", "final_estimator", linear_model.LogisticRegression()),
+}
+
 
 def levels(model: Any) -> tuple[Any, ...]:
     """The model and what it wraps, down to what is no Pipeline, target transformer, search, stack or calibration."""
-    found = [model]
-    while True:
-        level = found[-1]
-        if isinstance(level, FrozenEstimator):
-            found.append(level.estimator)
-        elif isinstance(level, Pipeline):
-            found.append(level.steps[-1][1])
-        elif isinstance(level, TransformedTargetRegressor):
-            found.append(getattr(level, "regressor_", level.regressor))
-        elif isinstance(level, GridSearchCV | RandomizedSearchCV):
-            found.append(getattr(level, "best_estimator_", level.estimator))
-        elif isinstance(level, RANSACRegressor):
-            found.append(getattr(level, "estimator_", level.estimator or linear_model.LinearRegression()))
-        elif isinstance(level, StackingRegressor | StackingClassifier):
-            found.append(getattr(level, "final_estimator_", level.final_estimator or linear_model.RidgeCV()))
-        elif isinstance(level, CalibratedClassifierCV):
-            found.append(_calibrated(level)[0])
-        else:
-            return tuple(found)
+    if isinstance(model, Pipeline):
+        return (model, *levels(model.steps[-1][1]))
+    if isinstance(model, CalibratedClassifierCV):
+        return (model, *levels(_calibrated(model)[0]))
+    for kind, (fitted, given, usual) in _INNER.items():
+        if isinstance(model, kind):
+            inner = getattr(model, fitted, getattr(model, given))
+            return (model, *levels(usual if inner is None else inner))
+    return (model,)
 
 
 def _calibrated(level: CalibratedClassifierCV) -> tuple[Any, Any]:
