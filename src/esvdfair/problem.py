@@ -402,7 +402,7 @@ def apply_layers(features: NDArray[Any], weight: Array, bias: Array, after: Call
     live = np.flatnonzero(features.any(axis=0))  # of a ReLU network half of the units may be dead
     weight = weight[:, live]
     for block in blocks(len(features)):
-        output[:, block] = after(weight @ features[block, live].astype(np.float64).T + bias[:, None])
+        output[:, block] = after(weight @ features[block].take(live, axis=1).astype(np.float64).T + bias[:, None])
     return output.T
 
 

@@ -114,7 +114,7 @@ class FeatureSpace:
             second, mean = second + np.outer(mean, mean), np.zeros_like(mean)
         constant = np.diag(second) <= (_ROUNDING * mean) ** 2
         unit = np.where(constant, 0.0, np.sqrt(np.diag(second))) * (1.0 if factors is None else factors)
-        varying = np.flatnonzero(unit)  # of a ReLU network half of the units may be dead
+        varying = np.flatnonzero(unit)
         held = offset and unit[-1] > 0
         if not (free := len(varying) - held):
             raise ValueError(
@@ -153,9 +153,15 @@ class FeatureSpace:
         first, second = np.triu_indices(len(self.group_means), k=1)
         return np.asarray(self.group_means[first] - self.group_means[second])
 
+    @cached_property
+    def live(self) -> NDArray[np.intp]:
+        """Positions of the features along any axis: of a ReLU network half of the units may be dead."""
+        return np.flatnonzero(self.axes.any(axis=1))
+
     def rotate(self, features: ArrayLike) -> Array:
         """(rows, p) features -> (rows, r) centred coordinates along the axes."""
-        return np.asarray((np.asarray(features, dtype=np.float64) - self.mean) @ self.axes)
+        shifted = np.asarray(features).take(self.live, axis=1) - self.mean[self.live]
+        return np.asarray(shifted @ self.axes[self.live])
 
     def denoised(self) -> "FeatureSpace":
         """With group means and covariances drawn to the pooled ones by what sampling noise adds to them.
@@ -187,17 +193,16 @@ def unit_factors(features: NDArray[Any], sample_weight: Array, *, centred: bool 
     A feature that varies on k of n rows has ``n m₂²/m₄ = k`` (m₂, m₄ its second and fourth central moments, or those
     about zero without ``centred``). Below 10 such rows, or one row in 12, the factor is large: the weight is held.
     """
-    share = sample_weight / sample_weight.sum()
-    low, high = (values.astype(np.float64) for values in (features.min(axis=0), features.max(axis=0)))
-    size = np.maximum(high, -low)  # so that fourth powers neither overflow nor vanish
-    scale = np.divide(1.0, size, out=np.zeros_like(size), where=size > 0)
-    mean, second, fourth = np.zeros((3, features.shape[1]))
-    room = np.empty((_ROWS_AT_ONCE, features.shape[1]))  # written again and again: new memory costs more than products
+    share, live = sample_weight / sample_weight.sum(), np.flatnonzero(features.any(axis=0))
+    size, mean, second, fourth = np.zeros((4, len(live)))
     for block in blocks(len(features)):
-        part = np.multiply(features[block], scale, out=room[: len(share[block])])
+        part = features[block].take(live, axis=1)
+        np.maximum(size, np.abs(part).max(axis=0), out=size)
         mean += share[block] @ part
+    mean /= size  # so that fourth powers neither overflow nor vanish
+    room = np.empty((_ROWS_AT_ONCE, len(live)))  # written again and again: new memory costs more than products
     for block in blocks(len(features)):
-        part = np.multiply(features[block], scale, out=room[: len(share[block])])
+        part = np.divide(features[block].take(live, axis=1), size, out=room[: len(share[block])])
         part -= mean if centred else 0.0
         second += share[block] @ np.square(part, out=part)
         fourth += share[block] @ np.square(part, out=part)
@@ -206,7 +211,9 @@ def unit_factors(features: NDArray[Any], sample_weight: Array, *, centred: bool 
     varies = second > (rounding**2 if centred else 0.0)
     fewest = min(_FEWEST_ROWS, len(features) / _PEAKED)
     rare = second**2 * len(features) < fewest * fourth
-    return np.where(varies, np.where(rare, _HELD, 1.0), 0.0)
+    factors = np.zeros(features.shape[1])
+    factors[live] = np.where(varies, np.where(rare, _HELD, 1.0), 0.0)
+    return factors
 
 
 def blocks(rows: int, size: int = _ROWS_AT_ONCE) -> Iterator[slice]:
@@ -262,11 +269,11 @@ class Quadratic:
         """One for each column of ``targets`` (rows, k), beside the features (rows, p) of the same rows."""
         share = sample_weight / sample_weight.sum()
         means = share @ targets if space.intercept else np.zeros(targets.shape[1])
-        weighted = share[:, None] * (targets - means)
-        cross = np.zeros((features.shape[1], targets.shape[1]))
+        weighted = share * (targets - means).T
+        cross = -np.outer(weighted.sum(axis=1), space.mean[space.live])
         for block in blocks(len(features)):
-            cross += features[block].astype(np.float64).T @ weighted[block]
-        along = (cross - np.outer(space.mean, weighted.sum(axis=0))).T @ space.axes
+            cross += weighted[:, block] @ features[block].take(space.live, axis=1).astype(np.float64)
+        along = cross @ space.axes[space.live]
         return [cls(space, one, float(mean), original, ridge) for one, mean in zip(along, means, strict=True)]
 
     @classmethod
