@@ -34,6 +34,7 @@ from esvdfair.core.quadratic import Array, Fit, Quadratic
 
 _BLOCK_ROWS = 896  # of the blocks of all pairs together
 _ROWS_PER_BIN = 8  # fewer, and a bin mean says more about its rows than about its quantile
+_EQUAL = 1e-12  # rows, as those of discrete features, that differ by less than this part of the largest are one
 _TIE = 1e-9  # outputs closer than this part of their first spread are one: only rounding would tell them apart
 _WEAK, _RUNG = 0.1, 6.0  # the first step from the ridge solution, and the factor between two steps, at most
 
@@ -101,6 +102,17 @@ def _woodbury(z: Array, b: Array, strength: float, free: int) -> Array:
     return np.append(solution, z[free:])
 
 
+def _equal_rows(rows: Array, codes: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """An order of rows by group in which equal ones stand together, and the places at which unlike ones begin."""
+    key = rows @ np.random.default_rng(0).normal(size=rows.shape[1])
+    order = np.lexsort((key, codes))
+    rounding = _EQUAL * float(np.abs(rows).max())
+    new = np.append(True, (np.diff(codes[order]) > 0) | (np.diff(key[order]) > rounding * rows.shape[1]))
+    near = np.flatnonzero(~new)
+    new[near] = np.abs(rows[order[near]] - rows[order[near - 1]]).max(axis=1, initial=0.0) > rounding
+    return order, np.flatnonzero(new)
+
+
 class TransportProblem:
     """W₂² between groups as a function of a linear layer on given rows; serves every target, ridge and strength.
 
@@ -109,7 +121,7 @@ class TransportProblem:
     rotated : (rows, r) features along the principal axes, ``FeatureSpace.rotate``
     codes : (rows,) group of each row, 0 .. n_groups − 1
     n_groups : G
-    sample_weight : (rows,) non-negative; a row of weight 0 is left out. Only proportions within a group count
+    sample_weight : (rows,) non-negative; a row of weight 0 counts for nothing. Only proportions within a group matter
     n_bins : quantile bins of a pair at most; fewer where the smaller group has under 8 rows a bin, or there are many
         pairs
     """
@@ -124,37 +136,32 @@ class TransportProblem:
         n_bins: int = 32,
     ) -> None:
         weight = np.ones(len(codes)) if sample_weight is None else sample_weight
-        order = np.argsort(codes, kind="stable")
-        order = order[weight[order] > 0]
-        bounds = np.searchsorted(codes[order], np.arange(n_groups + 1))
-        sizes = np.diff(bounds)
+        sizes = np.bincount(codes, weight > 0, n_groups).astype(int)
         if n_groups < 2 or not sizes.all():
             raise ValueError(
                 f"group sizes are {sizes.tolist()}; parity compares two groups or more, each with rows of positive "
                 "weight. Take a sample of rows that holds every group, or merge small groups."
             )
-        self._rows = rotated[order]
-        self._parts = [slice(a, b) for a, b in pairwise(bounds)]
-        weights = [weight[order[part]] for part in self._parts]
         self._pairs = list(combinations(range(n_groups), 2))
         most = max(1, min(n_bins, _BLOCK_ROWS // len(self._pairs)))
         bins = np.clip(sizes // _ROWS_PER_BIN, 1, most)
         # Of more than two groups a power of two, so that the bins of one are whole bins of the other.
         self.bins = np.full(2, bins.min()) if n_groups == 2 else 2 ** np.floor(np.log2(bins)).astype(int)
-        self._weight = np.concatenate([w / w.sum() for w in weights])  # 1 in every group
+        weight = weight / np.bincount(codes, weight)[codes]  # 1 in every group
+        squares = np.bincount(codes, weight**2)
+        # (1/n_g + 1/n_h) over the number of pairs, n the effective rows: the noise in the blocks.
+        self.pair_noise = [float(squares[g] + squares[h]) / len(self._pairs) for g, h in self._pairs]
+        order, first = _equal_rows(rotated, codes)
+        self._rows, self._weight = rotated[order[first]], np.add.reduceat(weight[order], first)
+        bounds = np.searchsorted(codes[order[first]], np.arange(n_groups + 1))
+        self._parts = [slice(a, b) for a, b in pairwise(bounds)]
         self._first = np.concatenate([[0], np.cumsum(self.bins)])  # bin of each group
         # The bin of each row; by columns, so that a product reads rows in the order in which they lie in memory.
-        columns = np.zeros(len(order), dtype=np.int32), np.arange(len(order) + 1, dtype=np.int32)
-        self._indicator = scipy.sparse.csc_array((self._weight, *columns), shape=(int(self._first[-1]), len(order)))
-
-    @property
-    def pair_noise(self) -> list[float]:
-        """(1/n_g + 1/n_h) over the number of pairs, n the effective rows: the noise in the blocks."""
-        squares = [float(self._weight[part] @ self._weight[part]) for part in self._parts]
-        return [(squares[g] + squares[h]) / len(self._pairs) for g, h in self._pairs]
+        columns = np.zeros(len(first), dtype=np.int32), np.arange(len(first) + 1, dtype=np.int32)
+        self._indicator = scipy.sparse.csc_array((self._weight, *columns), shape=(int(self._first[-1]), len(first)))
 
     def outputs(self, v: Array) -> Array:
-        """(rows,) ``z_i·v``, in the order of the groups."""
+        """``z_i·v`` of the different rows, group by group."""
         return np.asarray(self._rows @ v)
 
     def pair_blocks(self, outputs: Array, *, tie: float = 0.0) -> list[Array]:
