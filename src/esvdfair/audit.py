@@ -78,7 +78,6 @@ class Distances:
     mean_gap: float
     pairs: tuple[PairFigures, ...]
     widest: dict[str, Any]
-    names: tuple[str, ...]
 
     @property
     def largest(self) -> PairFigures | None:
@@ -120,10 +119,7 @@ class Audit:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, such as JSON takes."""
         found = asdict(self)
-        between, adjusted = found.pop("between"), found.pop("adjusted")
-        for each in (between, adjusted or {}):
-            each.pop("names", None)
-        return {"rows": found.pop("rows"), **between, **found, "adjusted": adjusted}
+        return {"rows": found.pop("rows"), **found.pop("between"), **found}
 
     def verdict(self) -> str:
         """What the figures say, in plain words."""
@@ -134,21 +130,13 @@ class Audit:
             parts.append(f"Adjusted for the control features, {still}: {left}.")
         if self.groups_set_aside:
             parts.append(too_small(self.groups_set_aside))
-        parts.extend(self._errors())
+        large = (g for g in self.groups if g.group not in self.groups_set_aside)
+        errors = [(g.mse, g.mse_interval, g.group) for g in large if g.mse is not None and g.mse_interval]
+        if errors:
+            (low, (_, low_end), best), (high, (high_start, _), worst) = min(errors), max(errors)
+            largest = f"largest for {worst}: mean squared error {number(high)}, against {number(low)} for {best}."
+            parts.append("Error is " + ("similar across groups." if low_end >= high_start else largest))
         return " ".join(parts)
-
-    def _errors(self) -> list[str]:
-        errors = [(g.mse, g.mse_interval, g.group) for g in self.groups if g.mse is not None and g.mse_interval]
-        errors = [error for error in errors if error[2] not in self.groups_set_aside]
-        if not errors:
-            return []
-        best, worst = min(errors), max(errors)
-        if best[1][1] >= worst[1][0]:
-            return ["Error is similar across groups."]
-        return [
-            f"Error is largest for {worst[2]}: mean squared error {number(worst[0])}, against {number(best[0])} for "
-            f"{best[2]}."
-        ]
 
 
 def _difference(found: Distances) -> str:
@@ -275,7 +263,7 @@ def _distances(scores: Array, groups: Groups, names: tuple[str, ...], seed: int)
     rows = np.flatnonzero(np.isin(groups.codes, pair))
     weight = None if groups.weight is None else groups.weight[rows]
     peak = ks_peak(scores[rows], Groups.of((groups.codes[rows] == pair[1]).astype(np.intp), 2, weight))
-    more, fewer = names[pair[peak.high_group]], names[pair[peak.low_group]]
+    more, less = names[pair[peak.high_group]], {"fewer": names[pair[peak.low_group]], "fewer_share": peak.low_share}
     return Distances(
         ks=float(found.distances.max()),
         ks_population=found.largest,
@@ -283,9 +271,7 @@ def _distances(scores: Array, groups: Groups, names: tuple[str, ...], seed: int)
         ks_floor=float(found.floors.max()),
         mean_gap=float(np.ptp(groups.means(scores))),
         pairs=tuple(figures),
-        widest={"threshold": peak.threshold, "more": more, "more_share": peak.high_share}
-        | {"fewer": fewer, "fewer_share": peak.low_share},
-        names=names,
+        widest={"threshold": peak.threshold, "more": more, "more_share": peak.high_share, **less},
     )
 
 

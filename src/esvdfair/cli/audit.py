@@ -95,7 +95,7 @@ def _model_and_table(files: tuple[Path, ...], predictions: str | None) -> tuple[
 def _print_audit(
     found: "Audit", subject: str, attribute: str, target_ks: float | None, decided: "list[Decisions]"
 ) -> None:
-    several = len(found.between.names) > 2
+    several = len(found.between.pairs) > 1
     pairs = [pair for pair in found.compared.pairs if pair.ks_interval is not None]
     cli.print_blocks(
         cli.wrapped(subject), _group_table(found, attribute), _distance_table(found), _pair_table(pairs) * several,
@@ -110,7 +110,7 @@ def _print_audit(
 
 
 def _group_table(found: "Audit", attribute: str) -> str:
-    several, labelled = len(found.between.names) > 2, found.mse is not None
+    several, labelled = len(found.between.pairs) > 1, found.mse is not None
     header = [attribute, "rows", "mean prediction", "95% interval", "std"]
     header += ["KS to the rest", "95% interval"] * several + ["MSE", "95% interval", "mean error"] * labelled
     lines = []
@@ -126,7 +126,7 @@ def _group_table(found: "Audit", attribute: str) -> str:
 
 
 def _distance_table(found: "Audit") -> str:
-    raw, adjusted, several = found.between, found.adjusted, len(found.between.names) > 2
+    raw, adjusted, several = found.between, found.adjusted, len(found.between.pairs) > 1
     noise = "  largest noise level of a pair" if several else "  noise level: KS by chance alone"
     lines = [
         ["KS distance", share(raw.ks), interval(raw.ks_interval, share)],
