@@ -331,12 +331,6 @@ def ratio_interval(share: float, size: float, reference: float, reference_size: 
 
     with the square of the normal quantile. It is defined at shares of 0 and 1, where intervals of the logarithm are
     not. ``reference`` must be more than 0.
-
-    Examples
-    --------
-    >>> low, high = ratio_interval(0.1, 100, 0.2, 100)
-    >>> print(f"{low:.3f} {high:.3f}")
-    0.249 0.993
     """
     n, m, yes = size, reference_size, share * size + reference * reference_size
 

@@ -23,13 +23,7 @@ def some_names(names: Sequence[str], shown: int) -> str:
 
 
 def too_small(groups: Mapping[Any, int], shown: int = 5) -> str:
-    """The sentence about groups that are too small to be compared.
-
-    Examples
-    --------
-    >>> too_small({"x": 7, "z": 1})
-    'Too small to judge: x (7 rows), z (1 row).'
-    """
+    """The sentence about groups that are too small to be compared."""
     names = [f"{label_text(label)} ({rows:,} row{'' if rows == 1 else 's'})" for label, rows in groups.items()]
     return f"Too small to judge: {some_names(names, shown)}."
 
@@ -58,13 +52,7 @@ def share(value: float | None) -> str:
 
 
 def percent(value: float | None, decimals: int = 0) -> str:
-    """A part of all, in per cent, with decimals where it has any.
-
-    Examples
-    --------
-    >>> percent(0.077), percent(0.077, 1), percent(0.2, 1)
-    ('8%', '7.7%', '20%')
-    """
+    """A part of all, in per cent, with decimals where it has any: 8%, 7.7%, 20%."""
     return "–" if value is None or not math.isfinite(value) else f"{value:.{decimals}%}".replace(".0%", "%")
 
 
@@ -281,21 +269,7 @@ def _next_steps(answer: str, summary: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def to_json(value: Any) -> str:
-    """JSON of nested plain values, such as ``summary_``; labels become text and what is not finite becomes null.
-
-    ``json.dumps`` alone writes NaN, which JSON does not know.
-
-    Examples
-    --------
-    >>> print(to_json({("a", 1): float("nan"), "b": (1, 2.5)}))
-    {
-      "a, 1": null,
-      "b": [
-        1,
-        2.5
-      ]
-    }
-    """
+    """JSON of nested plain values, such as ``summary_``; labels become text and NaN, which JSON does not know, null."""
     return json.dumps(_json_value(value), indent=2, allow_nan=False)
 
 
