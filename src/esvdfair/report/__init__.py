@@ -9,7 +9,9 @@ and structure are in the Jinja templates of this folder.
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from sklearn.utils.validation import check_is_fitted
@@ -18,12 +20,15 @@ from esvdfair.batches import Data
 from esvdfair.core.checks import row_count
 from esvdfair.estimator import ESVDFair
 from esvdfair.explain.directions import name_features
-from esvdfair.files import versions, whole_file
+from esvdfair.files import version_of, versions, whole_file
 from esvdfair.report.content import Content
-from esvdfair.report.page import make_environment, render
+from esvdfair.report.page import GROUPS_DRAWN, chart_data, inline, make_environment
 from esvdfair.text import error_name, label_text, summary_table, verdict
 
 __all__ = ["model_card", "render_report", "verdict", "write_report"]
+
+FEW_ROWS = 200
+"""What is said of a group with fewer rows is called uncertain."""
 
 
 def render_report(
@@ -118,7 +123,16 @@ def render_report(
         "Predicts": predicted,
         "Groups": _group_sizes(content),
     }
-    return render(content, about=about, command=command, title=title)
+    words = None if isinstance(command, str) else command  # of which the slider can make others
+    line = command or "esvdfair.report.write_report(path, fair, X, y, sensitive_features=…)"
+    by = "" if content.attribute == "group" else f" by {content.attribute}"
+    return make_environment().get_template("page.html").render(
+        title=title or f"Repair report: parity{by}", about=about, content=content, data=chart_data(content, words),
+        verdict=verdict(content.summary), drawn=GROUPS_DRAWN, script=inline("charts.js"), style=inline("page.css"),
+        few=[label_text(group) for group, rows in content.summary["group_sizes"].items() if rows < FEW_ROWS],
+        command=line if isinstance(line, str) else shlex.join(["esvdfair", *line]),
+        made_by=f"esvdfair {version_of('esvdfair') or ''}".strip(), made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+    )  # fmt: skip
 
 
 def write_report(path: str | os.PathLike[str], fair: ESVDFair, X: Any, y: Any = None, **options: Any) -> None:

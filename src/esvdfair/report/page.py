@@ -6,8 +6,7 @@ Jinja escapes all text: names come from the user's file.
 import base64
 import hashlib
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -19,7 +18,6 @@ from esvdfair.audit import Array
 from esvdfair.curve import Curve, CurvePoint
 from esvdfair.cutoffs import decision_table, ratios_by_share
 from esvdfair.explain import Direction, Directions, LayerGap, LayerScan
-from esvdfair.files import version_of
 from esvdfair.plots import density, make_grid
 from esvdfair.report.content import Content, Step, named_groups
 from esvdfair.text import (
@@ -32,13 +30,10 @@ from esvdfair.text import (
     signed,
     some_names,
     too_small,
-    verdict,
 )
 
 GROUPS_DRAWN = 8
 """As many as there are colours; the tables list all groups."""
-FEW_ROWS = 200
-"""What is said of a group with fewer rows is called uncertain."""
 
 
 @cache
@@ -76,26 +71,10 @@ def follows(direction: Direction) -> str:
     return ", ".join(f"{name} {signed(correlation)}" for name, correlation in direction.features) or "–"
 
 
-def render(
-    content: Content, *, about: Mapping[str, str], command: Sequence[str] | str | None, title: str | None
-) -> str:
-    """The whole page; ``about`` says which model and data it is about, and what is predicted."""
-    script, style = (files("esvdfair.report").joinpath(name).read_text("utf-8") for name in ("charts.js", "page.css"))
-    hashes = [hashlib.sha256(source.encode("utf-8")).digest() for source in (script, style)]
-    line = "esvdfair.report.write_report(path, fair, X, y, sensitive_features=…)"
-    if command is not None:
-        line = command if isinstance(command, str) else shlex.join(["esvdfair", *command])
-    by = "" if content.attribute == "group" else f" by {content.attribute}"
-    data, sizes = chart_data(content, None if isinstance(command, str) else command), content.summary["group_sizes"]
-    return make_environment().get_template("page.html").render(
-        title=title or f"Repair report: parity{by}", about=about, command=line, content=content,
-        verdict=verdict(content.summary),
-        script=script, style=style, hashes=[f"sha256-{base64.b64encode(found).decode()}" for found in hashes],
-        data=data, here=data["steps"][content.chosen], drawn=GROUPS_DRAWN,
-        few=[label_text(group) for group, rows in sizes.items() if rows < FEW_ROWS],
-        made_by=f"esvdfair {version_of('esvdfair') or ''}".strip(),
-        made_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-    )  # fmt: skip
+def inline(name: str) -> tuple[str, str]:
+    """The script or style of this folder, and how a content security policy names it."""
+    source = files("esvdfair.report").joinpath(name).read_text("utf-8")
+    return source, "sha256-" + base64.b64encode(hashlib.sha256(source.encode("utf-8")).digest()).decode("ascii")
 
 
 # --- the numbers that the page's script draws ------------------------------------------------------------------------
