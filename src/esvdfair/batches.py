@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,6 @@ from esvdfair.core.checks import (
     check_strata,
     check_weight,
     row_count,
-    row_slice,
     several_inputs,
     take,
     to_numpy,
@@ -81,54 +80,62 @@ class Batch:
         """The group of every one of ``labels``."""
         return [split_cell(label, self.group_parts)[0] if self.group_parts else label for label in self.labels]
 
-    def take(self, index: NDArray[np.intp]) -> "Batch":
+    def take(self, index: NDArray[np.intp] | slice) -> "Batch":
         """Some of the rows."""
-        y, weight = (None if column is None else column[index] for column in (self.y, self.weight))
-        return replace(
-            self, x=take(self.x, index), y=y, codes=self.codes[index], weight=weight, row_id=self.row_id[index]
-        )
+        names = [name for name in ("y", "codes", "weight", "row_id") if getattr(self, name) is not None]
+        return replace(self, x=take(self.x, index), **{name: getattr(self, name)[index] for name in names})
+
+
+Batches: TypeAlias = Iterable[Batch]
+"""Batches of rows, most of which can be read again."""
 
 
 class ArrayBatches:
     """Batches of rows that are in memory."""
 
-    def __init__(
-        self,
-        data: Data,
-        *,
-        missing: str = "error",
-        batch_size: int = 8192,
-        classes: Sequence[Any] | None = None,
-        row_id: Any = None,
-        part: int | str = 0,
-    ) -> None:
-        self.rows = row_count(data.X)
-        self.x, self._batch_size = data.X, batch_size
-        self._row_id = row_ids(row_id, part, np.arange(self.rows))
-        self._columns = _check_columns(data, missing, classes)
+    def __init__(self, data: Data, *, batch_size: int = 8192, **options: Any) -> None:
+        self._whole, self._batch_size = _make_batch(data, **options), batch_size
+        self.x, self.y, self.rows = self._whole.x, self._whole.y, len(self._whole.codes)
 
     def __iter__(self) -> Iterator[Batch]:
         for start in range(0, self.rows, self._batch_size):
-            stop = min(start + self._batch_size, self.rows)
-            yield self._batch(row_slice(self.x, start, stop), start, stop)
-
-    @property
-    def y(self) -> Array | None:
-        """Labels of all rows."""
-        return self._columns[0]
-
-    def _batch(self, x: Any, start: int, stop: int) -> Batch:
-        y, labels, codes, weight, group_parts = self._columns
-        part = slice(start, stop)
-        own_y, own_weight = (None if column is None else column[part] for column in (y, weight))
-        return Batch(x, own_y, labels, codes[part], own_weight, self._row_id[part], group_parts)
+            yield self._whole.take(slice(start, start + self._batch_size))
 
 
-Columns = tuple[Array | None, tuple[Label, ...], NDArray[np.intp], Array | None, int]
+class StreamBatches:
+    """Batches of rows from a loader, an iterable, or a function that makes one; rows are numbered as they come.
+
+    An item is (X, y, sensitive[, weight[, control[, row_id]]]), of which y, weight and control may be None, or a
+    :class:`Batch`, which is taken as it is.
+    """
+
+    def __init__(self, source: Any, **options: Any) -> None:
+        self._source, self._options = source, options
+
+    def __iter__(self) -> Iterator[Batch]:
+        start = 0
+        for item in self._source() if callable(self._source) else self._source:
+            batch = item
+            if not isinstance(item, Batch):
+                if not isinstance(item, tuple | list) or not 3 <= len(item) <= 6:
+                    got = f"{len(item)} items" if isinstance(item, tuple | list) else type(item).__name__
+                    raise ValueError(f"a batch must be (X, y, sensitive[, weight[, control[, row_id]]]); got {got}.")
+                data, row_id = Data(as_pandas(item[0]), *item[1:5]), None if len(item) < 6 else item[5]
+                batch = _make_batch(data, row_id=row_id, start=start, **self._options)
+            start += len(batch.codes)
+            yield batch
 
 
-def _check_columns(data: Data, missing: str, classes: Sequence[Any] | None) -> Columns:
-    """Everything but the inputs, checked: labels, groups or cells and their codes, weights, parts of a group's name."""
+def _make_batch(
+    data: Data,
+    *,
+    missing: str = "error",
+    classes: Sequence[Any] | None = None,
+    row_id: Any = None,
+    part: int | str = 0,
+    start: int = 0,
+) -> Batch:
+    """Rows and what stands beside them, checked; ``start`` is the position of the first in its part."""
     rows, y, weight = row_count(data.X), data.y, data.sample_weight
     _check_indexes(data)
     if y is not None:
@@ -139,7 +146,9 @@ def _check_columns(data: Data, missing: str, classes: Sequence[Any] | None) -> C
         group_parts = label_parts(labels[0])
         strata = check_strata(_named(data.X, data.control_features), rows, missing)
         labels, codes = make_cells((labels, codes), strata)
-    return y, labels, codes, None if weight is None else check_weight(weight, rows, squares=True), group_parts
+    weight = None if weight is None else check_weight(weight, rows, squares=True)
+    row_id = row_ids(row_id, part, np.arange(start, start + rows))
+    return Batch(data.X, y, labels, codes, weight, row_id, group_parts)
 
 
 def _check_indexes(data: Data) -> None:
@@ -154,18 +163,12 @@ def _check_indexes(data: Data) -> None:
         indexes += [(field.name, part.index) for part in parts if isinstance(part, pd.DataFrame | pd.Series)]
     for name, index in indexes[1:]:
         of, first = indexes[0]
-        if not index.equals(first) and _same_labels(index, first):
+        alike = len(index) == len(first) and index.nlevels == first.nlevels and not index.equals(first)
+        if alike and index.is_unique and first.is_unique and index.isin(first).all():
             raise InputError(
                 f"`{name}` has the index of `{of}` in another order, and rows are matched by position. Reindex it "
                 f"with {name}.loc[{of}.index], or pass arrays if the order is right."
             )
-
-
-def _same_labels(one: "pd.Index[Any]", other: "pd.Index[Any]") -> bool:
-    """Whether two indexes have the same labels, each once."""
-    if len(one) != len(other) or one.nlevels != other.nlevels or not (one.is_unique and other.is_unique):
-        return False
-    return bool(one.isin(other).all())
 
 
 def _named(x: Any, column: Any) -> Any:
@@ -179,43 +182,6 @@ def _named(x: Any, column: Any) -> Any:
     return x[column]
 
 
-class StreamBatches:
-    """Batches of rows from a loader, an iterable, or a function that makes one; rows are numbered as they come.
-
-    An item is (X, y, sensitive[, weight[, control[, row_id]]]), of which y, weight and control may be None, or a
-    :class:`Batch`, which is taken as it is.
-    """
-
-    def __init__(
-        self, source: Any, *, missing: str = "error", classes: Sequence[Any] | None = None, part: int | str = 0
-    ) -> None:
-        self._source, self._missing, self._classes, self._part = source, missing, classes, part
-
-    def __iter__(self) -> Iterator[Batch]:
-        start = 0
-        for item in self._source() if callable(self._source) else self._source:
-            batch = self._batch(item, start)
-            start += len(batch.codes)
-            yield batch
-
-    def _batch(self, item: Any, start: int) -> Batch:
-        if isinstance(item, Batch):
-            return item
-        if not isinstance(item, tuple | list) or not 3 <= len(item) <= 6:
-            got = f"{len(item)} items" if isinstance(item, tuple | list) else type(item).__name__
-            raise ValueError(f"a batch must be (X, y, sensitive[, weight[, control[, row_id]]]); got {got}.")
-        data, row_id = Data(as_pandas(item[0]), *item[1:5]), None if len(item) < 6 else item[5]
-        y, labels, codes, weight, group_parts = _check_columns(data, self._missing, self._classes)
-        row_id = row_ids(row_id, self._part, np.arange(start, start + row_count(data.X)))
-        return Batch(data.X, y, labels, codes, weight, row_id, group_parts)
-
-
-class Batches(Protocol):
-    """Batches of rows that can be read again."""
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-
 def is_stream(x: Any) -> bool:
     """Whether x yields batches (a DataLoader, an iterable, a function that makes one) rather than holding rows."""
     if hasattr(x, "shape") or isinstance(x, list | tuple | str | bytes | Mapping):
@@ -224,13 +190,7 @@ def is_stream(x: Any) -> bool:
 
 
 def as_rows(x: Any) -> Any:
-    """Rows in memory as they are when they are of a kind of their own, or several inputs; else as an array.
-
-    Raises
-    ------
-    ValueError
-        A single row, or a single feature as a vector; a table that polars has not read yet.
-    """
+    """Rows in memory as they are when they are of a kind of their own, or several inputs; else as an array."""
     if hasattr(x, "tocsr"):
         return x.tocsr()  # of the sparse formats, one whose rows can be taken
     x = as_pandas(x)
@@ -256,33 +216,19 @@ def inputs_of(source: Any) -> Iterator[Any]:
         yield item.x if isinstance(item, Batch) else item if whole else item[0]
 
 
-def make_batches(
-    data: Data,
-    *,
-    missing: str = "error",
-    batch_size: int = 8192,
-    classes: Sequence[Any] | None = None,
-    row_id: Any = None,
-    part: int | str = 0,
-) -> Batches:
+def make_batches(data: Data, *, row_id: Any = None, batch_size: int = 8192, **options: Any) -> Batches:
     """Rows in memory or a stream of them, as batches.
 
-    With ``classes``, two of them, y becomes 1 for the second and 0 for the first. ``row_id`` and ``part`` identify the
-    rows (:func:`row_ids`).
-
-    Raises
-    ------
-    ValueError
-        A stream with columns beside it; rows in memory without groups.
+    Options are ``missing``; ``classes``, two of them, with which y becomes 1 for the second and 0 for the first; and
+    ``part``, which with ``row_id`` identifies the rows (:func:`row_ids`).
     """
-    data = data if data.is_stream else replace(data, X=as_rows(data.X))
     if not data.is_stream:
         if data.sensitive_features is None:
             raise ValueError(
                 "sensitive_features is missing; parity is between groups, so fit needs one label for each row: "
                 "fit(X, y, sensitive_features=a). Prediction will not need it."
             )
-        return ArrayBatches(data, missing=missing, batch_size=batch_size, classes=classes, row_id=row_id, part=part)
+        return ArrayBatches(replace(data, X=as_rows(data.X)), row_id=row_id, batch_size=batch_size, **options)
     beside = [field.name for field in fields(data)[1:] if getattr(data, field.name) is not None]
     beside += [] if row_id is None else ["row_id"]
     if beside:
@@ -290,7 +236,7 @@ def make_batches(
             f"X yields batches, yet {' and '.join(beside)} came beside it; a shuffled loader would misalign them "
             "silently. Yield (X, y, sensitive[, weight[, control[, row_id]]]) batches instead."
         )
-    return StreamBatches(data.X, missing=missing, classes=classes, part=part)
+    return StreamBatches(data.X, **options)
 
 
 def is_read_once(x: Any) -> bool:

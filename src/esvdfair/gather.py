@@ -19,20 +19,14 @@ from esvdfair.core.moments import GroupMoments
 from esvdfair.exceptions import InputError
 from esvdfair.models import adapt
 from esvdfair.models.base import LinearLayer, ModelAdapter, OutputLayer
-from esvdfair.summary import KEEP_SEED, KEPT_ROWS, Summary, level, smallest
+from esvdfair.summary import KEEP_SEED, KEPT_ROWS, Summary, level, prune
 
 Array = NDArray[np.float64]
 
-KEPT_BYTES = 2**27
-"""Bytes of features, in float64, from which a summary keeps fewer rows..."""
-FEWEST_KEPT = 40_000, 2**30
-"""... but so many rows, unless they take so many bytes."""
-
-ROUNDING = 2.0**-46
-"""Differences below this part of the numbers are rounding in float64, and depend on the order of summation."""
-
-LARGEST = 1e120
-"""Labels, predictions and weights beyond it are refused: squares of sums of their squares leave float64."""
+KEPT_BYTES = 2**27  # bytes of features, in float64, from which a summary keeps fewer rows, ...
+FEWEST_KEPT, MOST_BYTES = 40_000, 2**30  # ... but so many rows, unless these take so many bytes
+ROUNDING = 2.0**-46  # differences below this part of the numbers depend on the order of summation
+LARGEST = 1e120  # labels, predictions and weights beyond it are refused: squares of sums of their squares leave float64
 
 
 def summarise(
@@ -145,25 +139,21 @@ def gather(
     first = next(stream, None)
     if first is None:
         return Summary(model, rows)
-    with few_threads(0):  # what the model is looked at with is small, however wide it is
+    # What the model is looked at with is small, however wide it is; predictions that are not finite are refused below.
+    with few_threads(0), np.errstate(over="ignore", invalid="ignore"):
         layers = layers_of(adapter, first.x)
         if output is None:
-            with np.errstate(
-                over="ignore", invalid="ignore"
-            ):  # predictions that are not finite are refused as they come
-                output = OutputLayer(layers[-1], adapter.head(first.x), adapter.readout, adapter.added)
-    row_bytes, (fewest, most_bytes) = 8 * output.layer.weight.shape[1], FEWEST_KEPT
-    bound = max(min(rows, max(KEPT_BYTES // row_bytes, min(fewest, most_bytes // row_bytes))), 2)
+            output = OutputLayer(layers[-1], adapter.head(first.x), adapter.readout, adapter.added)
+    row_bytes = 8 * output.layer.weight.shape[1]
+    bound = max(min(rows, max(KEPT_BYTES // row_bytes, min(FEWEST_KEPT, MOST_BYTES // row_bytes))), 2)
     found = _Gathered(first, bound, group_rows or {})
     names = [*(() if watch is None else watch.names), output.layer.name]
     with few_threads(max(layer.weight.shape[1] for layer in layers)):
         for batch in chain([first], stream):
-            _check_finite(adapter, batch.x)
+            _check_inputs(adapter, batch.x)
             inputs, prediction = adapter.capture(batch.x, names)
-            _check_prediction(prediction, len(batch.codes))
-            features = inputs[output.layer.name]
-            _check_features(output.layer, features, len(batch.codes))
-            y = batch.y
+            features, y = inputs[output.layer.name], batch.y
+            _check_captured(output.layer, features, prediction, len(batch.codes))
             if y is None:
                 y = prediction if original is None else original.predict(batch.x)
                 y = np.asarray(take_rows(y, np.arange(len(batch.codes))), dtype=np.float64)
@@ -178,33 +168,37 @@ class _Gathered:
     """A summary that grows batch by batch. Groups and strata are numbered in the order in which they come."""
 
     def __init__(self, first: Batch, bound: int, group_rows: Mapping[Label, int]) -> None:
-        self.labelled, self.weighted, self.adjusted = first.y is not None, False, bool(first.group_parts)
-        names = tuple(getattr(first.x, "columns", ()))
-        self.columns = names if all(isinstance(name, str) for name in names) else ()
-        shape: tuple[int, ...] = tuple(getattr(first.x, "shape", ()))
-        self.n_features = int(shape[1]) if len(shape) > 1 else None
-        self.bound, self._limits = bound, _limits(group_rows, bound)
-        self.groups: list[Label] = []
-        self.strata: list[Label] = []
-        self.rows: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
-        self.mass: Array = np.zeros((0, 0))
-        self.cut: Array = np.zeros(0)
-        self.rest = GroupMoments()
+        names, shape = tuple(getattr(first.x, "columns", ())), tuple(getattr(first.x, "shape", ()))
+        self._known: dict[str, Any] = {
+            "bound": bound,
+            "columns": names if all(isinstance(name, str) for name in names) else (),
+            "n_features": int(shape[1]) if len(shape) > 1 else None,
+            "labelled": first.y is not None,
+            "weighted": False,
+            "adjusted": bool(first.group_parts),
+        }
+        # Where all rows of a group are counted, the key below which they may be kept: hardly more than will be.
+        self._bound, most = bound, level(list(group_rows.values()), bound)
+        self._limits = {g: min((most + 6 * most**0.5 + 16) / max(n, 1), 1.0) for g, n in group_rows.items()}
+        self._groups: list[Label] = []
+        self._strata: list[Label] = []
+        self._rows: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
+        self._mass, self._cut, self._rest = np.zeros((0, 0)), np.zeros(0), GroupMoments()
         self._columns: dict[str, NDArray[Any]] = {}
         self._size = 0
 
     def add(self, batch: Batch, features: Any, prediction: Any, y: Array) -> None:
-        if (batch.y is not None) != self.labelled:
+        if (batch.y is not None) != self._known["labelled"]:
             raise ValueError("some batches have labels and some have none; give all rows labels, or none.")
-        self.weighted |= batch.weight is not None
+        self._known["weighted"] |= batch.weight is not None
         codes, strata = self._numbered(batch)
         weight = np.ones(len(codes)) if batch.weight is None else batch.weight
         present = weight > 0
-        np.add.at(self.rows, (codes[present], strata[present]), 1)
-        np.add.at(self.mass, (codes[present], strata[present]), weight[present])
-        stays = present & (row_key(batch.row_id, KEEP_SEED) < self.cut[codes])
+        np.add.at(self._rows, (codes[present], strata[present]), 1)
+        np.add.at(self._mass, (codes[present], strata[present]), weight[present])
+        stays = present & (row_key(batch.row_id, KEEP_SEED) < self._cut[codes])
         if (goes := present & ~stays).any():
-            self.rest.update_codes(features, self.groups, codes, weight * goes, beside=y)
+            self._rest.update_codes(features, self._groups, codes, weight * goes, beside=y)
         index = np.flatnonzero(stays)
         columns = {
             "features": take_rows(features, index), "prediction": take_rows(prediction, index).astype(np.float64),
@@ -212,7 +206,7 @@ class _Gathered:
             "id": batch.row_id[index].astype(np.uint64),
         }  # fmt: skip
         self._put(columns, len(index))
-        if self._size > self.bound + self.bound // 8:
+        if self._size > self._bound + self._bound // 8:
             self._prune()
 
     def _numbered(self, batch: Batch) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -220,15 +214,13 @@ class _Gathered:
         parts = batch.group_parts
         pairs = [split_cell(label, parts) if parts else (label, "") for label in batch.labels]
         for group, stratum in pairs:
-            self.groups += [] if group in self.groups else [group]
-            self.strata += [] if stratum in self.strata else [stratum]
-        check_labels(self.groups)
-        more = len(self.groups) - len(self.rows), len(self.strata) - self.rows.shape[1]
-        if any(more):
-            self.cut = np.append(self.cut, [self._limits.get(label, 1.0) for label in self.groups[len(self.cut) :]])
-            edges = (0, more[0]), (0, more[1])
-            self.rows, self.mass = np.pad(self.rows, edges), np.pad(self.mass, edges)
-        places = [(self.groups.index(group), self.strata.index(stratum)) for group, stratum in pairs]
+            self._groups += [] if group in self._groups else [group]
+            self._strata += [] if stratum in self._strata else [stratum]
+        check_labels(self._groups)
+        edges = [(0, len(each) - n) for each, n in zip((self._groups, self._strata), self._rows.shape, strict=True)]
+        self._rows, self._mass = np.pad(self._rows, edges), np.pad(self._mass, edges)
+        self._cut = np.append(self._cut, [self._limits.get(label, 1.0) for label in self._groups[len(self._cut) :]])
+        places = [(self._groups.index(group), self._strata.index(stratum)) for group, stratum in pairs]
         place = np.array(places, dtype=np.intp).reshape(-1, 2)
         return place[batch.codes, 0], place[batch.codes, 1]
 
@@ -239,7 +231,7 @@ class _Gathered:
             room = self._columns.get(name, values[:0])
             dtype = np.result_type(room, values)
             if stop > len(room) or dtype != room.dtype:
-                larger = np.empty((max(stop, self.bound + self.bound // 4), *values.shape[1:]), dtype=dtype)
+                larger = np.empty((max(stop, self._bound + self._bound // 4), *values.shape[1:]), dtype=dtype)
                 larger[: self._size] = room[: self._size]
                 self._columns[name] = room = larger
             room[self._size : stop] = values
@@ -249,44 +241,31 @@ class _Gathered:
         return Rows(**{name: values[: self._size] for name, values in self._columns.items()})
 
     def _prune(self) -> None:
-        """Move rows that cannot stay into ``rest``."""
-        kept = self._kept()
-        assert kept.id is not None
-        stays, self.cut = smallest(kept.id, kept.codes, self.cut, self.rows.sum(axis=1), self.bound)
-        if not stays.all():
-            gone = kept.take(~stays)
-            self.rest.update_codes(gone.features, self.groups, gone.codes, gone.weight, beside=gone.y)
-            self._arrange(np.flatnonzero(stays))
-
-    def _arrange(self, index: NDArray[np.intp]) -> None:
-        """Keep some of the rows, in this order; in place, because features take most of the memory."""
+        """Move rows that cannot stay into ``rest``; the last ones take their places."""
+        stays, self._cut, self._rest = prune(self._kept(), self._cut, self._rows, self._bound, self._groups, self._rest)
+        self._size = int(np.count_nonzero(stays))
+        holes, last = np.flatnonzero(~stays[: self._size]), self._size + np.flatnonzero(stays[self._size :])
         for column in self._columns.values():
-            table = column.reshape(len(column), -1)
-            for start in range(0, table.shape[1], 32):
-                table[: len(index), start : start + 32] = table[index, start : start + 32]
-        self._size = len(index)
+            column[holes] = column[last]
 
     def summary(self, model: str, output: OutputLayer, split: tuple[float, int] | None) -> Summary:
         """What was gathered, with groups and strata in order."""
         self._prune()
-        groups, strata = (tuple(sorted(labels, key=sort_key)) for labels in (self.groups, self.strata))
+        groups, strata = (tuple(sorted(labels, key=sort_key)) for labels in (self._groups, self._strata))
+        kept = self._kept()
         if split is not None:
-            kept, (fraction, seed) = self._kept(), split
             assert kept.id is not None
-            place = np.array([groups.index(label) for label in self.groups])[kept.codes]
-            self._arrange(np.lexsort((row_key(kept.id, seed + 1), place, row_key(kept.id, seed) < fraction)))
+            place, (fraction, seed) = np.array([groups.index(label) for label in self._groups]), split
+            order = np.lexsort((row_key(kept.id, seed + 1), place[kept.codes], row_key(kept.id, seed) < fraction))
+            for column in self._columns.values():
+                table = column.reshape(len(column), -1)
+                for start in range(0, table.shape[1], 32):  # in place: features take most of the memory
+                    table[: len(order), start : start + 32] = table[order, start : start + 32]
         found = Summary(
-            model, self.bound, output, self.columns, self.n_features, self.labelled, self.weighted, self.adjusted,
-            tuple(self.groups), tuple(self.strata), self.rows, self.mass, self.cut,
-            self._kept(), self.rest,
+            model, output=output, groups=tuple(self._groups), strata=tuple(self._strata), rows=self._rows,
+            mass=self._mass, cut=self._cut, kept=kept, rest=self._rest, **self._known,
         )  # fmt: skip
         return found.relabelled(groups, strata).pruned()
-
-
-def _limits(group_rows: Mapping[Label, int], bound: int) -> dict[Label, float]:
-    """The key below which rows of each group may be kept, where all of them are counted: hardly more than will be."""
-    most = level(list(group_rows.values()), bound)
-    return {label: min((most + 6 * most**0.5 + 16) / max(n, 1), 1.0) for label, n in group_rows.items()}
 
 
 def layers_of(adapter: ModelAdapter, x: Any) -> tuple[LinearLayer, ...]:
@@ -305,37 +284,28 @@ def layers_of(adapter: ModelAdapter, x: Any) -> tuple[LinearLayer, ...]:
     return layers
 
 
-def _check_finite(adapter: ModelAdapter, X: Any) -> None:
+def _check_inputs(adapter: ModelAdapter, X: Any) -> None:
     # A scikit-learn pipeline may fill in missing values, and says itself when it cannot.
     if adapter.trees or type(adapter.model).__module__.startswith("sklearn"):
         return
-    for x in _each(X):
+    several = several_inputs(X)
+    for x in [X] if several is None else several.values():
         x = x.data if hasattr(x, "tocsr") else x  # of a sparse matrix what is stored
         floats = str(getattr(x, "dtype", "")).startswith(("float", "torch.float"))
         if floats and (bad := count_not_finite(x)):
             raise InputError(f"`X` contains {bad} NaN or infinite values. Fill them in or drop those rows.")
 
 
-def _each(x: Any) -> list[Any]:
-    """The inputs, which are one or several."""
-    several = several_inputs(x)
-    return [x] if several is None else list(several.values())
-
-
-def _check_features(layer: LinearLayer, features: Any, rows: int) -> None:
+def _check_captured(layer: LinearLayer, features: Any, prediction: Any, rows: int) -> None:
+    if bad := count_not_finite(prediction):
+        raise ValueError(
+            f"the model predicts NaN or infinite values for {bad} of {rows} rows; check X for missing values and the "
+            "model's weights."
+        )
     if features.ndim != 2 or features.shape[0] != rows:
         raise ValueError(
             f"the last linear layer {layer.name!r} takes inputs of shape {tuple(features.shape)} for {rows} rows; "
             "a repair of the output needs one feature vector for each row."
-        )
-
-
-def _check_prediction(prediction: Any, rows: int) -> None:
-    bad = count_not_finite(prediction)
-    if bad:
-        raise ValueError(
-            f"the model predicts NaN or infinite values for {bad} of {rows} rows; check X for missing values and the "
-            "model's weights."
         )
 
 

@@ -23,11 +23,8 @@ from esvdfair.models.readouts import Readout
 
 Array = NDArray[np.float64]
 
-KEPT_ROWS = 160_000
-"""Rows that a summary keeps at most; of the groups, the small ones whole."""
-
-KEEP_SEED = 12345
-"""Of the hash by which rows are kept: one for all summaries, so that they add up."""
+KEPT_ROWS = 160_000  # that a summary keeps at most; of the groups, the small ones whole
+KEEP_SEED = 12345  # of the hash by which rows are kept: one for all summaries, so that they add up
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,12 +146,8 @@ class Summary:
                 "a row is in the sum twice: the same part was added twice, or two parts have the same ids. Give each "
                 "part its own `part`, or each row its own `row_id`."
             )
-        stays, cut = smallest(self.kept.id, self.kept.codes, self.cut, self.rows.sum(axis=1), self.bound)
-        if stays.all():
-            return replace(self, cut=cut)
-        gone, rest = self.kept.take(~stays), GroupMoments().merge(self.rest)
-        rest.update_codes(gone.features, self.groups, gone.codes, gone.weight, beside=gone.y)
-        return replace(self, cut=cut, kept=self.kept.take(stays), rest=rest)
+        stays, cut, rest = prune(self.kept, self.cut, self.rows, self.bound, self.groups, self.rest)
+        return replace(self, cut=cut, kept=self.kept if stays.all() else self.kept.take(stays), rest=rest)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write to one file of plain arrays and JSON.
@@ -166,7 +159,7 @@ class Summary:
         path : str or Path
             File to write.
         """
-        _save(self, path)
+        write_arrays(path, "summary", 1, *_to_file(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Summary":
@@ -189,7 +182,7 @@ class Summary:
         """
         header, arrays = read_arrays(path, "summary", 1)
         try:
-            return _loaded(header, arrays)
+            return _from_file(header, arrays)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise damaged(path, "summary", error) from error
 
@@ -222,28 +215,29 @@ def _check_alike(one: Summary, other: Summary) -> None:
 def level(counts: Sequence[int] | NDArray[np.int64], bound: int) -> int:
     """The largest s with ``Σ min(n_g, s) ≤ bound``: how many rows of a group may be kept."""
     left, sizes = bound, sorted(int(n) for n in counts)
-    if sum(sizes) <= bound:
-        return sizes[-1] if sizes else 0
     for i, n in enumerate(sizes):
         share = left // (len(sizes) - i)
         if n > share:
             return share
         left -= n
-    raise AssertionError("unreachable")
+    return sizes[-1] if sizes else 0
 
 
-def smallest(
-    row_id: NDArray[np.uint64], codes: NDArray[np.intp], cut: Array, counts: NDArray[np.int64], bound: int
-) -> tuple[NDArray[np.bool_], Array]:
-    """Which rows stay, those of the smallest keys of every group, and the cut of every group after that."""
-    key = row_key(row_id, KEEP_SEED)
-    order = np.lexsort((row_id, key, codes))
+def prune(
+    kept: Rows, cut: Array, rows: NDArray[np.int64], bound: int, groups: Sequence[Label], rest: GroupMoments
+) -> tuple[NDArray[np.bool_], Array, GroupMoments]:
+    """Which rows stay, those of the smallest keys of every group; the cuts after that, and ``rest`` with the others."""
+    assert kept.id is not None
+    key, codes = row_key(kept.id, KEEP_SEED), kept.codes
+    order = np.lexsort((kept.id, key, codes))
     rank = np.empty(len(order), dtype=np.intp)
     rank[order] = np.arange(len(order)) - np.searchsorted(codes[order], codes[order])
-    stays = (rank < level(counts, bound)) & (key < cut[codes])
-    cut = cut.copy()
-    np.minimum.at(cut, codes[~stays], key[~stays])
-    return stays, cut
+    stays = (rank < level(rows.sum(axis=1), bound)) & (key < cut[codes])
+    if stays.all():
+        return stays, cut, rest
+    cut, rest, gone = cut.copy(), GroupMoments().merge(rest), kept.take(~stays)
+    np.minimum.at(cut, gone.codes, key[~stays])
+    return stays, cut, rest.update_codes(gone.features, groups, gone.codes, gone.weight, beside=gone.y)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -255,40 +249,41 @@ _TABLES = ("rows", "mass", "cut")
 _KEPT = ("features", "prediction", "y", "codes", "weight", "strata", "id")
 
 
-def _save(summary: Summary, path: str | os.PathLike[str]) -> None:
-    """Write a summary; the file appears whole or not at all."""
+def _to_file(summary: Summary) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """A header that JSON can hold, in which the arrays of a head are lists, and arrays."""
     header: dict[str, Any] = {"notice": NOTICE, **{name: getattr(summary, name) for name in _PLAIN}}
-    arrays: dict[str, NDArray[Any]] = {}
-    if summary.output is not None:
-        header |= {"output": _output_header(summary.output), "rest": summary.rest.labels}
-        arrays = {name: getattr(summary, name) for name in _TABLES}
-        arrays |= {f"kept_{name}": getattr(summary.kept, name) for name in _KEPT}
-        arrays |= {f"rest_{name}": getattr(summary.rest, name) for name in FIELDS if summary.rest.labels}
-        layer = {"layer_weight": summary.output.layer.weight, "layer_bias": summary.output.layer.bias}
-        arrays |= {name: values for name, values in layer.items() if values is not None}
-    write_arrays(path, "summary", 1, header, arrays)
-
-
-def _output_header(known: OutputLayer) -> dict[str, Any]:
-    """What JSON can hold of an output layer; a head's tuples of arrays become lists of lists."""
-    head = {
-        name: [part.tolist() for part in value] if isinstance(value, tuple) else value
-        for name, value in asdict(known.head).items()
-    }
+    known, rest = summary.output, summary.rest
+    if known is None:
+        return header, {}
+    head = {n: [part.tolist() for part in v] if isinstance(v, tuple) else v for n, v in asdict(known.head).items()}
     readout = None if known.readout is None else asdict(known.readout)
-    return {"layer": [known.layer.name, known.layer.index], "head": head, "readout": readout, "added": known.added}
+    output = {"layer": [known.layer.name, known.layer.index], "head": head, "readout": readout, "added": known.added}
+    arrays = {
+        **{name: getattr(summary, name) for name in _TABLES},
+        **{f"kept_{name}": getattr(summary.kept, name) for name in _KEPT},
+        **{f"rest_{name}": getattr(rest, name) for name in FIELDS if rest.labels},
+        "layer_weight": known.layer.weight,
+        "layer_bias": known.layer.bias,
+    }
+    present = {name: values for name, values in arrays.items() if values is not None}
+    return header | {"output": output, "rest": rest.labels}, present
 
 
-def _loaded(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Summary:
+def _from_file(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Summary:
     plain: dict[str, Any] = {name: header[name] for name in _PLAIN} | {"columns": tuple(header["columns"])}
-    for name in ("groups", "strata"):
-        plain[name] = tuple(label_from_json(label) for label in header[name])
+    groups, strata = (tuple(label_from_json(label) for label in header[name]) for name in ("groups", "strata"))
+    plain |= {"groups": groups, "strata": strata}
     if "output" not in header:
         return Summary(**plain)
-    output = _output(header["output"], arrays)
-    kept = Rows(**{name: arrays[f"kept_{name}"] for name in _KEPT})
-    tables = {name: arrays[name] for name in _TABLES}
-    _check_shapes(kept, tables, len(plain["groups"]), len(plain["strata"]), output.layer.weight.shape[1])
+    known, (name, index) = header["output"], header["output"]["layer"]
+    layer = LinearLayer(name, index, arrays["layer_weight"], arrays.get("layer_bias"))
+    head: dict[str, Any] = {
+        n: tuple(np.array(part) for part in v) if isinstance(v, list) else v for n, v in known["head"].items()
+    }
+    readout = None if known["readout"] is None else Readout.from_json(known["readout"])
+    output = OutputLayer(layer, Head(**head), readout, None if known["added"] is None else tuple(known["added"]))
+    kept, tables = Rows(**{n: arrays[f"kept_{n}"] for n in _KEPT}), {n: arrays[n] for n in _TABLES}
+    _check_shapes(kept, tables, len(groups), len(strata), layer.weight.shape[1])
     labels = [label_from_json(label) for label in header["rest"]]
     rest = GroupMoments.from_file(labels, {name: arrays[f"rest_{name}"] for name in FIELDS if labels})
     return Summary(**plain | tables, output=output, kept=kept, rest=rest)
@@ -305,16 +300,3 @@ def _check_shapes(kept: Rows, tables: dict[str, NDArray[Any]], groups: int, stra
             raise ValueError("its rows are of groups that it does not have")
     if not all(np.isfinite(getattr(kept, name)).all() for name in _KEPT):
         raise ValueError("its rows are not finite")
-
-
-def _output(known: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> OutputLayer:
-    """What :func:`_output_header` and the arrays of the layer tell."""
-    name, index = known["layer"]
-    head: dict[str, Any] = {
-        name: tuple(np.array(part) for part in value) if isinstance(value, list) else value
-        for name, value in known["head"].items()
-    }
-    readout = None if known["readout"] is None else Readout.from_json(known["readout"])
-    offset = readout is not None and readout.offset is not None
-    layer = LinearLayer(name, index, arrays["layer_weight"], arrays.get("layer_bias"), offset)
-    return OutputLayer(layer, Head(**head), readout, None if known["added"] is None else tuple(known["added"]))
