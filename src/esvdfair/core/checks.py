@@ -1,8 +1,7 @@
 """Every check of a column, a weight and groups, and the one way from a tensor to NumPy.
 
-What users pass comes through here first: arrays, lists, pandas objects, torch tensors on any device. It is read as its
-owner meant it or refused: text, dates, complex and masked values are no numbers, a missing group is missing in every
-spelling, and labels that read alike (1 and "1") are never one group, nor two by accident.
+What users pass is read as its owner meant it or refused: text, dates, complex and masked values are no numbers, a
+missing group is missing in every spelling, and labels that read alike (1 and "1") are never one group, nor two.
 
 Long because every door of the package asks for the same checks.
 """
@@ -25,21 +24,15 @@ Label: TypeAlias = Scalar | tuple[Scalar, ...]
 Encoded: TypeAlias = tuple[tuple[Label, ...], NDArray[np.intp]]
 """Sorted distinct labels of groups and, for every row, the position of its label."""
 
-MISSING = "missing"
-"""Label of the group of people whose attribute is missing, with ``missing="group"``."""
-
-MAX_INTEGER_GROUPS = 50
-"""More distinct whole numbers than this are taken for a measurement, not for groups."""
+MISSING = "missing"  # label of the group of people whose attribute is missing, with missing="group"
+MAX_INTEGER_GROUPS = 50  # more distinct whole numbers than this are taken for a measurement, not for groups
 
 
 # --- arrays of any framework ---------------------------------------------------------------------------------------
 
 
 def to_numpy(values: Any) -> NDArray[Any]:
-    """An array-like as NumPy; a torch tensor comes from its device (dtypes that NumPy lacks as float32).
-
-    `ValueError` when values are masked, as what lies under a mask is nobody's data, or their owner does not give them.
-    """
+    """An array-like as NumPy, unless values are masked; a torch tensor leaves its device (bfloat16 as float32)."""
     if hasattr(values, "detach"):
         tensor = _on_device(values)
         try:
@@ -165,10 +158,7 @@ def count_not_finite(values: Any) -> int:
 
 
 def check_numbers(values: Any, name: str) -> NDArray[Any]:
-    """An array-like of real numbers as NumPy, in its own dtype when that is one of numbers, else in float64.
-
-    Text, dates, complex and masked values, rows of different lengths and numbers beyond float64 are an `InputError`.
-    """
+    """An array-like of real numbers as NumPy, in its own dtype when that is one of numbers, else in float64."""
     try:
         raw = to_numpy(values)
     except ValueError as error:
@@ -192,10 +182,7 @@ def check_numbers(values: Any, name: str) -> NDArray[Any]:
 
 
 def numbers_in_place(values: Any, name: str) -> Any:
-    """As `check_numbers`, but a tensor that NumPy cannot read where it lies stays a tensor.
-
-    What NumPy can read it reads: it knows that XᵀX is symmetric and does half of the work; torch does not.
-    """
+    """As `check_numbers`, but a tensor that NumPy, whose XᵀX takes half the work, cannot read in place stays one."""
     if hasattr(values, "detach"):
         torch = sys.modules["torch"]
         tensor = _on_device(values)
@@ -273,10 +260,7 @@ def check_weight(
 
 
 def make_generator(random_state: Any, *purpose: int) -> np.random.Generator:
-    """A generator from a whole number (the same draws at every call), None (fresh ones) or a generator (as it stands).
-
-    Numbers after it tell apart what one seed serves, so that no two uses share draws.
-    """
+    """A generator from a whole number, None or a generator; uses of one seed are told apart by the numbers after it."""
     if random_state is None or isinstance(random_state, np.random.Generator):
         return np.random.default_rng(random_state)
     if isinstance(random_state, bool) or not isinstance(random_state, int | np.integer) or random_state < 0:
@@ -287,11 +271,7 @@ def make_generator(random_state: Any, *purpose: int) -> np.random.Generator:
 
 
 def unit_scale(*columns: NDArray[np.float64]) -> int:
-    """Exponent e of the power of two that brings the largest magnitude of the columns to [½, 1).
-
-    ``np.ldexp(column, -e)`` is exact but for what lies 300 digits below the largest; sums and squares then neither
-    overflow nor vanish.
-    """
+    """Exponent e with which ``np.ldexp(column, -e)`` is at most 1 and at least ½ somewhere: squares stay in float64."""
     largest = max((float(np.abs(column).max()) for column in columns if column.size), default=0.0)
     return int(np.frexp(largest)[1])
 
@@ -310,10 +290,7 @@ def unscaled(value: float, exponent: int, name: str) -> float:
 
 
 def check_groups(sensitive_features: Any, rows: int | None, missing: str = "error", *, of: str = "X") -> Encoded:
-    """Labels and codes of the groups; missing values are an error or, with ``missing="group"``, a group.
-
-    Many distinct whole numbers are refused: they look like a measurement.
-    """
+    """As `encode_groups`, of so many rows; many distinct whole numbers, which look like a measurement, are refused."""
     if rows == 0 and row_count(sensitive_features) == 0:
         return (), np.zeros(0, dtype=np.intp)
     labels, codes = encode_groups(sensitive_features, missing=missing)
@@ -338,13 +315,9 @@ def check_strata(control_features: Any, rows: int | None, missing: str = "error"
 def encode_groups(groups: Any, *, missing: str = "error") -> Encoded:
     """Sorted distinct labels and, for every row, the position of its label.
 
-    Groups are strings, integers or booleans, of shape (rows,) or (rows, attributes), or columns by name; a float column
-    that holds only whole numbers counts as integers, and other hashable values by their text. Several attributes become
-    their intersection: one tuple label for each combination that occurs.
-
-    What is missing (None, NaN, pd.NA, NaT or masked) is a `ValueError`, which counts it, or with ``missing="group"`` a
-    group, labelled `MISSING`. So is a fraction (bin a continuous attribute first), a set or an array in place of a
-    label, and two labels that read alike.
+    Groups are strings, whole numbers or booleans, of shape (rows,) or (rows, attributes), or columns by name; other
+    hashable values count by their text. Several attributes become one tuple label for each combination that occurs.
+    What is missing (None, NaN, pd.NA, NaT or masked) is an error or, with ``missing="group"``, the group `MISSING`.
 
     Examples
     --------
@@ -403,20 +376,17 @@ def _split_rows(rows: Sequence[Any]) -> list[Any]:
     if set(map(type, rows)) <= {str}:  # as most are, and looking at each takes as long as the model
         return [_object_column(rows)]
     rows = [row.tolist() if hasattr(row, "tolist") and not isinstance(row, np.generic) else row for row in rows]
-    if not any(isinstance(row, tuple | list) for row in rows):
+    several = [isinstance(row, tuple | list) for row in rows]
+    if not any(several):
         return [_object_column(rows)]
-    widths = {len(row) if isinstance(row, tuple | list) else 1 for row in rows if not _is_missing(row)}
+    widths = {len(row) if s else 1 for row, s in zip(rows, several, strict=True) if s or not pd.isna(row)}
     if len(widths) != 1:
         raise ValueError(
             f"group labels are rows of different lengths {sorted(widths)}; give every row the same attributes."
         )
     width = widths.pop()
-    full = [row if isinstance(row, tuple | list) else [row] * width for row in rows]
+    full = [row if s else [row] * width for row, s in zip(rows, several, strict=True)]
     return [_object_column(column) for column in zip(*full, strict=True)]
-
-
-def _is_missing(row: Any) -> bool:
-    return not isinstance(row, tuple | list) and bool(pd.isna(row))
 
 
 def _object_column(values: Sequence[Any]) -> NDArray[Any]:
@@ -512,13 +482,7 @@ def label_text(label: Label) -> str:
 
 
 def distinct_names(labels: Sequence[Label]) -> list[str]:
-    """Each label as people write it; where two would be written alike, as JSON, which tells them apart.
-
-    Examples
-    --------
-    >>> distinct_names([("a", 1), ("b, c", "d"), ("b", "c, d")])
-    ['a, 1', '["b, c", "d"]', '["b", "c, d"]']
-    """
+    """Each label as people write it; where two would be written alike, as JSON, which tells them apart."""
     texts = [label_text(label) for label in labels]
     alike = Counter(texts)
     return [json.dumps(label) if alike[text] > 1 else text for label, text in zip(labels, texts, strict=True)]

@@ -78,8 +78,8 @@ def squared_covariance_gap(weight: ArrayLike, moments: GroupMoments) -> float:
 def mean_factor(moments: GroupMoments, epsilon: float) -> Array:
     """(n, n) symmetric S_e with ``S_e S_eᵀ = DᵀD + εI`` (Lemma 1).
 
-    The paper takes Cholesky's factor. Every factor gives the same σ_i, u_i and costs; this one is a multiple of the
-    identity but for the few directions of D, so that a product with it or its inverse costs next to nothing.
+    The paper takes Cholesky's. Every factor gives the same σ_i, u_i and costs; this one is a multiple of the identity
+    but for the few directions of D, so that products cost next to nothing.
 
     Differs from the paper: its proof prints ``(x̄₁−x̄₂)(x̄₁−x̄₂)ᵀ``, a number for row vectors.
     """
@@ -113,9 +113,14 @@ def covariance_spectrum(moments: GroupMoments, unit: Array | None = None) -> tup
     Differs from the paper: Algorithm 1 takes the spectrum of W and leaves out the square root.
     """
     differences, spread = covariance_differences(moments), _spreads(moments)
+
+    def absolute(matrix: Array) -> Array:
+        values, vectors = scipy.linalg.eigh(matrix, driver="evd")
+        return np.asarray((vectors * np.abs(values)) @ vectors.T)
+
     if unit is not None:
         differences, spread = differences / np.outer(unit, unit), spread / unit**2
-    matrix = differences[0] if len(differences) == 1 else np.sum([_absolute(m) for m in differences], axis=0)
+    matrix = differences[0] if len(differences) == 1 else np.sum([absolute(m) for m in differences], axis=0)
     values, vectors = scipy.linalg.eigh(matrix, driver="evd")
     magnitude = np.abs(values)
     rounding = max(len(values) * magnitude.max(), max(len(values), 64) * spread.max()) * np.finfo(np.float64).eps
@@ -125,23 +130,13 @@ def covariance_spectrum(moments: GroupMoments, unit: Array | None = None) -> tup
 
 def _spreads(moments: GroupMoments) -> Array:
     """(n,) largest variance of each input in any group."""
-    spreads: Array = np.max([np.diag(covariance) for covariance in moments.covariances()], axis=0)
-    return spreads
-
-
-def _absolute(matrix: Array) -> Array:
-    values, vectors = scipy.linalg.eigh(matrix, driver="evd")
-    absolute: Array = (vectors * np.abs(values)) @ vectors.T
-    return absolute
+    return np.asarray(np.diagonal(moments.covariances(), axis1=1, axis2=2).max(axis=0))
 
 
 def scatter_about(moments: GroupMoments, *, centred: bool) -> Array:
     """(n, n) C: ``XᵀX`` over all rows, or the same about the mean."""
-    scatter = moments.pooled_scatter()
-    if not centred:
-        mean = moments.pooled_mean()
-        scatter = scatter + moments.pooled_weight * np.outer(mean, mean)
-    return scatter
+    scatter, mean = moments.pooled_scatter(), moments.pooled_mean()
+    return scatter if centred else scatter + moments.pooled_weight * np.outer(mean, mean)
 
 
 def whitener(matrix: Array) -> tuple[Array, Array]:
@@ -161,10 +156,7 @@ def whitener(matrix: Array) -> tuple[Array, Array]:
 
 
 def scatter_factor(matrix: Array) -> Array:
-    """(n, r) F with ``matrix = F Fᵀ`` for a positive semi-definite matrix of rank r.
-
-    Plain Cholesky, or with pivots, at unit scale, when the matrix is singular.
-    """
+    """(n, r) F with ``matrix = F Fᵀ`` for a positive semi-definite matrix of rank r."""
     unit, scale = _unit_scale(matrix)
     regular = _regular_cholesky(unit)
     if regular is not None:
@@ -200,7 +192,7 @@ def explain_mean(
     factor = mean_factor(moments, epsilon)
     u, sigma, vt = scipy.linalg.svd(_times_power(w, moments, epsilon, 0.5), full_matrices=False)  # W S
     step = _times_power(vt, moments, epsilon, -0.5)  # vᵀ S⁻¹
-    cost = _cost(step, _second_moment_factor(moments, second_moment_factor))
+    cost = _cost(step, moments, second_moment_factor)
     return ExplainableSVD(factor, u, sigma, vt.T, step, cost, np.ones(len(factor)))
 
 
@@ -214,19 +206,16 @@ def explain_covariance(
     factor = axes * root
     u, sigma, vt = scipy.linalg.svd(w @ factor, full_matrices=False)
     step = (vt / root) @ axes.T  # vᵀ S⁺
-    cost = _cost(step, _second_moment_factor(moments, second_moment_factor))
+    cost = _cost(step, moments, second_moment_factor)
     return ExplainableSVD(factor, u, sigma, vt.T, step, cost, np.sign(values))
 
 
 def explain_mean_optimal(weight: ArrayLike, moments: GroupMoments, *, whitening: tuple[Array, Array]) -> ExplainableSVD:
     """The mean gap split so that each part can be moved alone at the least cost (docs/method.md 2.1).
 
-    With ``C = LLᵀ`` and ``D L⁺ᵀ = Σ s_j a_j v_jᵀ``, at most G − 1 directions, ``W Dᵀ = Σ σ_j u_j a_jᵀ`` where
-    ``σ_j = s_j‖W L v_j‖``, ``p_j = v_jᵀL⁺/s_j`` and ``k_j = 1/s_j²``. Here the u_j are not orthogonal.
-
-    Parameters
-    ----------
-    whitening : L and L⁺ of C, from :func:`whitener`
+    With ``whitening`` L and L⁺, ``C = LLᵀ`` and ``D L⁺ᵀ = Σ s_j a_j v_jᵀ``, at most G − 1 directions,
+    ``W Dᵀ = Σ σ_j u_j a_jᵀ`` where ``σ_j = s_j‖W L v_j‖``, ``p_j = v_jᵀL⁺/s_j`` and ``k_j = 1/s_j²``. Here the u_j are
+    not orthogonal.
     """
     root, inverse = whitening
     differences = moments.mean_differences()
@@ -252,10 +241,6 @@ def explain_covariance_optimal(
     Differs from the paper: its ``S⁺`` loses ``W(I − SS⁺)`` when M is singular; this change keeps it. And it takes the
     spectrum of M in whatever units the inputs come: scaling a unit up and its weights down, which leaves the network
     as it is, changes the paper's edit, and inputs in small units are lost to rounding. With d it changes nothing.
-
-    Parameters
-    ----------
-    whitening : L and L⁺ of C, from :func:`whitener`
     """
     w = np.asarray(weight, dtype=np.float64)
     spread = np.sqrt(_spreads(moments))
@@ -274,15 +259,9 @@ def explain_covariance_optimal(
     return ExplainableSVD(factor, u, sigma, vt.T, step, np.sum(moved**2, axis=1), np.sign(values))
 
 
-def _second_moment_factor(moments: GroupMoments, given: Array | None) -> Array:
-    return scatter_factor(scatter_about(moments, centred=False)) if given is None else given
-
-
-def _cost(step: Array, factor: Array) -> Array:
-    """k_i = ‖p_i F‖², and 0 where that is nothing but rounding.
-
-    As a squared norm it cannot come out negative; the direct product ``p C pᵀ`` can, hugely.
-    """
+def _cost(step: Array, moments: GroupMoments, factor: Array | None) -> Array:
+    """k_i = ‖p_i F‖², which unlike the product ``p C pᵀ`` cannot come out negative; 0 where that is but rounding."""
+    factor = scatter_factor(scatter_about(moments, centred=False)) if factor is None else factor
     moved = step @ factor
     cost = np.einsum("ij,ij->i", moved, moved)
     with np.errstate(over="ignore", invalid="ignore"):
