@@ -275,18 +275,21 @@ def _from_file(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Summa
     plain |= {"groups": groups, "strata": strata}
     if "output" not in header:
         return Summary(**plain)
-    known, (name, index) = header["output"], header["output"]["layer"]
-    layer = LinearLayer(name, index, arrays["layer_weight"], arrays.get("layer_bias"))
+    output = _output(header["output"], arrays)
+    kept, tables = Rows(**{n: arrays[f"kept_{n}"] for n in _KEPT}), {n: arrays[n] for n in _TABLES}
+    _check_shapes(kept, tables, len(groups), len(strata), output.layer.weight.shape[1])
+    labels = [label_from_json(label) for label in header["rest"]]
+    rest = GroupMoments.from_file(labels, {name: arrays[f"rest_{name}"] for name in FIELDS if labels})
+    return Summary(**plain | tables, output=output, kept=kept, rest=rest)
+
+
+def _output(known: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> OutputLayer:
+    layer = LinearLayer(*known["layer"], arrays["layer_weight"], arrays.get("layer_bias"))
     head: dict[str, Any] = {
         n: tuple(np.array(part) for part in v) if isinstance(v, list) else v for n, v in known["head"].items()
     }
     readout = None if known["readout"] is None else Readout.from_json(known["readout"])
-    output = OutputLayer(layer, Head(**head), readout, None if known["added"] is None else tuple(known["added"]))
-    kept, tables = Rows(**{n: arrays[f"kept_{n}"] for n in _KEPT}), {n: arrays[n] for n in _TABLES}
-    _check_shapes(kept, tables, len(groups), len(strata), layer.weight.shape[1])
-    labels = [label_from_json(label) for label in header["rest"]]
-    rest = GroupMoments.from_file(labels, {name: arrays[f"rest_{name}"] for name in FIELDS if labels})
-    return Summary(**plain | tables, output=output, kept=kept, rest=rest)
+    return OutputLayer(layer, Head(**head), readout, None if known["added"] is None else tuple(known["added"]))
 
 
 def _check_shapes(kept: Rows, tables: dict[str, NDArray[Any]], groups: int, strata: int, width: int) -> None:

@@ -376,16 +376,17 @@ def _split_rows(rows: Sequence[Any]) -> list[Any]:
     if set(map(type, rows)) <= {str}:  # as most are, and looking at each takes as long as the model
         return [_object_column(rows)]
     rows = [row.tolist() if hasattr(row, "tolist") and not isinstance(row, np.generic) else row for row in rows]
-    several = [isinstance(row, tuple | list) for row in rows]
-    if not any(several):
+    widths = {len(row) for row in rows if isinstance(row, tuple | list)}
+    if not widths:
         return [_object_column(rows)]
-    widths = {len(row) if s else 1 for row, s in zip(rows, several, strict=True) if s or not pd.isna(row)}
+    if not pd.isna([row for row in rows if not isinstance(row, tuple | list)]).all():
+        widths.add(1)
     if len(widths) != 1:
         raise ValueError(
             f"group labels are rows of different lengths {sorted(widths)}; give every row the same attributes."
         )
     width = widths.pop()
-    full = [row if s else [row] * width for row, s in zip(rows, several, strict=True)]
+    full = [row if isinstance(row, tuple | list) else [row] * width for row in rows]
     return [_object_column(column) for column in zip(*full, strict=True)]
 
 
