@@ -1,27 +1,18 @@
 """What the rest of the library may ask of a model, whatever framework it comes from.
 
-Everything above `models/` speaks to a network through `ModelAdapter` alone. An adapter
-
-- lists the linear layers that the prediction passes through, in the order in which they run;
-- hands out the inputs of some of them together with the prediction, from one forward pass;
-- puts new weights into a **copy** of the model;
-- says what maps the last linear layer's output to the prediction (a `Head`).
-
-Rules that every adapter keeps (for whoever writes the next one):
+Everything above `models/` speaks to a network through `ModelAdapter` alone. Rules that every adapter keeps:
 
 - The user's model is never changed, not even when a call raises.
-- `layers` lists a linear layer only if the prediction depends on it. A layer that does not run, or that feeds
-  another output only, is left out; asking for it by name is then an error of `find_layer` or of `capture`.
+- `layers` lists a linear layer only if the prediction depends on it; a sum of several last layers is one layer at the
+  end (see `readouts`). `weight` is (outputs, inputs), however the framework stores it.
 - A layer that runs but cannot be edited by itself (tied weights, called twice, lazy, quantised) is a `ValueError` that
   names it, raised by `layers`: an index must not silently skip a layer. A hidden layer whose weight is computed from
-  others (spectral norm, pruning) is listed; `replace` refuses it. Hidden operators that an optimiser of ONNX
-  fused are left out.
-- A prediction that is a weighted sum of several last layers is listed as one layer at the end (see `readouts`).
-- `weight` is (outputs, inputs), however the framework stores it, in what it lists and in what `replace` takes back.
+  others (spectral norm, pruning) is listed, and refused by `replace`; hidden layers that an optimiser of ONNX fused are
+  left out.
 - `capture` runs its whole argument in one pass and returns the framework's own arrays on the model's own device;
-  the caller makes the batches. `predict` takes any number of rows, batches by itself and returns NumPy.
-- `layers` and `head` look at the first `PROBE_ROWS` rows of the batch they are given, and remember the answer.
-- `head` does not trust the batch alone, on which a clamp may be idle: chosen values stand in for what the layer gives.
+  `predict` takes any number of rows, batches by itself and returns NumPy.
+- `layers` and `head` look at the first `PROBE_ROWS` rows of the batch they are given, and remember the answer. `head`
+  also tries chosen values for what the last layer gives: on the batch alone a clamp may be idle.
 """
 
 from abc import ABC, abstractmethod
@@ -229,10 +220,7 @@ class ModelAdapter(ABC):
                 "nn.Linear."
             )
         if readout.offset is not None:
-            eps = tail.eps or spacing(tail.output)
-            self._check_rows(tail.rows, eps)
-            self._check_captured(tail.rows, readout.offset, eps)
-            return readout.offset
+            return self._checked(readout.offset, tail.rows, tail.eps or spacing(tail.output))
         line = Line.of(tail, readout)
         if tail.joined is not None:
             raise ValueError(bypassed(tail, line))
@@ -246,12 +234,9 @@ class ModelAdapter(ABC):
             raise ValueError(bypassed(tail, line))
         z = line.read(z)
         if "identity" in tail.kinds and np.array_equal(z, prediction):
-            head = Head("identity")
-        else:
-            head = find_head(z, prediction, kinds=tail.kinds, operation=tail.operation, eps=eps, run=line.run)
-        self._check_rows(tail.rows, eps)
-        self._check_captured(tail.rows, head, eps)
-        return head
+            return self._checked(Head("identity"), tail.rows, eps)
+        head = find_head(z, prediction, kinds=tail.kinds, operation=tail.operation, eps=eps, run=line.run)
+        return self._checked(head, tail.rows, eps)
 
     def _layer(self, name: str) -> LinearLayer:
         """A layer that can be given new weights, all of its outputs; `ValueError` if there is none of that name."""
@@ -271,33 +256,34 @@ class ModelAdapter(ABC):
         """Raise unless the prediction of a row is a function of that row alone."""
         whole, half = self._check_repeats(rows, eps), (row_count(rows) + 1) // 2
         parts = [row_slice(rows, 0, half), row_slice(rows, half, row_count(rows))]
-        apart = np.concatenate([self.predict(part) for part in parts if row_count(part)])
-        if not same_values(whole, apart, eps):
+        if not same_values(whole, np.concatenate([self.predict(part) for part in parts if row_count(part)]), eps):
             raise ValueError(
                 "predictions depend on the other rows in the batch, as with a mean over the batch or a batch norm "
                 "without running statistics. Use a model that predicts each row by itself."
             )
 
-    def _check_captured(self, rows: Any, head: Head, eps: float) -> None:
-        """Raise unless inputs of the last layer, its weights and the head make what the model itself predicts."""
+    def _checked(self, head: Head, rows: Any, eps: float) -> Head:
+        """The head; `ValueError` unless with it the last layer and its inputs make what the model predicts."""
+        self._check_rows(rows, eps)
         layer = self.layers(rows)[-1]
         inputs, captured = self.capture(rows, [layer.name])
         features, predicted = to_numpy(inputs[layer.name]).astype(np.float64), self.predict(rows).astype(np.float64)
         if features.shape != (len(predicted), layer.weight.shape[1]):
-            return  # the layer sees several vectors of a row, which is refused where one is needed
+            return head  # the layer sees several vectors of a row, which is refused where one is needed
         bias = 0.0 if layer.bias is None else layer.bias[0]
         with np.errstate(all="ignore"):
             z, size = features @ layer.weight[0] + bias, np.abs(features) @ np.abs(layer.weight[0]) + abs(bias)
             low, computed, high = (head.apply(z + step * eps * size) for step in (-64.0, 0.0, 64.0))
             allowed = np.abs(high - low) + rounding(predicted, eps)
-            misses = np.abs(np.stack([computed, to_numpy(captured).astype(np.float64)]) - predicted) > allowed
+            found = np.stack([computed, to_numpy(captured).astype(np.float64)])
+            misses = np.abs(found - predicted) > allowed
         if misses.any():  # values that are not finite are refused elsewhere
             which, row = np.argwhere(misses)[0]
-            found = (computed, captured)[which][row]
             raise ValueError(
-                f"the model predicts {predicted[row]:.4g} where its linear layers give {float(found):.4g}, as its "
+                f"the model predicts {predicted[row]:.4g} where its linear layers give {found[which, row]:.4g}, as its "
                 "predict changes what they compute. Pass a model without that change, and apply it to the predictions."
             )
+        return head
 
 
 def bypassed(tail: Tail, line: Line | None) -> str:
@@ -306,32 +292,26 @@ def bypassed(tail: Tail, line: Line | None) -> str:
     found = f"the prediction of a row depends on more than its output of the last linear layer {tail.layer!r}: "
     if row_count(tail.rows) < FEWEST_ROWS:
         return f"{found}{operation} brings in something else. Pass at least {FEWEST_ROWS} rows, which show what it is."
-    kind = None if line is None else offset_of(line)
-    if kind == "offset":
-        return found + (
-            f"{operation} adds a term that depends on `X` and is not part of that layer (an offset). Subtract it "
-            "from y and repair the network without it."
-        )
-    if kind == "factor":
-        return found + (
-            f"{operation} multiplies by a factor that depends on `X` and is not part of that layer (an exposure). "
-            "Divide y by it and repair the network without it."
-        )
-    return found + (
-        f"{operation} brings in another branch of the model that is no weighted sum of linear layers, or other rows. "
-        "This architecture is not supported; esvdfair.baselines change the predictions of any model."
-    )
+    advice = {
+        "offset": "adds a term that depends on `X` and is not part of that layer (an offset). Subtract it from y and "
+        "repair the network without it.",
+        "factor": "multiplies by a factor that depends on `X` and is not part of that layer (an exposure). Divide y by "
+        "it and repair the network without it.",
+        "branch": "brings in another branch of the model that is no weighted sum of linear layers, or other rows. This "
+        "architecture is not supported; esvdfair.baselines change the predictions of any model.",
+    }
+    return f"{found}{operation} {advice['branch' if line is None else _beside(line)]}"
 
 
-def offset_of(line: Line) -> str | None:
-    """What else the prediction depends on: an "offset" that is added, a "factor", or something else (None)."""
+def _beside(line: Line) -> str:
+    """What else the prediction depends on: an "offset" that is added, a "factor", or another "branch"."""
     rows = min(row_count(line.tail.rows), 32)
     with np.errstate(all="ignore"):
         low, high = (line.tail.at(line.outputs(np.full(rows, value)))[1].astype(np.float64) for value in (-0.5, 1.0))
+        ratio = high / low
         if np.ptp(high) > 0 and np.ptp(high - low) <= 1e-3 * np.ptp(high):
             return "offset"
-        ratio = high / low
-        return "factor" if np.ptp(high) > 0 and np.ptp(ratio) <= 1e-3 * np.abs(ratio).max() < np.inf else None
+        return "factor" if np.ptp(high) > 0 and np.ptp(ratio) <= 1e-3 * np.abs(ratio).max() < np.inf else "branch"
 
 
 def as_array_of(like: Any, values: NDArray[Any]) -> Any:
