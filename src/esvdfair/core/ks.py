@@ -334,10 +334,6 @@ class Null:
         n, m = self.sizes
         return float(np.clip(kolmogi(1 - level) / np.sqrt(n * m / (n + m)) - lattice_shift(n, m), 0.0, 1.0))
 
-    def scaled(self, factor: float) -> "Null":
-        """With noise times a factor, as ties or strata lower it."""
-        return Null(factor * self.floor, self.sizes / factor**2)
-
 
 def two_group_null(n: float, m: float) -> Null:
     n_e = n * m / (n + m)
@@ -395,24 +391,19 @@ def cdf_table(ranked: Ranked, cells: int) -> CdfTable:
 
 
 def upper_bound(ranked: Ranked, confidence: float, method: str = "normal") -> float:
-    """`ks_bound` without its checks."""
+    """`ks_bound` without its checks: the largest ``F_g − F_h + z √(s_g + s_h)`` over pairs g ≠ h and thresholds."""
     table = ranked.table
     if method == "normal":
         spread, z = table.variances, float(ndtri(confidence))
     else:
         # P(D − D̂ ≥ x) ≤ exp(−2x²/(1/n_g + 1/n_h)), Hoeffding's inequality with Σ (w/Σw)² = 1/n
         spread, z = np.broadcast_to(1 / table.sizes[:, None], table.cdfs.shape), np.sqrt(-np.log1p(-confidence) / 2)
-    return float(np.clip(_largest_of_pairs(table.cdfs, spread, float(z)), ranked.gaps.max(), 1.0))
-
-
-def _largest_of_pairs(cdfs: Floats, spread: Floats, z: float) -> float:
-    """Largest ``F_g − F_h + z √(s_g + s_h)`` over pairs g ≠ h and thresholds."""
-    largest = -np.inf
-    for g in range(len(cdfs)):
-        value = cdfs[g] - cdfs + z * np.sqrt(spread[g] + spread)
+    largest = float(ranked.gaps.max())
+    for g in range(len(table.cdfs)):
+        value = table.cdfs[g] - table.cdfs + z * np.sqrt(spread[g] + spread)
         value[g] = -np.inf
         largest = max(largest, float(value.max()))
-    return largest
+    return min(largest, 1.0)
 
 
 def near_parity(distance: float, floor: float) -> float:

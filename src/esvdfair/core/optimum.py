@@ -158,7 +158,7 @@ def _atoms(weight: Floats, eta: Floats, probability: Floats) -> tuple[Floats, Fl
 def _weighted_means(place: NDArray[np.intp], weight: Floats, columns: Iterable[Floats]) -> list[Floats]:
     """Total weight, and weighted means of the columns, of the rows of each place."""
     total = np.bincount(place, weight).astype(np.float64)
-    return [total, *(np.bincount(place, weight * column) / total for column in columns)]
+    return [total, *[np.bincount(place, weight * column) / total for column in columns]]
 
 
 def _split_cells(points: Floats, mass: Floats, n_cells: int) -> NDArray[np.intp]:

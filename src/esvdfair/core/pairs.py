@@ -87,8 +87,8 @@ class Pairs:
     @property
     def effective_rows(self) -> Floats:
         """(P,) n_e = 1/(1/n_g + 1/n_h)."""
-        first, second = (self.groups.sizes[side] for side in self.index)
-        return np.asarray(1 / (1 / first + 1 / second), dtype=np.float64)
+        n, m = self.groups.sizes[np.array(self.index)]
+        return np.asarray(n * m / (n + m), dtype=np.float64)
 
     def distances(self, scores: Floats) -> Floats:
         """(P,) KS distance of every pair."""
@@ -109,7 +109,7 @@ class Pairs:
         largest = np.argsort(sizes)[-2:]
         shrink = self._null(*sorted(largest)).floor / two_group_null(*sizes[largest]).floor  # by ties and strata
         effective = [two_group_null(sizes[g], sizes[h]) for g, h in zip(first, second, strict=True)]
-        return [null if shrink > 0.99 else null.scaled(shrink) for null in effective]
+        return [null if shrink > 0.99 else Null(shrink * null.floor, null.sizes / shrink**2) for null in effective]
 
     def _null(self, g: int, h: int) -> Null:
         rows, pair = self._pair(g, h)
@@ -155,7 +155,7 @@ class Pairs:
 
     def interval(self, scores: Floats, pair: int, confidence: float, *, draws: int = 1000) -> tuple[float, float]:
         """Interval of one pair's population distance; see `esvdfair.ks_distance_ci`."""
-        rows, groups = self._pair(*(int(side[pair]) for side in self.index))
+        rows, groups = self._pair(self.index[0][pair], self.index[1][pair])
         ranked = Ranked(scores[rows], groups)
         low = _lower_end(ranked, self.nulls[pair], confidence, draws, self.normals)
         return low, upper_bound(ranked, (1 + confidence) / 2)
@@ -174,8 +174,8 @@ class Pairs:
     def upper_bounds(self, scores: Floats, confidence: float, method: str, shown: Codes) -> Floats:
         """One-sided upper bound of the population distance of each pair in ``shown``."""
         found = []
-        for g, h in zip(*(side[shown] for side in self.index), strict=True):
-            rows, groups = self._pair(int(g), int(h))
+        for pair in shown:
+            rows, groups = self._pair(self.index[0][pair], self.index[1][pair])
             found.append(upper_bound(Ranked(scores[rows], groups), confidence, method))
         return np.array(found)
 
