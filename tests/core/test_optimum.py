@@ -142,15 +142,6 @@ def test_constant_eta_stays_constant(constant):
     assert optimum.converged
 
 
-def test_eta_of_two_values_is_solved():
-    probability = np.array([[0.9, 0.1]] * 30 + [[0.2, 0.8]] * 50)
-    eta = np.repeat([0.0, 1.0], [30, 50])
-    optima = fit_optimum(eta, probability, levels=[0.1, 0.0], n_grid=12, sharpness=3000)
-    for optimum in optima:
-        exact = primal_optimum(eta, probability, np.ones(80), optimum.grid, optimum.level)
-        assert optimum.dual_objective == pytest.approx(exact, rel=1e-3)
-
-
 @pytest.mark.parametrize("rows", [50, 400, 1500])
 def test_group_probability_that_is_a_function_of_eta_is_pooled(rows):
     """Δ linear in η: the optimum maps a range of rows to one value; values that differ by rounding would undo it."""
@@ -311,16 +302,6 @@ def test_no_cell_divides_rows_that_agree():
 
 
 # --- pieces ---------------------------------------------------------------------------------------------------
-
-
-def test_cells_balance_the_groups():
-    eta, probability, _ = gaussian_case(2, 5000)
-    weight = np.random.default_rng(0).dirichlet(np.ones(5000))
-    ratio = probability / (weight @ probability)
-    cell = module._split_cells(np.column_stack([eta, ratio[:, 1]]), weight * ratio.sum(axis=1), 256)
-    assert 200 <= cell.max() < 256
-    for group in ratio.T:  # no cell holds much of either group
-        assert np.bincount(cell, weight * group).max() < 0.02
 
 
 def test_pools_are_narrow_and_widen_no_gap():
