@@ -284,7 +284,8 @@ def _from_file(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Summa
 
 
 def _output(known: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> OutputLayer:
-    layer = LinearLayer(*known["layer"], arrays["layer_weight"], arrays.get("layer_bias"))
+    name, index = known["layer"]
+    layer = LinearLayer(name, index, arrays["layer_weight"], arrays.get("layer_bias"))
     head: dict[str, Any] = {
         n: tuple(np.array(part) for part in v) if isinstance(v, list) else v for n, v in known["head"].items()
     }
