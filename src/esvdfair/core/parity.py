@@ -320,9 +320,7 @@ class _ParityDual:
     def minimise(self, *, barrier: bool) -> Array:
         """Newton's method along τ → 0, from μ = 0."""
         y = np.zeros(len(self.along))
-        start, end = (0.1 * self.half or 1e-2), (1e-12 if self.half > 0 or barrier else 0.0)
-        steps = math.ceil(math.log(start / end, 20)) if start > end > 0 else 0
-        for tau, last in [*((start / 20**k, False) for k in range(steps)), (end, True)]:
+        for tau, last in self._weights(barrier):
             state = self._state(y, tau, barrier)
             assert state is not None  # the step that led here was taken because A is positive definite
             for _ in range(_MAX_STEPS):
@@ -339,6 +337,12 @@ class _ParityDual:
                 if close:
                     break
         return y
+
+    def _weights(self, barrier: bool) -> list[tuple[float, bool]]:
+        """τ, and whether it is the last one."""
+        start, end = (0.1 * self.half or 1e-2), (1e-12 if self.half > 0 or barrier else 0.0)
+        steps = math.ceil(math.log(start / end, 20)) if start > end > 0 else 0
+        return [*((start / 20**k, False) for k in range(steps)), (end, True)]
 
     def _line_search(
         self, y: Array, step: Array, value: float, fall: float, tau: float, barrier: bool, *, sure: bool
