@@ -21,7 +21,6 @@ from esvdfair import (
     Effort,
     ESVDFair,
     ESVDFairWarning,
-    GroupMoments,
     fit_curve,
     ks_bound,
     ks_distance,
@@ -78,9 +77,14 @@ def fitted(model, data, **options):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_closes_the_gap_and_accounts_for_it(model, data, method):
-    X, y, a = data
-    fair = fitted(model, data, method=method)
+def test_every_method_closes_the_gap_accounts_for_it_and_leaves_the_model_alone(model, data, method):
+    X, _, _ = data
+    given = pickle.dumps(model)
+    fair, again = (fitted(model, data, method=method, random_state=5) for _ in range(2))
+    assert pickle.dumps(model) == given
+    np.testing.assert_array_equal(fair.predict(X), again.predict(X))
+    other = fitted(model, data, method=method, random_state=np.random.RandomState(0))
+    assert not np.array_equal(fair.predict(X), other.predict(X))
     fresh, _, group = people(seed=1)
     before = ks_distance(model.predict(fresh), sensitive_features=group)
     after = ks_distance(fair.predict(fresh), sensitive_features=group)
@@ -96,16 +100,6 @@ def test_every_method_closes_the_gap_and_accounts_for_it(model, data, method):
     np.testing.assert_array_equal(fair.predict(X), fair.estimator_.predict(X))
     for edit in fair.edits_[-1:]:
         np.testing.assert_array_equal(edit.weight_after.T, fair.estimator_.coefs_[-1])
-    assert y.shape == a.shape
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_given_model_is_never_touched(model, data, method):
-    X, _, _ = data
-    before = pickle.dumps(model), model.predict(X)
-    fair = fitted(model, data, method=method)
-    assert pickle.dumps(model) == before[0]
-    assert not np.array_equal(fair.predict(X), before[1])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -126,31 +120,12 @@ def test_a_looser_target_costs_less(model, data):
     assert loose["ks_after"] > tight["ks_after"]
 
 
-def test_a_target_under_the_floor_is_explained(model, data):
-    with pytest.warns(
-        ESVDFairWarning, match="below the noise level of every pair of groups: .* About .* times as many"
-    ):
-        fitted(model, data, target_ks=0.001)
-
-
-def test_a_target_out_of_reach_warns_and_takes_the_fairest(data):
-    X, _, a = data
-    narrow = train(X, X[:, 0], 2)  # two units that both carry the group: nothing fair is left to predict from
-    with pytest.warns(ESVDFairWarning, match="No candidate meets"):
-        fair = ESVDFair(narrow, method="paper", refit="ols", target_ks=0.11).fit(X, X[:, 0], sensitive_features=a)
-    assert fair.summary_["met"] is False
-    fairest = min(p.ks_population for p in fair.curve_.points)
-    assert fair.point_.ks_population <= np.hypot(fairest, max(fair.curve_.pair_resolved))
-
-
 def test_max_mse_increase_takes_the_fairest_within(model, data):
     fair = fitted(model, data, max_mse_increase=0.5)
     assert fair.summary_["mse_after"] <= 1.5 * fair.summary_["mse_before"]
     assert fair.summary_["ks_after"] < fair.summary_["ks_before"]
     within = [p for p in fair.curve_.points if p.mse <= 1.5 * fair.summary_["mse_before"]]
     assert fair.summary_["ks_after"] == min(within, key=lambda p: (p.ks_population, p.mse)).ks
-    with pytest.warns(ESVDFairWarning, match="No candidate within `max_mse_increase=0` improves parity"):
-        fitted(model, data, method="paper", max_mse_increase=0.0)
 
 
 def test_the_curve_has_twenty_points_and_builds_models_without_refitting(model, data):
@@ -171,23 +146,7 @@ def test_the_curve_has_twenty_points_and_builds_models_without_refitting(model, 
     assert curve.points[point] is point
     with pytest.raises(IndexError):
         curve.model(len(curve))
-
-
-def test_choosing_on_the_curve_is_what_fit_does(model, data):
-    X, y, a = data
-    options = {"targets": ["labels", "predictions"]}
-    curve = fit_curve(model, X, y, sensitive_features=a, **options)
-    fair = ESVDFair(model, target_ks=0.15, **options).fit(X, y, sensitive_features=a)
-    np.testing.assert_array_equal(curve.model(curve.select(target_ks=0.15)).predict(X), fair.predict(X))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_deterministic_for_a_random_state(model, data, method):
-    X, _, _ = data
-    first, second = (fitted(model, data, method=method, random_state=5).predict(X) for _ in range(2))
-    np.testing.assert_array_equal(first, second)
-    other = fitted(model, data, method=method, random_state=np.random.RandomState(0)).predict(X)
-    assert not np.array_equal(first, other)
+    np.testing.assert_array_equal(repaired.predict(X), fitted(model, data, target_ks=0.15).predict(X))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -317,6 +276,8 @@ def test_cross_validation_by_metadata_routing(model, data):
 
 def test_clone_pickle_repr(model, data):
     X, _, _ = data
+    with pytest.raises(NotFittedError):
+        ESVDFair(model).predict(X)
     fair = fitted(FrozenEstimator(model), data, method="parity")
     assert clone(fair).get_params()["method"] == "parity"
     again = pickle.loads(pickle.dumps(fair))
@@ -325,38 +286,17 @@ def test_clone_pickle_repr(model, data):
     assert "method='parity'" in repr(fair)
 
 
-def test_predict_before_fit_is_the_usual_error(model):
-    with pytest.raises(NotFittedError):
-        ESVDFair(model).predict(np.ones((2, 4)))
-
-
 # --- streams -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_batches_give_what_arrays_give(model, data, method):
     X, y, a = data
-
-    def batches():
-        for start in range(0, len(X), 170):
-            part = slice(start, start + 170)
-            yield X[part], y[part], a[part]
-
-    options = {
-        "method": method,
-        "targets": ["labels", "predictions"],
-        "target_ks": 0.25 if method == "transport" else None,
-    }
-    streamed = ESVDFair(model, **options).fit(batches)
+    parts = [slice(start, start + 170) for start in range(0, len(X), 170)]
+    options = {"method": method, "targets": ["labels", "predictions"]}
+    streamed = ESVDFair(model, **options).fit(lambda: ((X[part], y[part], a[part]) for part in parts))
     whole = ESVDFair(model, **options).fit(X, y, sensitive_features=a)
-    if method == "transport":
-        # Its problem has several minima at large strengths, and the last bits of the moments choose among them: the
-        # curves agree, the point that is picked from them need not.
-        curves = [sorted((p.ks, p.mse) for p in fair.curve_.points) for fair in (streamed, whole)]
-        at = [np.interp([0.2, 0.3, 0.4], *zip(*points, strict=True)) for points in curves]
-        np.testing.assert_allclose(at[0], at[1], rtol=0.03)
-    else:
-        np.testing.assert_allclose(streamed.predict(X), whole.predict(X), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(streamed.predict(X), whole.predict(X), rtol=1e-6, atol=1e-6)
     assert streamed.n_features_in_ == 4
 
 
@@ -449,20 +389,6 @@ def test_constant_predictions_are_refused(data):
     flat.coefs_[-1][:] = 0.0
     with pytest.raises(ValueError, match="for every row"):
         ESVDFair(flat).fit(X, y, sensitive_features=a)
-
-
-def test_other_models_are_refused(data):
-    from sklearn.neighbors import KNeighborsRegressor
-
-    X, y, a = data
-    with pytest.raises(TypeError, match="KNeighborsRegressor"):
-        ESVDFair(KNeighborsRegressor().fit(X, y)).fit(X, y, sensitive_features=a)
-    with pytest.raises(TypeError, match="Supported are"):
-        ESVDFair(lambda x: x).fit(X, y, sensitive_features=a)
-
-
-def test_moments_are_public():
-    assert GroupMoments().update(np.eye(2), [0, 1]).width == 2
 
 
 # --- rows that neither fitted nor chose ----------------------------------------------------------------------------

@@ -80,15 +80,10 @@ def test_the_repaired_module_loads_into_the_original_architecture(trained):
     np.testing.assert_array_equal(again.eval()(torch.tensor(X)).detach().numpy().ravel(), fair.predict(X))
     changed = [k for k, v in fair.estimator_.state_dict().items() if not torch.equal(v, state[k])]
     assert changed == ["body.4.weight", "body.4.bias"]
-    fresh, _, group = people(seed=1)
-    assert ks_population(fair.predict(fresh), sensitive_features=group) < 0.2  # what the target speaks of
-
-
-def test_torch_export_works_as_for_the_original(trained):
-    model, X, y, a = trained
-    fair = ESVDFair(model, method="parity", targets="labels").fit(X, y, sensitive_features=a)
     program = torch.export.export(fair.estimator_.eval(), (torch.tensor(X),))
     np.testing.assert_allclose(program.module()(torch.tensor(X)).detach().numpy().ravel(), fair.predict(X), rtol=1e-5)
+    fresh, _, group = people(seed=1)
+    assert ks_population(fair.predict(fresh), sensitive_features=group) < 0.2  # what the target speaks of
 
 
 @pytest.mark.parametrize("method", ["paper", "exact"])
@@ -173,21 +168,3 @@ def test_a_loader_gives_what_arrays_give(trained):
     np.testing.assert_allclose(streamed.predict(X), whole.predict(X), atol=1e-5)
     with pytest.raises(ValueError, match="misalign"):
         ESVDFair(model).fit(torch.utils.data.DataLoader(data), sensitive_features=codes)
-
-
-def test_nan_in_the_inputs_is_counted(trained):
-    model, X, y, a = trained
-    holes = X.copy()
-    holes[:3, 1] = np.nan
-    with pytest.raises(ValueError, match="`X` contains 3 NaN"):
-        ESVDFair(model).fit(holes, y, sensitive_features=a)
-
-
-def test_metric_frame_works_on_the_predictions(trained):
-    metrics = pytest.importorskip("fairlearn.metrics", reason="fairlearn is not installed (extra esvdfair[peers])")
-    from sklearn.metrics import mean_squared_error
-
-    model, X, y, a = trained
-    fair = ESVDFair(model, method="parity", targets="labels").fit(X, y, sensitive_features=a)
-    frame = metrics.MetricFrame(metrics=mean_squared_error, y_true=y, y_pred=fair.predict(X), sensitive_features=a)
-    assert set(frame.by_group.index) == {"x", "y"}

@@ -55,17 +55,6 @@ def test_what_the_summary_says_is_what_the_model_does(method, bias, head):
     assert fair.model_ is model
 
 
-def test_a_model_that_is_perfect_on_its_labels_has_labels_all_the_same():
-    X, _, a = people()
-    model = network()
-    y = model(torch.from_numpy(X.astype(float))).detach().numpy()[:, 0]
-    for labels, against in ((y, "labels"), (None, "predictions")):
-        fair = ESVDFair(model, method="parity", effort=Effort.quick())
-        fair.fit(X.astype(float), labels, sensitive_features=a)
-        assert fair.summary_["error_against"] == against
-        assert fair.summary_["mse_before"] < 1e-20
-
-
 def test_a_layer_scan_takes_a_stream_of_batches_without_labels():
     X, _, a = people(300)
 
@@ -77,19 +66,6 @@ def test_a_layer_scan_takes_a_stream_of_batches_without_labels():
     scan = scan_layers(network(), stream)
     assert scan.error_against == "predictions"
     assert len(scan.layers) == 3
-
-
-@pytest.mark.parametrize("method", ["paper", "exact"])
-def test_a_loader_that_shuffles_is_refused_where_rows_are_read_twice(method):
-    X, y, a = people()
-    rng = np.random.default_rng(0)
-
-    def shuffled():
-        order = rng.permutation(len(y))
-        yield X[order].astype(float), y[order], a[order]
-
-    with pytest.raises(ValueError, match="different order on each pass"):
-        ESVDFair(network(), method=method, effort=Effort.quick()).fit(shuffled)
 
 
 @pytest.mark.parametrize("method", ["paper", "exact", "parity", "transport"])
@@ -168,12 +144,6 @@ def test_which_rows_judged_is_known_and_not_guessed():
     apart.fit(others.astype(float), None, sensitive_features=theirs, validation=(X.astype(float), None, a))
     assert apart.judged(rows(y=None)).all()
     assert apart.judged(rows()).all()  # labels that the repair never saw do not matter
-
-
-def test_rows_that_are_adjusted_for_strata_are_known_without_their_strata():
-    X, y, a = people()
-    job = np.arange(600) % 2
-    fair = ESVDFair(network(), method="parity", effort=Effort.quick())
-    fair.fit(X.astype(float), y, sensitive_features=a, control_features=job)
-    (batch,) = make_batches(Data(X.astype(float), y, a))
-    assert fair.judged(batch).sum() == fair.summary_["rows"]
+    adjusted = ESVDFair(network(), method="parity", effort=Effort.quick())
+    adjusted.fit(X.astype(float), y, sensitive_features=a, control_features=np.arange(600) % 2)
+    assert adjusted.judged(rows()).sum() == adjusted.summary_["rows"]  # without their strata

@@ -56,12 +56,6 @@ def test_labels_after_a_curved_head_are_fitted_after_it(kind):
     assert np.mean((after - rows.y) ** 2) <= 1.05 * np.mean((rows.prediction - rows.y) ** 2)
 
 
-def test_predictions_alone_give_the_layer_back():
-    sample = make_sample()
-    weight, bias = solution(Refits(sample, Effort()), "predictions")
-    np.testing.assert_allclose(sample.training.features @ weight + bias, sample.training.prediction, atol=1e-8)
-
-
 @pytest.mark.parametrize("groups", [2, 3])
 def test_the_optimum_is_fairer_at_lower_levels(groups):
     sample = make_sample(groups=groups, rows=900)
@@ -85,6 +79,8 @@ def test_transport_covers_every_target_ridge_and_strength():
 
 def test_the_group_is_predicted_from_a_bounded_number_of_rows_as_from_all():
     sample = make_sample(rows=2000)
+    bounded = Refits(sample, Effort(transport_rows=300))
+    assert len(bounded.coupling.outputs(np.zeros(len(bounded.space.variances)))) == 600
     both = [Refits(sample, Effort(transport_rows=n)) for n in (400, 2000)]
     few, all_rows = (refits.group_probability(sample.training.features) for refits in both)
     np.testing.assert_allclose(few.sum(axis=1), 1.0)
@@ -117,11 +113,6 @@ def test_least_squares_after_an_edit_stays_near_the_original_where_rows_say_litt
     wider = replace(sample, moments=moments, layer=layer, training=replace(rows, features=features))
     fit = refit_edited(wider, "ols", 15.0, 150.0)
     assert fit.weight[-1] - fit.weight[0] == pytest.approx(0.5 - sample.layer.weight[0, 0], abs=0.01)
-
-
-def test_transport_couples_a_bounded_number_of_rows():
-    refits = Refits(make_sample(rows=1000), Effort(transport_rows=300))
-    assert len(refits.coupling.outputs(np.zeros(len(refits.space.variances)))) == 600
 
 
 @pytest.mark.parametrize(("mean", "covariance"), [(1.0, 1.0), (15.0, 150.0), (100.0, 1.0), (np.inf, np.inf)])
