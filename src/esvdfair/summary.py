@@ -257,7 +257,12 @@ def _to_file(summary: Summary) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]
         return header, {}
     head = {n: [part.tolist() for part in v] if isinstance(v, tuple) else v for n, v in asdict(known.head).items()}
     readout = None if known.readout is None else asdict(known.readout)
-    output = {"layer": [known.layer.name, known.layer.index], "head": head, "readout": readout, "added": known.added}
+    output = {
+        "layer": [known.layer.name, known.layer.index, known.layer.offset],
+        "head": head,
+        "readout": readout,
+        "added": known.added,
+    }
     arrays = {
         **{name: getattr(summary, name) for name in _TABLES},
         **{f"kept_{name}": getattr(summary.kept, name) for name in _KEPT},
@@ -284,8 +289,8 @@ def _from_file(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Summa
 
 
 def _output(known: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> OutputLayer:
-    name, index = known["layer"]
-    layer = LinearLayer(name, index, arrays["layer_weight"], arrays.get("layer_bias"))
+    name, index, offset = known["layer"]
+    layer = LinearLayer(name, index, arrays["layer_weight"], arrays.get("layer_bias"), offset)
     head: dict[str, Any] = {
         n: tuple(np.array(part) for part in v) if isinstance(v, list) else v for n, v in known["head"].items()
     }
