@@ -333,8 +333,8 @@ def test_progress_is_told_in_bytes(small_chunks, tmp_path):
     assert told[-1] == (size, size)
 
 
-def test_a_look_at_the_first_rows_parses_nothing_again(small_chunks, monkeypatch, tmp_path):
-    """A repair looks at a few rows and then makes one pass: with the scan, every row is parsed twice."""
+def test_a_pass_over_a_large_file_parses_it_once(small_chunks, monkeypatch, tmp_path):
+    """With the scan, a repair parses every row twice."""
     table, passes = TableBatches(save(people(), tmp_path), Roles(("sex",), "y")), []
     frames = files.CsvFile.frames
 
@@ -343,8 +343,6 @@ def test_a_look_at_the_first_rows_parses_nothing_again(small_chunks, monkeypatch
         return frames(*given, **options)
 
     monkeypatch.setattr(files.CsvFile, "frames", count)
-    assert next(iter(table)).row_id[0] == 0
-    assert passes == []
     assert sum(len(batch.codes) for batch in table) == 500
     assert passes == [1]
 

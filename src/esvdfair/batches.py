@@ -121,7 +121,8 @@ class StreamBatches:
                     got = f"{len(item)} items" if isinstance(item, tuple | list) else type(item).__name__
                     raise ValueError(f"a batch must be (X, y, sensitive[, weight[, control[, row_id]]]); got {got}.")
                 data, row_id = Data(as_pandas(item[0]), *item[1:5]), None if len(item) < 6 else item[5]
-                batch = _make_batch(data, row_id=row_id, start=start, **self._options)
+                positions = np.arange(start, start + row_count(data.X))
+                batch = _make_batch(data, row_id=row_id, positions=positions, **self._options)
             start += len(batch.codes)
             yield batch
 
@@ -133,9 +134,9 @@ def _make_batch(
     classes: Sequence[Any] | None = None,
     row_id: Any = None,
     part: int | str = 0,
-    start: int = 0,
+    positions: NDArray[np.int64] | None = None,
 ) -> Batch:
-    """Rows and what stands beside them, checked; ``start`` is the position of the first in its part."""
+    """Rows and what stands beside them, checked; ``positions`` in their part, where they are not all of it."""
     rows, y, weight = row_count(data.X), data.y, data.sample_weight
     _check_indexes(data)
     if y is not None:
@@ -146,8 +147,9 @@ def _make_batch(
         group_parts = label_parts(labels[0])
         strata = check_strata(_named(data.X, data.control_features), rows, missing)
         labels, codes = make_cells((labels, codes), strata)
-    weight = None if weight is None else check_weight(weight, rows, squares=True)
-    row_id = row_ids(row_id, part, np.arange(start, start + rows))
+    if weight is not None:
+        weight = check_weight(weight, rows, squares=True, zero=positions is not None)
+    row_id = row_ids(row_id, part, np.arange(rows) if positions is None else positions)
     return Batch(data.X, y, labels, codes, weight, row_id, group_parts)
 
 

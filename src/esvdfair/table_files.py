@@ -1,4 +1,4 @@
-"""A CSV file, or Parquet files, as frames of whole rows that can be read again and again; what their columns are."""
+"""A CSV file, or Parquet files, as frames of whole rows that can be read again and again."""
 
 import csv
 import gzip
@@ -12,17 +12,13 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, BinaryIO
 
-import numpy as np
 import pandas as pd
 
-from esvdfair.exceptions import InputError
 from esvdfair.files import sha256_of
 from esvdfair.text import quoted, some_names
 
@@ -30,13 +26,11 @@ CHUNK_ROWS = 65_536  # rows of a frame, at most
 FEWEST_ROWS = 64  # that are never too many: pandas takes its time for every column of a frame
 BLOCK = 8 * 2**20  # bytes of CSV that a frame has, about
 CHUNK_VALUES = 2**21  # values of Parquet that a frame has, about
-LONGEST = 4 * 2**20  # bytes of a line that no table has
 UNFINISHED = 512 * 2**20  # bytes of CSV in which a frame ends, unless a quotation mark was forgotten
 SHOWN = 12
 """Names that an error lists."""
 SEPARATORS = ",\t;|"
 """What may separate fields where nothing is said, the first of them in doubt."""
-_GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _URI = re.compile(r"(\w{2,}):/+(.*)")  # a Path has one slash of the two or three
 _BUFFER = 2**15  # bytes that the reader of a Parquet column takes at once; without it, all that a row group has
 _MORE = "\0"  # the column of fields that the header has no name for; no name has this character
@@ -47,10 +41,10 @@ class TableFile:
 
     Attributes
     ----------
-    path, place : of the file as it was given, and of a copy of what can be read only once or is compressed
+    path, place : of the file as it was given, and of a plain copy where that is a pipe or compressed
     columns : names of its columns
     size, held_size : bytes of the file, and of its values, about
-    copies : keeps them, they go when this goes
+    copies : temporary files, which go when this goes
     """
 
     columns: list[str]
@@ -69,12 +63,10 @@ class TableFile:
         """Whether the file itself says that these columns have a value in every row; NaN is a value there."""
         return False
 
-    def frames(
-        self, columns: Sequence[str], texts: Sequence[str] = (), *, strict: bool = False
-    ) -> Iterator[tuple[pd.DataFrame, int]]:
+    def frames(self, columns: Sequence[str], texts: Sequence[str] = ()) -> Iterator[tuple[pd.DataFrame, int]]:
         """Yield some rows, the same at every call, and the bytes of the file up to their end, about.
 
-        ``texts`` are read as text where their type is open. ``strict`` fails where a row does not fit the header.
+        ``texts`` are read as text where their type is open.
         """
         raise NotImplementedError
 
@@ -98,15 +90,9 @@ def open_table(path: str | os.PathLike[str], *, sep: str | None = None) -> Table
         return ParquetFiles(path, path)
     if not path.exists():
         raise FileNotFoundError(f"there is no file {str(path)!r}.")
-    place, copies = path, []
-    if not path.is_file():  # what comes through a pipe, <(sort people.csv), can be read once only
-        with path.open("rb") as pipe:
-            copies.append(_copy(pipe))
-        place = Path(copies[-1].name)
-    with readable(path), _unpacked(place) as content:
-        if content is not None:
-            copies.append(_copy(content))
-            place = Path(copies[-1].name)
+    with readable(path):
+        copies = _plain_copies(path)
+    place = Path(copies[-1].name) if copies else path
     with place.open("rb") as file:
         table = ParquetFiles(path, place) if file.read(4) == b"PAR1" else CsvFile(path, place, sep)
     table.copies = copies
@@ -119,35 +105,33 @@ def open_table(path: str | os.PathLike[str], *, sep: str | None = None) -> Table
     return table
 
 
-def _copy(stream: Any) -> Any:
-    """What a stream gives, in a file that is gone when the result is."""
-    copy = NamedTemporaryFile(prefix="esvdfair-")  # noqa: SIM115
-    try:
-        shutil.copyfileobj(stream, copy)
-        copy.flush()
-    except BaseException:
-        copy.close()
-        raise
-    return copy
-
-
-@contextmanager
-def _unpacked(place: Path) -> Iterator[Any]:
-    """The content of a gzip file, or of the one file in a zip file, as a stream; None of another file."""
-    with place.open("rb") as file:
+def _plain_copies(path: Path) -> list[Any]:
+    """Copies of what comes through a pipe, which can be read only once, and then of what gzip or zip contain."""
+    copies = []
+    if not path.is_file():
+        with path.open("rb") as pipe:
+            copies.append(_copy(pipe))
+        path = Path(copies[-1].name)
+    with path.open("rb") as file:
         start = file.read(4)
-    if start.startswith(_GZIP):
-        with gzip.open(place) as content:
-            yield content
-    elif start == _ZIP:
-        with zipfile.ZipFile(place) as archive:
+        file.seek(0)
+        if start.startswith(b"\x1f\x8b"):
+            copies.append(_copy(gzip.GzipFile(fileobj=file)))
+        elif start == b"PK\x03\x04":
+            archive = zipfile.ZipFile(file)
             names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
             if len(names) != 1:
                 raise ValueError(f"it is a zip file that holds {len(names)} files; one table is needed.")
-            with archive.open(names[0]) as content:
-                yield content
-    else:
-        yield None
+            copies.append(_copy(archive.open(names[0])))
+    return copies
+
+
+def _copy(stream: Any) -> Any:
+    """What a stream gives, in a file that is gone when the result is."""
+    copy = NamedTemporaryFile(prefix="esvdfair-")  # noqa: SIM115
+    shutil.copyfileobj(stream, copy)
+    copy.flush()
+    return copy
 
 
 @contextmanager
@@ -181,7 +165,7 @@ class CsvFile(TableFile):
         super().__init__(path, place)
         self.size = self.held_size = place.stat().st_size
         with place.open("rb") as file, readable(path):
-            start = file.read(2 * LONGEST)
+            start = file.read(BLOCK)
             if not start.strip():
                 raise ValueError("it is empty; a table with a header and rows is needed.")
             if b"\0" in start:
@@ -198,21 +182,18 @@ class CsvFile(TableFile):
         lines = start.count(b"\n") or start.count(b"\r")
         self._rows = min(CHUNK_ROWS, max(FEWEST_ROWS, BLOCK * lines // len(start)))
 
-    def frames(
-        self, columns: Sequence[str], texts: Sequence[str] = (), *, strict: bool = False
-    ) -> Iterator[tuple[pd.DataFrame, int]]:
+    def frames(self, columns: Sequence[str], texts: Sequence[str] = ()) -> Iterator[tuple[pd.DataFrame, int]]:
         # pandas cuts a row that is too long where it is the first of a frame: one more column finds it everywhere.
-        names: Any = {"names": [*self.columns, _MORE]} if strict else {"names": self.columns, "usecols": set(columns)}
         with self.place.open("rb") as file, readable(self.path), warnings.catch_warnings():
             warnings.simplefilter("ignore", pd.errors.ParserWarning)
             watched = _Watched(file)
             try:
                 reader = pd.read_csv(
-                    watched, sep=self.sep, header=None, skiprows=self._header, index_col=False, low_memory=False,
-                    dtype=dict.fromkeys(texts, str), chunksize=self._rows, **names,
+                    watched, sep=self.sep, header=None, names=[*self.columns, _MORE], skiprows=self._header,
+                    index_col=False, low_memory=False, dtype=dict.fromkeys(texts, str), chunksize=self._rows,
                 )  # fmt: skip
                 for frame in reader:
-                    if strict and frame[_MORE].notna().any():
+                    if frame[_MORE].notna().any():
                         raise self._long_row()
                     watched.unfinished = 0
                     # pandas reads a block of memory for each column and is slow on them; a copy has one for each type.
@@ -224,19 +205,16 @@ class CsvFile(TableFile):
         """That a row has more fields than there are names; pandas does not say which, or not rightly."""
         with self.place.open(encoding="utf-8-sig", newline="") as text:
             rows = csv.reader(text, delimiter=self.sep)
-            for row in rows:
-                if len(row) > len(self.columns):
-                    found = f"line {rows.line_num} has {len(row)} fields"
-                    return ValueError(f"{found}, more than the header has names ({len(self.columns)}).")
-        return ValueError("a row has more fields than the header has names.")
+            long = (f"line {rows.line_num} has {len(row)} fields" for row in rows if len(row) > len(self.columns))
+            found = next(long, "a row has fields")
+        return ValueError(f"{found}, more than the header has names ({len(self.columns)}).")
 
 
 class _Watched(io.RawIOBase):
-    """The bytes of a text file; fails where no table goes on like this."""
+    """The bytes of a text file; fails where a row does not end."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._line, self._length = file, 1, 0
-        self.done = self.unfinished = 0
+        self._file, self._line, self.done, self.unfinished = file, 1, 0, 0
 
     def readable(self) -> bool:
         return True
@@ -246,11 +224,7 @@ class _Watched(io.RawIOBase):
         buffer[: len(piece)] = piece
         self.done += len(piece)
         self.unfinished += len(piece)
-        last = max(piece.rfind(b"\n"), piece.rfind(b"\r"))
-        self._length = len(piece) - last - 1 if last >= 0 else self._length + len(piece)
         self._line += piece.count(b"\n") or piece.count(b"\r")
-        if self._length > LONGEST:
-            raise ValueError(f"line {self._line} is longer than {LONGEST // 2**20} MB, as no line of a table is.")
         if self.unfinished > UNFINISHED:
             raise ValueError(
                 f"a row before line {self._line} goes on for more than {UNFINISHED // 2**20} MB; a quotation mark may "
@@ -309,19 +283,14 @@ class ParquetFiles(TableFile):
         return hashlib.sha256(lines.encode()).hexdigest()
 
     def is_complete(self, columns: Sequence[str]) -> bool:
-        for part in self._parts:
-            places = {part.metadata.schema.column(i).path: i for i in range(part.metadata.num_columns)}
-            if not places.keys() >= set(columns):
-                return False
-            groups = [part.metadata.row_group(i) for i in range(part.metadata.num_row_groups)]
-            found = (group.column(places[name]).statistics for group in groups for name in columns)
-            if not all(known is not None and known.has_null_count and known.null_count == 0 for known in found):
+        for group in (part.metadata.row_group(i) for part in self._parts for i in range(len(part.row_groups))):
+            chunks = {chunk.path_in_schema: chunk for chunk in map(group.column, range(group.num_columns))}
+            known = [chunks[name].statistics for name in columns if name in chunks]
+            if len(known) < len(columns) or any(each is None or each.null_count != 0 for each in known):
                 return False
         return True
 
-    def frames(
-        self, columns: Sequence[str], texts: Sequence[str] = (), *, strict: bool = False
-    ) -> Iterator[tuple[pd.DataFrame, int]]:
+    def frames(self, columns: Sequence[str], texts: Sequence[str] = ()) -> Iterator[tuple[pd.DataFrame, int]]:
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -350,101 +319,3 @@ def _in_schema(batch: Any, schema: Any, keys: Mapping[str, Any]) -> pd.DataFrame
         rows = pa.concat_tables([schema.empty_table(), rows], promote_options="permissive")
     frame: pd.DataFrame = rows.select(names).to_pandas()
     return frame.set_axis(names, axis=1).reset_index(drop=True)
-
-
-# --- roles ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Roles:
-    """What the columns of a table are.
-
-    Attributes
-    ----------
-    sensitive : the groups; several columns mean their combinations
-    target : the label, if there is one
-    predictions : predictions of a model that is not at hand; then no column is an input
-    features : the model's inputs, in its order; None takes the remaining columns in file order
-    weight : how much each row counts, if there is one
-    control : what gaps are adjusted for; may be inputs of the model too
-    row_id : what identifies each row, whole numbers or texts; by default its position in the file
-    """
-
-    sensitive: tuple[str, ...]
-    target: str | None = None
-    predictions: str | None = None
-    features: tuple[str, ...] | None = None
-    weight: str | None = None
-    control: tuple[str, ...] = ()
-    row_id: str | None = None
-
-    @property
-    def singles(self) -> dict[str, str]:
-        """What a single column is -> its name."""
-        found = {"target": self.target, "predictions": self.predictions, "weight": self.weight, "row id": self.row_id}
-        return {role: name for role, name in found.items() if name is not None}
-
-    @property
-    def numeric(self) -> dict[str, str]:
-        """Columns that must hold numbers -> what they are."""
-        return {name: role for role, name in self.singles.items() if role != "row id"}
-
-    @property
-    def named(self) -> dict[str, str]:
-        """Column -> what it is, of those that are no inputs."""
-        return dict.fromkeys(self.sensitive, "sensitive") | {name: role for role, name in self.singles.items()}
-
-
-def model_inputs(roles: Roles, file: TableFile) -> list[str]:
-    """The model's inputs; every column that has a role is there and has one role only."""
-    if not roles.sensitive:
-        raise ValueError("no sensitive column was named; parity is between the groups that it makes.")
-    features, known, named = roles.features or (), set(file.columns), roles.named
-    for name in (*named, *roles.control, *features):
-        if name not in known:
-            raise _not_there(name, file)
-    _check_roles(roles, features)
-    if roles.features is None and roles.predictions is None:
-        features = tuple(name for name in file.columns if name not in named)
-    if not features and roles.predictions is None:
-        beside = listing(list(named))
-        raise ValueError(f"{str(file.path)!r} has no column left for the model's inputs beside {beside}.")
-    return list(features)
-
-
-def _check_roles(roles: Roles, features: Sequence[str]) -> None:
-    """Fail where a column has two roles; strata may be inputs, and groups too where they are named."""
-    for names in (features, roles.sensitive):
-        if repeated := [name for name, count in Counter(names).items() if count > 1]:
-            raise ValueError(f"a column is named twice: {listing(repeated)}.")
-    if twice := roles.named.keys() & set(roles.control):
-        raise InputError(f"`control_features`: column {quoted(min(twice))} has another role already.")
-    others = {*roles.sensitive, *features}
-    for role, name in roles.singles.items():
-        if name in others:
-            raise ValueError(f"column {quoted(name)} is the {role} and something else besides; give it one role.")
-        others.add(name)
-
-
-def _not_there(name: str, file: TableFile) -> InputError:
-    """That a column is not there, which one may be meant, and which there are."""
-    lower = {column.lower(): column for column in file.columns}
-    near = get_close_matches(name.lower()[:60], list(lower), n=1, cutoff=0.6)
-    hint = f" Did you mean {quoted(lower[near[0]])}?" if near else ""
-    start = f"{str(file.path)!r} has no column {quoted(name)}.{hint}"
-    if len(file.columns) == 1 and any(mark in file.columns[0] for mark in SEPARATORS):
-        return InputError(f"{start} Its fields seem to be separated by another character: use `sep`.")
-    return InputError(f"{start} It has {listing(file.columns)}.")
-
-
-def as_numbers(column: "pd.Series[Any]", role: str, path: Path) -> "pd.Series[float]":
-    """A column as float64, with NaN for what is missing; if it is not numeric, an error that shows a value."""
-    numeric = pd.api.types.is_numeric_dtype(column)
-    numbers = pd.to_numeric(column if numeric else column.astype(str), errors="coerce").astype(np.float64)
-    text = numbers.isna() & column.notna()
-    if text.any():
-        raise ValueError(
-            f"column {quoted(str(column.name))} of {str(path)!r}, the {role}, is not numeric, for example "
-            f"{quoted(str(column[text].iloc[0]))}; esvdfair repairs regression, which predicts numbers."
-        )
-    return numbers

@@ -1,21 +1,24 @@
-"""A CSV or Parquet file of any size -> the rows that a repair needs: inputs, label, groups."""
+"""A CSV or Parquet file of any size -> the rows that a repair needs: inputs, label, groups.
+
+Long because it says what each column may be, scans the whole file for what does not fit, and reads it in batches.
+"""
 
 import os
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from esvdfair.batches import Batch, row_ids, row_key
-from esvdfair.core.checks import MISSING, Label, check_groups, check_strata, encode_groups, label_text, sort_key
-from esvdfair.core.ks import label_parts, make_cells
+from esvdfair.batches import ArrayBatches, Batch, Data, row_key
+from esvdfair.core.checks import MISSING, Label, check_groups, encode_groups, label_text, sort_key
 from esvdfair.exceptions import ESVDFairWarning, InputError
-from esvdfair.table_files import SHOWN, Roles, as_numbers, listing, model_inputs, open_table
+from esvdfair.table_files import SEPARATORS, SHOWN, TableFile, listing, open_table
 from esvdfair.text import quoted, some_names
 
 __all__ = ["Progress", "Roles", "Scan", "TableBatches", "TableRows", "open_table"]
@@ -31,6 +34,90 @@ OTHERS = "other"
 Progress = Callable[[int, int], None]
 """Told how many bytes of how many are read, again and again; starts anew with every pass."""
 _SAMPLE = 7  # another hash than those of the split and of the rows that a repair keeps
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What the columns of a table are.
+
+    Attributes
+    ----------
+    sensitive : the groups; several columns mean their combinations
+    target : the label, if there is one
+    predictions : predictions of a model that is not at hand; then no column is an input
+    features : the model's inputs, in its order; None takes the remaining columns in file order
+    weight : how much each row counts, if there is one
+    control : what gaps are adjusted for; may be inputs of the model too
+    row_id : what identifies each row, whole numbers or texts; by default its position in the file
+    """
+
+    sensitive: tuple[str, ...]
+    target: str | None = None
+    predictions: str | None = None
+    features: tuple[str, ...] | None = None
+    weight: str | None = None
+    control: tuple[str, ...] = ()
+    row_id: str | None = None
+
+    @property
+    def singles(self) -> dict[str, str]:
+        """What a single column is -> its name."""
+        found = {"target": self.target, "predictions": self.predictions, "weight": self.weight, "row id": self.row_id}
+        return {role: name for role, name in found.items() if name is not None}
+
+    @property
+    def numeric(self) -> dict[str, str]:
+        """Columns that must hold numbers -> what they are."""
+        return {name: role for role, name in self.singles.items() if role != "row id"}
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Column -> what it is, of those that are no inputs."""
+        return dict.fromkeys(self.sensitive, "sensitive") | {name: role for role, name in self.singles.items()}
+
+
+def model_inputs(roles: Roles, file: TableFile) -> list[str]:
+    """The model's inputs; every column that has a role is there and has one role only."""
+    if not roles.sensitive:
+        raise ValueError("no sensitive column was named; parity is between the groups that it makes.")
+    features, known = roles.features or (), set(file.columns)
+    for name in (*roles.named, *roles.control, *features):
+        if name not in known:
+            raise _not_there(name, file)
+    _check_roles(roles, features)
+    if roles.predictions is not None:
+        return list(features)
+    inputs = features if roles.features is not None else [name for name in file.columns if name not in roles.named]
+    if not inputs:
+        raise ValueError(
+            f"{str(file.path)!r} has no column left for the model's inputs beside {listing([*roles.named])}."
+        )
+    return list(inputs)
+
+
+def _check_roles(roles: Roles, features: Sequence[str]) -> None:
+    """Fail where a column has two roles; strata may be inputs, and groups too where they are named."""
+    for names in (features, roles.sensitive):
+        if repeated := [name for name, count in Counter(names).items() if count > 1]:
+            raise ValueError(f"a column is named twice: {listing(repeated)}.")
+    if twice := roles.named.keys() & set(roles.control):
+        raise InputError(f"`control_features`: column {quoted(min(twice))} has another role already.")
+    others = {*roles.sensitive, *features}
+    for role, name in roles.singles.items():
+        if name in others:
+            raise ValueError(f"column {quoted(name)} is the {role} and something else besides; give it one role.")
+        others.add(name)
+
+
+def _not_there(name: str, file: TableFile) -> InputError:
+    """That a column is not there, which one may be meant, and which there are."""
+    lower = {column.lower(): column for column in file.columns}
+    near = get_close_matches(name.lower()[:60], list(lower), n=1, cutoff=0.6)
+    hint = f" Did you mean {quoted(lower[near[0]])}?" if near else ""
+    start = f"{str(file.path)!r} has no column {quoted(name)}.{hint}"
+    if len(file.columns) == 1 and any(mark in file.columns[0] for mark in SEPARATORS):
+        return InputError(f"{start} Its fields seem to be separated by another character: use `sep`.")
+    return InputError(f"{start} It has {listing(file.columns)}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,27 +236,14 @@ class TableBatches:
                 f"{min_group_rows}: {some_names(names, SHOWN)}."
             )
             warnings.warn(ESVDFairWarning(warning), stacklevel=2)
-        self._held: list[TableRows] = []
-        self._held_rows = 0
-        for frame in frames:
-            self._held.append(self._complete(frame, self._held_rows))
-            self._held_rows += len(frame)
+        self._held = None if frames is None else list(self._complete(frames))
 
     def __iter__(self) -> Iterator[Batch]:
-        return (batch for rows in self._pieces() for batch in self._batches(rows))
-
-    def _batches(self, rows: TableRows) -> Iterator[Batch]:
-        labels, codes = encode_groups(rows.groups)
-        group_parts = 0
-        if rows.control is not None:
-            group_parts = label_parts(labels[0])
-            labels, codes = make_cells((labels, codes), check_strata(rows.control, len(codes)))
-        row_id = row_ids(rows.ids, self.part, rows.groups.index)
-        y, weight = (None if column is None else np.asarray(column, np.float64) for column in (rows.y, rows.weight))
-        for start in range(0, len(rows), self._batch_rows):
-            cut = slice(start, start + self._batch_rows)
-            own_y, own_weight = (None if column is None else column[cut] for column in (y, weight))
-            yield Batch(rows.X.iloc[cut], own_y, labels, codes[cut], own_weight, row_id[cut], group_parts)
+        for rows in self._pieces():
+            data, of_file = Data(rows.X, rows.y, **rows.compared), rows.groups.index.to_numpy(dtype=np.int64)
+            yield from ArrayBatches(
+                data, row_id=rows.ids, part=self.part, positions=of_file, batch_size=self._batch_rows
+            )
 
     def sample(self, most: int | None = None, *, seed: int = 0) -> TableRows:
         """Rows in memory: all of them, or about ``most``, chosen by a hash of their position in the file.
@@ -193,21 +267,24 @@ class TableBatches:
         return TableRows(*(None if parts[0] is None else pd.concat(parts) for parts in columns))  # type: ignore
 
     def _pieces(self) -> Iterator[TableRows]:
-        """Yield the complete rows, some at a time; those that are held are the first of the file."""
-        yield from filter(len, self._held)
-        first = self._held_rows
-        if first < self.scan.total:
-            for frame in islice(self.read(self.columns, self.scan.texts), len(self._held), None):
-                yield from filter(len, [self._complete(frame, first)])
-                first += len(frame)
+        """Yield the complete rows, some at a time."""
+        held = self._held
+        return iter(self._complete(self.read(self.columns, self.scan.texts)) if held is None else held)
+
+    def _complete(self, frames: Iterable[pd.DataFrame]) -> Iterator[TableRows]:
+        """Yield the complete rows of frames of the whole file, in types of the whole file."""
+        first = 0
+        for frame in frames:
+            rows = self._complete_rows(frame.set_axis(pd.RangeIndex(first, first + len(frame))))
+            first += len(frame)
+            if len(rows):
+                yield rows
         if first != self.scan.total:
             raise ValueError(f"{str(self.path)!r} has changed since it was first read; start again.")
 
-    def _complete(self, frame: pd.DataFrame, first: int) -> TableRows:
-        """The complete ones of some rows, in types of the whole file; ``first`` is where in it they begin."""
+    def _complete_rows(self, frame: pd.DataFrame) -> TableRows:
         scan, roles = self.scan, self.roles
         frame = frame.astype(dict.fromkeys(scan.floats, np.float64)) if scan.floats else frame
-        frame = frame.set_axis(pd.RangeIndex(first, first + len(frame)))
         if not scan.inputs_read and not np.isfinite(frame.select_dtypes("float").to_numpy().sum()):
             wrong = [name for name in self.inputs if not np.isfinite(frame[name]).all()]
             advice = "correct those rows, or leave out those with NaN by `drop_missing`"
@@ -236,11 +313,11 @@ class TableBatches:
         """All that is used, each once."""
         return list(dict.fromkeys([*self.inputs, *self.roles.numeric, *self.roles.named, *self.roles.control]))
 
-    def read(self, columns: Sequence[str], texts: Sequence[str], *, strict: bool = False) -> Iterator[pd.DataFrame]:
-        """The rows of the file, some at a time, saying how far it is."""
+    def read(self, columns: Sequence[str], texts: Sequence[str]) -> Iterator[pd.DataFrame]:
+        """Yield the rows of the file, some at a time, saying how far it is."""
         tell = self._progress or (lambda done, size: None)
         tell(0, self.file.size)
-        for frame, done in self.file.frames(columns, texts, strict=strict):
+        for frame, done in self.file.frames(columns, texts):
             yield frame
             tell(done, self.file.size)
 
@@ -296,15 +373,24 @@ class Scan:
         return sum(self.sizes)
 
 
-def scan_table(table: TableBatches) -> tuple[Scan, list[pd.DataFrame]]:
-    """Read a table once, in bounded memory, and see whether it can be used. Of a small file all rows are returned.
+def scan_table(table: TableBatches) -> tuple[Scan, list[pd.DataFrame] | None]:
+    """Read a table once, in bounded memory, and see whether it can be used. The rows of a small file are returned.
 
     Of a large file that itself says that no input is missing, no inputs are read; NaN is then found as rows are read.
     """
     sha256, keep = table.file.sha256(), table.file.held_size <= HELD_BYTES
     quick = not (keep or table.drop_missing) and table.file.is_complete(table.inputs)
     columns = list(dict.fromkeys([*table.roles.named, *table.roles.control])) if quick else table.columns
-    counts, frames, texts = _count(table, columns, 0 if quick else None if keep else 1)
+    texts: list[str] = []
+    while True:
+        counts, frames = _Counts(table), []
+        for frame in table.read(columns, texts):
+            counts.add(frame)
+            frames += [frame] if keep else []
+        mixed = [name for name in counts.types if len(counts.kinds(name)) > 1 and name not in texts]
+        if not mixed:
+            break
+        texts += mixed  # some rows alone looked like numbers: read all of them again, as what they are
     counts.check()
     used, small, joined = _large_groups(table, counts.group_sizes())
     labels = tuple(sorted(used, key=sort_key))
@@ -313,24 +399,7 @@ def scan_table(table: TableBatches) -> tuple[Scan, list[pd.DataFrame]]:
     head = next(table.read(table.columns, ())) if quick else counts.head
     head = head[table.inputs].iloc[:1].astype({name: np.float64 for name in floats if name in table.inputs})
     found = Scan(sha256, counts.rows, counts.incomplete, labels, sizes, small, joined, head, texts, floats, not quick)
-    return found, frames
-
-
-def _count(
-    table: TableBatches, columns: Sequence[str], kept: int | None
-) -> tuple["_Counts", list[pd.DataFrame], list[str]]:
-    """What all rows contain, the first so many frames of them, and the columns that had to be read as text."""
-    texts: list[str] = []
-    while True:
-        counts = _Counts(table)
-        frames: list[pd.DataFrame] = []
-        for frame in table.read(columns, texts, strict=True):
-            counts.add(frame)
-            frames = [*frames, frame][:kept]
-        mixed = [name for name in counts.types if len(counts.kinds(name)) > 1 and name not in texts]
-        if not mixed:
-            return counts, frames, texts
-        texts += mixed  # some rows alone looked like numbers: read all of them again, as what they are
+    return found, frames if keep else None
 
 
 def _large_groups(
@@ -437,11 +506,20 @@ class _Counts:
 
 def _kind_of(column: "pd.Series[Any]") -> str:
     """What a column holds: CSV does not say it, all rows decide."""
-    types = pd.api.types
-    if types.is_bool_dtype(column):
-        return _BOOLEANS
     if column.isna().all():
         return _NOTHING
-    if types.is_numeric_dtype(column):
-        return _NUMBERS
-    return _BOOLEANS if types.infer_dtype(column, skipna=True) == "boolean" else _OTHERS
+    kind = pd.api.types.infer_dtype(column, skipna=True)
+    return {"integer": _NUMBERS, "floating": _NUMBERS, "boolean": _BOOLEANS}.get(kind, _OTHERS)
+
+
+def as_numbers(column: "pd.Series[Any]", role: str, path: Path) -> "pd.Series[float]":
+    """A column as float64, with NaN for what is missing; if it is not numeric, an error that shows a value."""
+    numeric = pd.api.types.is_numeric_dtype(column)
+    numbers = pd.to_numeric(column if numeric else column.astype(str), errors="coerce").astype(np.float64)
+    text = numbers.isna() & column.notna()
+    if text.any():
+        raise ValueError(
+            f"column {quoted(str(column.name))} of {str(path)!r}, the {role}, is not numeric, for example "
+            f"{quoted(str(column[text].iloc[0]))}; esvdfair repairs regression, which predicts numbers."
+        )
+    return numbers
