@@ -129,7 +129,11 @@ def _plain_copies(path: Path) -> list[Any]:
 def _copy(stream: Any) -> Any:
     """What a stream gives, in a file that is gone when the result is."""
     copy = NamedTemporaryFile(prefix="esvdfair-")  # noqa: SIM115
-    shutil.copyfileobj(stream, copy)
+    try:
+        shutil.copyfileobj(stream, copy)
+    except BaseException:
+        copy.close()
+        raise
     copy.flush()
     return copy
 

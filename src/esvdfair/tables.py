@@ -381,16 +381,7 @@ def scan_table(table: TableBatches) -> tuple[Scan, list[pd.DataFrame] | None]:
     sha256, keep = table.file.sha256(), table.file.held_size <= HELD_BYTES
     quick = not (keep or table.drop_missing) and table.file.is_complete(table.inputs)
     columns = list(dict.fromkeys([*table.roles.named, *table.roles.control])) if quick else table.columns
-    texts: list[str] = []
-    while True:
-        counts, frames = _Counts(table), []
-        for frame in table.read(columns, texts):
-            counts.add(frame)
-            frames += [frame] if keep else []
-        mixed = [name for name in counts.types if len(counts.kinds(name)) > 1 and name not in texts]
-        if not mixed:
-            break
-        texts += mixed  # some rows alone looked like numbers: read all of them again, as what they are
+    counts, frames, texts = _count(table, columns, keep)
     counts.check()
     used, small, joined = _large_groups(table, counts.group_sizes())
     labels = tuple(sorted(used, key=sort_key))
@@ -400,6 +391,20 @@ def scan_table(table: TableBatches) -> tuple[Scan, list[pd.DataFrame] | None]:
     head = head[table.inputs].iloc[:1].astype({name: np.float64 for name in floats if name in table.inputs})
     found = Scan(sha256, counts.rows, counts.incomplete, labels, sizes, small, joined, head, texts, floats, not quick)
     return found, frames if keep else None
+
+
+def _count(table: TableBatches, columns: Sequence[str], keep: bool) -> tuple["_Counts", list[pd.DataFrame], list[str]]:
+    """What all rows contain, the rows themselves if they are to be kept, and the columns that had to be read as text."""
+    texts: list[str] = []
+    while True:
+        counts, frames = _Counts(table), []
+        for frame in table.read(columns, texts):
+            counts.add(frame)
+            frames += [frame] if keep else []
+        mixed = [name for name in counts.types if len(counts.kinds(name)) > 1 and name not in texts]
+        if not mixed:
+            return counts, frames, texts
+        texts += mixed  # some rows alone looked like numbers: read all of them again, as what they are
 
 
 def _large_groups(
