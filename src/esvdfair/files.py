@@ -1,19 +1,15 @@
 """Files that appear whole or not at all; arrays and a JSON header in one file; what made them."""
 
-import errno
 import hashlib
 import io
 import json
-import math
 import os
 import platform
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import time
 from typing import IO, Any, BinaryIO
 from uuid import uuid4
 from zipfile import ZIP_STORED, ZipFile, ZipInfo
@@ -22,11 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _PACKAGES = ("esvdfair", "numpy", "scipy", "scikit-learn", "pandas", "onnx", "onnxruntime")
-_FORGOTTEN = 60.0  # seconds after which a hidden folder that is not locked was left by a process that was killed
-_DTYPES = ("<f8", "<f4", "<f2", "<i8", "<u8")
 _HEADER = "header.json"
-
-Arrays = Mapping[str, NDArray[Any]]
 
 
 @contextmanager
@@ -56,73 +48,22 @@ def whole_files(*paths: Path, replace: bool = True) -> Iterator[dict[Path, Path]
     """
     try:
         with ExitStack() as stack:
-            stages = {folder: stack.enter_context(_stage(folder)) for folder in {path.parent for path in paths}}
+            stages = {
+                folder: Path(stack.enter_context(TemporaryDirectory(dir=folder, prefix=".esvdfair-")))
+                for folder in {path.parent for path in paths}
+            }
             yield {path: stages[path.parent] / path.name for path in paths}
-            found = [(file, folder / file.name) for folder, stage in stages.items() for file in sorted(stage.iterdir())]
-            if replace:
-                paths[-1].unlink(missing_ok=True)
-                for file, final in sorted(found, key=lambda pair: pair[1] == paths[-1]):
-                    os.replace(file, final)
-            else:
-                _link(found)
-    except FileExistsError as error:
-        raise FileExistsError(f"{str(error.filename2)!r} has appeared meanwhile; nothing was written.") from None
+            found = {folder / file.name: file for folder, stage in stages.items() for file in sorted(stage.iterdir())}
+            if not replace and (taken := [final for final in found if final.exists()]):
+                raise FileExistsError(f"{str(taken[0])!r} has appeared meanwhile; nothing was written.")
+            paths[-1].unlink(missing_ok=True)
+            for final in sorted(found, key=lambda final: final == paths[-1]):
+                os.replace(found[final], final)
+    except FileExistsError:
+        raise
     except OSError as error:
         names = " and ".join(repr(str(path)) for path in paths)
         raise OSError(f"cannot write {names}: {error.strerror or error}") from None
-
-
-def _link(pairs: Sequence[tuple[Path, Path]]) -> None:
-    """Give files their names, all or none; FileExistsError where one is taken."""
-    done: list[Path] = []
-    try:
-        for file, final in pairs:
-            try:
-                os.link(file, final)
-            except FileExistsError:
-                raise
-            except OSError:  # a file system without hard links
-                if final.exists():
-                    raise FileExistsError(errno.EEXIST, "", str(file), None, str(final)) from None
-                os.replace(file, final)
-            done.append(final)
-    except OSError:
-        for final in done:
-            final.unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def _stage(folder: Path) -> Iterator[Path]:
-    """A hidden folder that is locked as long as it is used; those that nobody uses any more are removed."""
-    for old in folder.glob(".esvdfair-*"):
-        if old.is_dir() and not old.is_symlink() and time() - old.stat().st_mtime > _FORGOTTEN:
-            with _locked(old) as unused:
-                if unused:
-                    shutil.rmtree(old, ignore_errors=True)
-    with TemporaryDirectory(dir=folder, prefix=".esvdfair-") as name, _locked(Path(name)):
-        yield Path(name)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Whether this process has a folder for itself, during the block; False where there are no locks."""
-    try:
-        import fcntl
-
-        handle = os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):
-        yield False
-        return
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(handle)
 
 
 def sha256_of(path: Path) -> str:
@@ -148,18 +89,28 @@ def version_of(package: str) -> str | None:
 
 
 def write_arrays(
-    path: str | os.PathLike[str], kind: str, version: int, header: Mapping[str, Any], arrays: Arrays
+    path: str | os.PathLike[str],
+    kind: str,
+    version: int,
+    header: Mapping[str, Any],
+    arrays: Mapping[str, NDArray[Any]],
 ) -> None:
     """Write a header that JSON can hold and arrays of numbers; the file appears whole or not at all."""
-    arrays = {name: values.astype(values.dtype.newbyteorder("<"), copy=False) for name, values in arrays.items()}
-    shapes = {name: [values.dtype.str, *values.shape] for name, values in arrays.items()}
-    whole = {"format": f"esvdfair-{kind}-{version}", **header, "arrays": shapes}
-    parts = {_HEADER: json.dumps(whole | {"sha256": _digest(whole, arrays)}).encode()}
-    for name, values in arrays.items():
-        parts[f"{name}.npy"] = _npy_header(*shapes[name]) + values.tobytes()
+    digest = hashlib.sha256()
     with whole_file(path) as file, ZipFile(file, "w", ZIP_STORED) as archive:
-        for name, content in parts.items():
+        for name, content in _parts({"format": f"esvdfair-{kind}-{version}", **header}, arrays):
+            digest.update(name.encode() + content)
             archive.writestr(ZipInfo(name), content)  # without a date: equal content gives equal files
+        archive.comment = digest.digest()
+
+
+def _parts(header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Iterator[tuple[str, bytes]]:
+    """Yield names and bytes, one array at a time: the largest takes most of the memory."""
+    yield _HEADER, json.dumps(header).encode()
+    for name, values in arrays.items():
+        file = io.BytesIO()
+        np.lib.format.write_array(file, np.ascontiguousarray(values), allow_pickle=False)
+        yield f"{name}.npy", file.getvalue()
 
 
 def read_arrays(
@@ -181,16 +132,21 @@ def damaged(path: str | os.PathLike[str], kind: str, error: Exception) -> ValueE
 
 def _read(stream: IO[bytes], expected: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Nothing is larger in memory than in the file, since nothing in it may be compressed."""
+    header, arrays, digest = {}, {}, hashlib.sha256()
     with ZipFile(stream) as archive:
         if any(info.compress_type != ZIP_STORED for info in archive.infolist()):
             raise ValueError("it holds compressed parts")
-        header = json.loads(archive.read(_HEADER))
-        if header["format"] != expected:
-            raise ValueError(f"format {header['format']!r}, expected {expected!r}")
-        shapes = header["arrays"]
-        arrays = {name: _array(archive.read(f"{name}.npy"), name, *shape) for name, shape in shapes.items()}
-    if header.pop("sha256") != _digest(header, arrays):
-        raise ValueError("its content differs from what was written: the SHA-256 does not match")
+        for name in archive.namelist():
+            content = archive.read(name)
+            digest.update(name.encode() + content)
+            if name == _HEADER:
+                header = json.loads(content)
+            else:
+                arrays[name.removesuffix(".npy")] = _array(content)
+        if header.get("format") != expected:
+            raise ValueError(f"format {header.get('format')!r}, expected {expected!r}")
+        if archive.comment != digest.digest():
+            raise ValueError("its content differs from what was written: the SHA-256 does not match")
     return header, arrays
 
 
@@ -203,24 +159,9 @@ def label_from_json(item: Any) -> Any:
     return item
 
 
-def _digest(header: Mapping[str, Any], arrays: Arrays) -> str:
-    found = hashlib.sha256(json.dumps(header).encode())
-    for values in arrays.values():
-        found.update(np.ascontiguousarray(values).data if values.size else b"")
-    return found.hexdigest()
-
-
-def _npy_header(dtype: str, *shape: int) -> bytes:
-    """What NumPy writes before the bytes of an array."""
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": tuple(shape)})
-    return file.getvalue()
-
-
-def _array(content: bytes, name: str, dtype: str, *shape: int) -> NDArray[Any]:
-    """The array in a part of a file; ValueError unless it has the dtype and shape that the header gives it."""
-    header = _npy_header(dtype, *shape)
-    size = np.dtype(dtype).itemsize if dtype in _DTYPES else 0
-    if not size or not content.startswith(header) or len(content) != len(header) + size * math.prod(shape):
-        raise ValueError(f"its {name} have another type or shape than they should")
-    return np.frombuffer(content, dtype=dtype, offset=len(header)).reshape(shape)
+def _array(content: bytes) -> NDArray[Any]:
+    """The array in the bytes of a .npy file, not copied."""
+    stream = io.BytesIO(content)
+    np.lib.format.read_magic(stream)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    return np.frombuffer(content, dtype, offset=stream.tell()).reshape(shape)

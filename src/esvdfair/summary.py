@@ -159,7 +159,7 @@ class Summary:
         path : str or Path
             File to write.
         """
-        write_arrays(path, "summary", 1, *_to_file(self))
+        write_arrays(path, "summary", 2, *_to_file(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Summary":
@@ -180,7 +180,7 @@ class Summary:
         ValueError
             If the file is of another kind or damaged.
         """
-        header, arrays = read_arrays(path, "summary", 1)
+        header, arrays = read_arrays(path, "summary", 2)
         try:
             return _from_file(header, arrays)
         except (KeyError, TypeError, ValueError, IndexError) as error:

@@ -394,7 +394,7 @@ def scan_table(table: TableBatches) -> tuple[Scan, list[pd.DataFrame] | None]:
 
 
 def _count(table: TableBatches, columns: Sequence[str], keep: bool) -> tuple["_Counts", list[pd.DataFrame], list[str]]:
-    """What all rows contain, the rows themselves if they are to be kept, and the columns that had to be read as text."""
+    """What all rows contain, the rows themselves where they are kept, and the columns that had to be read as text."""
     texts: list[str] = []
     while True:
         counts, frames = _Counts(table), []

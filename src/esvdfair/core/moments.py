@@ -421,7 +421,7 @@ class GroupMoments:
         """
         self._refuse_adjusted()
         arrays = {name: getattr(self, name) for name in FIELDS} if self._groups else {}
-        write_arrays(path, "moments", 3, {"labels": self.labels}, arrays)
+        write_arrays(path, "moments", 4, {"labels": self.labels}, arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "GroupMoments":
@@ -442,7 +442,7 @@ class GroupMoments:
         ValueError
             If the file is of another kind or damaged, or the moments are impossible.
         """
-        header, arrays = read_arrays(path, "moments", 3)
+        header, arrays = read_arrays(path, "moments", 4)
         try:
             return cls.from_file([label_from_json(item) for item in header["labels"]], arrays)
         except (TypeError, ValueError) as error:
