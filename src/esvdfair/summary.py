@@ -283,8 +283,7 @@ def _from_file(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Summa
     output = _output(header["output"], arrays)
     kept, tables = Rows(**{n: arrays[f"kept_{n}"] for n in _KEPT}), {n: arrays[n] for n in _TABLES}
     _check_shapes(kept, tables, len(groups), len(strata), output.layer.weight.shape[1])
-    labels = [label_from_json(label) for label in header["rest"]]
-    rest = GroupMoments.from_file(labels, {name: arrays[f"rest_{name}"] for name in FIELDS if labels})
+    rest = GroupMoments.from_file(header["rest"], {name: arrays[f"rest_{name}"] for name in FIELDS if header["rest"]})
     return Summary(**plain | tables, output=output, kept=kept, rest=rest)
 
 

@@ -34,7 +34,9 @@ MAX_INTEGER_GROUPS = 50  # more distinct whole numbers than this are taken for a
 def to_numpy(values: Any) -> NDArray[Any]:
     """An array-like as NumPy, unless values are masked; a torch tensor leaves its device (bfloat16 as float32)."""
     if hasattr(values, "detach"):
-        tensor = _on_device(values)
+        if values.is_meta:
+            raise ValueError("got a tensor on the device 'meta', which holds no values; load them first.")
+        tensor = values.detach()
         try:
             return np.asarray(tensor.numpy(force=True))
         except TypeError:  # bfloat16 and narrower floats
@@ -52,13 +54,6 @@ def to_numpy(values: Any) -> NDArray[Any]:
         raise
     except Exception as error:  # whatever the object's own __array__ raises
         raise ValueError(f"got a {type(values).__name__} that gives no array ({error}).") from error
-
-
-def _on_device(values: Any) -> Any:
-    """A tensor, apart from its gradient; ValueError for one on torch's device "meta", which has a shape only."""
-    if values.is_meta:
-        raise ValueError("got a tensor on the device 'meta', which holds no values; load them first.")
-    return values.detach()
 
 
 def as_pandas(x: Any) -> Any:
@@ -179,17 +174,6 @@ def check_numbers(values: Any, name: str) -> NDArray[Any]:
         raise InputError(
             f"`{name}` contains values that are not numbers ({error}). Pass one number for each row."
         ) from error
-
-
-def numbers_in_place(values: Any, name: str) -> Any:
-    """As `check_numbers`, but a tensor that NumPy, whose XᵀX takes half the work, cannot read in place stays one."""
-    if hasattr(values, "detach"):
-        torch = sys.modules["torch"]
-        tensor = _on_device(values)
-        plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
-        if (not plain or tensor.dtype == torch.bfloat16) and not tensor.is_complex():
-            return tensor
-    return check_numbers(values, name)
 
 
 def check_column(values: Any, rows: int | None, name: str, *, of: str = "X") -> NDArray[np.float64]:

@@ -4,10 +4,10 @@ Long because it is a public class: half of it says what its methods take and ret
 """
 
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any, Self
 
 import numpy as np
@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from esvdfair.core.checks import (
     Label,
     check_labels,
+    check_numbers,
     check_rows,
     check_weight,
     encode_groups,
-    numbers_in_place,
     sort_key,
-    to_numpy,
 )
 from esvdfair.core.ks import adjusting_factors, split_cell
 from esvdfair.exceptions import InputError
@@ -29,61 +28,48 @@ from esvdfair.files import damaged, label_from_json, read_arrays, write_arrays
 
 Array = NDArray[np.float64]
 
-_CACHED_ROWS = 256  # that are gathered at a time, so that they stay in a core's own cache
-FIELDS = {"rows": "i8", "counts": "f8", "weight_squares": "f8", "means": "f8", "scatters": "f8"}  # arrays of a file
+FIELDS = ("rows", "counts", "weight_squares", "means", "scatters")  # arrays of a file
 _LARGEST_SUM = 1e300  # of squares in one batch, so that a sum over many batches stays in float64
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Moments:
-    """Moments of one group; arrays are float64, of NumPy or on the device of the tensors that were seen."""
+    """Moments of one group."""
 
     rows: int
     weight: float  # Σw
     weight_squares: float  # Σw²
-    mean: Any  # (n,)
-    scatter: Any  # (n, n)   Σ w (x − mean)ᵀ(x − mean)
+    mean: Array  # (n,)
+    scatter: Array  # (n, n)   Σ w (x − mean)ᵀ(x − mean)
 
     def columns(self, selection: slice | list[int]) -> "_Moments":
         mean, scatter = self.mean[selection], self.scatter[selection][:, selection]
-        return deepcopy(_Moments(self.rows, self.weight, self.weight_squares, mean, scatter))
+        return _Moments(self.rows, self.weight, self.weight_squares, mean, scatter)
 
     def scaled(self, factor: float) -> "_Moments":
         """With all weights times a factor."""
         weight, squares = factor * self.weight, factor**2 * self.weight_squares
         return _Moments(self.rows, weight, squares, self.mean, factor * self.scatter)
 
-    def add(self, other: "_Moments") -> None:
-        """Chan's pairwise update, in place: exact in real arithmetic, stable in floating point."""
-        weight, mean, scatter = self.weight + other.weight, other.mean, other.scatter
-        if type(self.mean) is not type(mean):
-            mean, scatter = _like(self.mean, mean), _like(self.scatter, scatter)
-        delta = mean - self.mean
-        self.scatter += scatter
-        self.scatter += delta.reshape(-1, 1) * (delta * (self.weight * other.weight / weight))
-        self.mean += delta * (other.weight / weight)
-        self.rows, self.weight = self.rows + other.rows, weight
-        self.weight_squares += other.weight_squares
-
-
-def _sum(parts: Sequence[_Moments]) -> _Moments:
-    total = deepcopy(parts[0])
-    for part in parts[1:]:
-        total.add(part)
-    return total
+    def __add__(self, other: "_Moments") -> "_Moments":
+        """Chan's pairwise update: exact in real arithmetic, stable in floating point."""
+        weight, delta = self.weight + other.weight, other.mean - self.mean
+        scatter = self.scatter + other.scatter
+        scatter += np.outer(delta, delta * (self.weight * other.weight / weight))
+        mean, squares = self.mean + delta * (other.weight / weight), self.weight_squares + other.weight_squares
+        return _Moments(self.rows + other.rows, weight, squares, mean, scatter)
 
 
 def _stacked(name: str, dtype: type = np.float64) -> Any:
     """A property: what the groups have under this name, in the order of their labels."""
-    return property(lambda self: np.array([to_numpy(getattr(group, name)) for group in self._in_order], dtype=dtype))
+    return property(lambda self: np.array([getattr(self._groups[label], name) for label in self.labels], dtype=dtype))
 
 
 class GroupMoments:
     """Count, mean and scatter of the rows of every group, gathered over any number of batches.
 
     Holds no rows: memory is G·n² numbers whatever the number of rows. Batches may come in any order and on any
-    worker; the result is that of one pass over all rows. Torch tensors are multiplied on their own device, and the sums
-    are kept there in float64; those on the CPU are read in place by NumPy.
+    worker; the result is that of one pass over all rows. Sums are in float64, on the CPU.
 
     Attributes
     ----------
@@ -104,9 +90,8 @@ class GroupMoments:
     """
 
     def __init__(self) -> None:
-        self._groups: dict[Label, _Moments] = {}
+        self._groups: Mapping[Label, _Moments] = {}  # replaced, never changed: copies grow apart
         self._everyone: _Moments | None = None  # of all rows, where the groups are adjusted and do not add up to them
-        self._room = np.empty((0, 0))  # for the rows of a product: new memory would cost more than writing to it
 
     rows = _stacked("rows", np.int64)
     counts = _stacked("weight")
@@ -136,8 +121,8 @@ class GroupMoments:
         Raises
         ------
         ValueError
-            If lengths differ, the width changed, values are NaN or infinite, weights are negative, or the device has no
-            float64. Nothing is added then.
+            If lengths differ, the width changed, values are NaN or infinite, or weights are negative. Nothing is added
+            then.
         """
         return self.update_codes(x, *encode_groups(groups), sample_weight)
 
@@ -169,51 +154,19 @@ class GroupMoments:
             weights = None if (weights[order] == 1.0).all() else weights
         parts = np.split(order, np.searchsorted(codes[order], np.arange(1, len(labels))))
         with np.errstate(over="ignore", invalid="ignore"):
-            found = [(labels[i], self._moments_of(x, beside, p, weights)) for i, p in enumerate(parts) if len(p)]
-            if not _all_finite([moments for _, moments in found]):
-                bad = int((~np.isfinite(to_numpy(x)[order]).all(axis=1)).sum())
-                raise ValueError(
-                    f"{bad} of {x.shape[0]} rows hold NaN or infinite values; moments of them would be meaningless. "
-                    "Check the inputs and the model's activations."
-                    if bad
-                    else "the rows hold finite values whose squares are beyond the largest float64, about 1.8e308; "
-                    "give the features in another unit, or standardise them."
-                )
+            found = [(labels[i], _moments_of(x, beside, part, weights)) for i, part in enumerate(parts) if len(part)]
+            total = sum((m.scatter.diagonal() + m.weight * m.mean**2).max() for _, m in found)
+        if not total < _LARGEST_SUM:  # NaN is not
+            bad = int((~np.isfinite(x[order]).all(axis=1)).sum())
+            raise ValueError(
+                f"{bad} of {x.shape[0]} rows hold NaN or infinite values; moments of them would be meaningless. "
+                "Check the inputs and the model's activations."
+                if bad
+                else "the rows hold finite values whose squares are beyond the largest float64, about 1.8e308; "
+                "give the features in another unit, or standardise them."
+            )
         self._add(found)
         return self
-
-    def _moments_of(self, x: Any, beside: Array | None, index: NDArray[np.intp], weights: Array | None) -> _Moments:
-        """Moments of some rows, by products of a few thousand of them at a time."""
-        found = []
-        at_once = int(np.clip(4 * x.shape[1], 1024, 4096))  # rows of a product: enough for its speed, and little memory
-        for start in range(0, len(index), at_once):
-            part = index[start : start + at_once]
-            rows, w = self._gather(x, beside, part), None if weights is None else weights[part]
-            weight, squares = (float(len(part)),) * 2 if w is None else (float(w.sum()), float(w @ w))
-            mean = rows.mean(0) if w is None else _like(rows, w / weight) @ rows
-            rows -= mean
-            if w is not None:
-                rows *= _like(rows, np.sqrt(w)).reshape(-1, 1)
-            found.append(_Moments(len(part), weight, squares, mean, rows.T @ rows))
-        return found[0] if len(found) == 1 else _sum(found)
-
-    def _gather(self, x: Any, beside: Array | None, index: NDArray[np.intp]) -> Any:
-        """Rows of x, with the column beside it, in float64; ours to overwrite until the next call."""
-        if not isinstance(x, np.ndarray):
-            return _gather_tensor(x, beside, index)
-        n, width = x.shape[1], x.shape[1] + (beside is not None)
-        if self._room.shape[1] != width or len(self._room) < len(index):
-            self._room = np.empty((len(index), width))
-        rows = self._room[: len(index)]
-        for start in range(0, len(index), _CACHED_ROWS):
-            rows[start : start + _CACHED_ROWS, :n] = x[index[start : start + _CACHED_ROWS]]
-        if beside is not None:
-            rows[:, n] = beside[index]
-        return rows
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, which share nothing that grows."""
-        return self.__dict__ | {"_groups": deepcopy(self._groups), "_room": np.empty((0, 0))}
 
     def merge(self, other: "GroupMoments") -> Self:
         """Add the rows of another GroupMoments, which is not changed.
@@ -242,21 +195,16 @@ class GroupMoments:
         return self
 
     def _add(self, groups: Iterable[tuple[Label, _Moments]]) -> None:
+        known = dict(self._groups)
         for label, moments in groups:
-            if label in self._groups:
-                self._groups[label].add(moments)
-            else:
-                self._groups[label] = deepcopy(moments)
+            known[label] = known[label] + moments if label in known else moments
+        self._groups = known
 
     # --- reading -----------------------------------------------------------------------------------------------
 
     @property
     def labels(self) -> tuple[Label, ...]:
         return tuple(sorted(self._groups, key=sort_key))
-
-    @property
-    def _in_order(self) -> list[_Moments]:
-        return [self._groups[label] for label in self.labels]
 
     @property
     def width(self) -> int:
@@ -302,7 +250,7 @@ class GroupMoments:
 
     @property
     def _total(self) -> _Moments:
-        return self._everyone or _sum(self._in_order)
+        return self._everyone or reduce(add, [self._groups[label] for label in self.labels])
 
     @property
     def pooled_weight(self) -> float:
@@ -318,7 +266,7 @@ class GroupMoments:
             The mean.
         """
         everyone = self._everyone
-        return self.counts @ self.means / self.counts.sum() if everyone is None else to_numpy(everyone.mean)
+        return self.counts @ self.means / self.counts.sum() if everyone is None else everyone.mean
 
     def pooled_scatter(self) -> Array:
         """Return the scatter of all rows: within plus between groups.
@@ -329,7 +277,7 @@ class GroupMoments:
             ``Σ w (x − x̄)ᵀ(x − x̄)``.
         """
         if self._everyone is not None:
-            return to_numpy(self._everyone.scatter)
+            return self._everyone.scatter
         centred = self.means - self.pooled_mean()
         return np.asarray(self.scatters.sum(axis=0) + (self.counts[:, None] * centred).T @ centred)
 
@@ -338,7 +286,7 @@ class GroupMoments:
     @classmethod
     def _of(cls, groups: Mapping[Label, _Moments], everyone: _Moments | None = None) -> "GroupMoments":
         made = cls()
-        made._groups, made._everyone = deepcopy(dict(groups)), everyone
+        made._groups, made._everyone = groups, everyone
         return made
 
     def columns(self, selection: slice | list[int]) -> "GroupMoments":
@@ -363,7 +311,7 @@ class GroupMoments:
         if len(parts) == 1:
             return parts[0]
         apart = any(part._everyone is not None for part in parts)
-        total = cls._of({}, _sum([part._total for part in parts]) if apart else None)
+        total = cls._of({}, reduce(add, [part._total for part in parts]) if apart else None)
         for part in parts:
             total._add(part._groups.items())
         return total
@@ -381,7 +329,7 @@ class GroupMoments:
         for g, s, moments in compared:
             mass[g, s] = moments.weight
         factors = adjusting_factors(mass)
-        result = self._of({}, _sum([moments for _, moments in cells]))
+        result = self._of({}, reduce(add, [moments for _, moments in cells]))
         result._add([(groups[g], m.scaled(float(factors[g, s]))) for g, s, m in compared if factors[g, s] > 0])
         return result
 
@@ -440,90 +388,49 @@ class GroupMoments:
         Raises
         ------
         ValueError
-            If the file is of another kind or damaged, or the moments are impossible.
+            If the file is of another kind or damaged.
         """
         header, arrays = read_arrays(path, "moments", 4)
         try:
-            return cls.from_file([label_from_json(item) for item in header["labels"]], arrays)
-        except (TypeError, ValueError) as error:
+            return cls.from_file(header["labels"], arrays)
+        except (KeyError, TypeError, ValueError) as error:
             raise damaged(path, "moments", error) from error
 
     @classmethod
-    def from_file(cls, labels: Sequence[Label], arrays: Mapping[str, NDArray[Any]]) -> "GroupMoments":
-        """From labels and arrays of a file; ValueError where no rows have such moments."""
-        if not labels:
-            return cls()
-        check_labels(labels)
-        if sorted(set(labels), key=sort_key) != list(labels):
-            raise ValueError("its groups are not in order")
-        if set(arrays) != set(FIELDS):
-            raise ValueError("arrays are missing")
-        width = arrays["means"].shape[-1]
-        shapes = {"means": (len(labels), width), "scatters": (len(labels), width, width)}
-        for name, dtype in FIELDS.items():
-            if arrays[name].shape != shapes.get(name, (len(labels),)) or arrays[name].dtype != dtype:
-                raise ValueError(f"its {name} have another type or shape than they should")
-        columns = [arrays[name] for name in FIELDS]
-        if not _are_possible(*columns):
-            raise ValueError("no rows have such moments")
-        groups = zip(labels, *columns, strict=True)
+    def from_file(cls, labels: Sequence[Any], arrays: Mapping[str, NDArray[Any]]) -> "GroupMoments":
+        """From labels, as JSON has them, and arrays of a file."""
+        columns = [arrays[name] for name in FIELDS] if labels else []
+        groups = zip(map(label_from_json, labels), *columns, strict=True)
         return cls._of({label: _Moments(int(n), float(w), float(w2), *rest) for label, n, w, w2, *rest in groups})
 
 
-def _are_possible(rows: Array, counts: Array, squares: Array, means: Array, scatters: Array) -> bool:
-    """Whether these can be moments of rows: finite, symmetric, no negative variance anywhere."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        # What rounding leaves of a constant column is of the size of its mean, not of its variance.
-        noise = 1e-12 * counts[:, None] * means**2
-        scale = np.sqrt(np.maximum(np.diagonal(scatters, axis1=1, axis2=2), 0.0) + noise)
-        unit = scatters / np.maximum(scale[:, :, None] * scale[:, None, :], np.finfo(np.float64).tiny)
-        return bool(
-            all(np.isfinite(part).all() for part in (counts, squares, means, scatters, unit))
-            and (rows >= 1).all()
-            and (counts > 0).all()
-            and (squares * rows >= counts**2 * (1 - 1e-9)).all()
-            and (squares <= counts**2 * (1 + 1e-9)).all()
-            and np.abs(unit - unit.transpose(0, 2, 1)).max() < 1e-8
-            and np.linalg.eigvalsh(unit).min() > -1e-6
-        )
+def _moments_of(x: NDArray[Any], beside: Array | None, index: NDArray[np.intp], weights: Array | None) -> _Moments:
+    """Moments of some rows, by products of a few thousand of them at a time."""
+    found, n = [], x.shape[1]
+    at_once = int(np.clip(4 * n, 1024, 4096))  # rows of a product: enough for its speed, and little memory
+    for start in range(0, len(index), at_once):
+        part = index[start : start + at_once]
+        rows, w = np.empty((len(part), n + (beside is not None))), None if weights is None else weights[part]
+        rows[:, :n] = x[part]
+        if beside is not None:
+            rows[:, n] = beside[part]
+        weight, squares = (float(len(part)),) * 2 if w is None else (float(w.sum()), float(w @ w))
+        mean = rows.mean(0) if w is None else w / weight @ rows
+        rows -= mean
+        if w is not None:
+            rows *= np.sqrt(w)[:, None]
+        found.append(_Moments(len(part), weight, squares, mean, rows.T @ rows))
+    return reduce(add, found)
 
 
 def _flatten(x: Any, codes: NDArray[np.intp], weights: Array | None) -> tuple[Any, NDArray[np.intp], Array | None]:
     """(batch, ..., n) -> (rows, n) with codes and weights repeated to match."""
-    x = numbers_in_place(x, "X")
+    x = check_numbers(x, "X")
     if x.ndim < 2 or not x.shape[-1]:
-        raise InputError(
-            f"`X` has shape {tuple(x.shape)}; expected (batch, ..., n), one row of n values for each sample."
-        )
+        raise InputError(f"`X` has shape {x.shape}; expected (batch, ..., n), one row of n values for each sample.")
     check_rows(len(codes), x.shape[0], "sensitive_features")
     repeats = int(np.prod(x.shape[1:-1]))
     if repeats == 1:
         return x.reshape(-1, x.shape[-1]), codes, weights
     weights = None if weights is None else np.repeat(weights, repeats)
     return x.reshape(-1, x.shape[-1]), np.repeat(codes, repeats), weights
-
-
-def _gather_tensor(x: Any, beside: Array | None, index: NDArray[np.intp]) -> Any:
-    """Some rows of a tensor as a new float64 tensor, on the same device."""
-    torch = sys.modules["torch"]
-    try:
-        rows = x.index_select(0, torch.as_tensor(index, device=x.device)).double()
-        return rows if beside is None else torch.cat([rows, _like(rows, beside[index]).unsqueeze(1)], dim=1)
-    except TypeError as error:
-        raise ValueError(
-            f"device {x.device} has no float64, which the sums need to stay accurate; move the batch to the CPU first."
-        ) from error
-
-
-def _like(reference: Any, values: Any) -> Any:
-    """float64 values as an array of the reference's kind and device."""
-    if isinstance(reference, np.ndarray):
-        return to_numpy(values)
-    return sys.modules["torch"].as_tensor(values, dtype=reference.dtype, device=reference.device)
-
-
-def _all_finite(found: Sequence[_Moments]) -> bool:
-    """Whether sums of squares stay in float64: the one small transfer of a batch on a device beside its labels."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = sum((m.scatter.diagonal() + m.weight * m.mean**2).max() for m in found)
-    return float(total) < _LARGEST_SUM  # NaN is not
