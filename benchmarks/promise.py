@@ -14,11 +14,9 @@ default is 0.
 """
 
 import argparse
-import csv
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,54 +53,24 @@ TARGETS = (0.1, 0.15, 0.2)
 CONFIDENCES = (0.95, 0.9)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Judging rows: groups of given sizes, and how unequal the weights are: lognormal with this σ, none for 0."""
-
-    sizes: tuple[int, ...]
-    sigma: float = 0.0
-
-    @property
-    def codes(self) -> Codes:
-        return np.repeat(np.arange(len(self.sizes)), self.sizes)
-
-    def weights(self, rng: np.random.Generator) -> Floats | None:
-        return rng.lognormal(0.0, self.sigma, sum(self.sizes)) if self.sigma else None
-
-    def __str__(self) -> str:
-        return " / ".join(map(str, self.sizes)) + (f", weights σ = {self.sigma:g}" if self.sigma else "")
-
-
-SETTINGS = [
-    Setting((360, 40)),
-    Setting((280, 120)),
-    Setting((200, 200)),
-    Setting((900, 100)),
-    Setting((500, 500)),
-    Setting((4500, 500)),
-    Setting((2500, 2500)),
-    Setting((100, 100, 100, 100)),
-    Setting((400, 300, 200, 100)),
-    Setting((2000, 1500, 1000, 500)),
-    Setting((200, 200), 1.0),
-    Setting((700, 300), 1.5),
-    Setting((500, 1500, 1500, 1500), 1.0),
+# Sizes of the groups of the validation rows, and how unequal weights are: lognormal with this σ, none for 0.
+SETTINGS: list[tuple[tuple[int, ...], float]] = [
+    *(((small, large), 0.0) for small, large in ((360, 40), (280, 120), (200, 200), (900, 100), (500, 500))),
+    *(((small, large), 0.0) for small, large in ((4500, 500), (2500, 2500))),
+    *((sizes, 0.0) for sizes in ((100, 100, 100, 100), (400, 300, 200, 100), (2000, 1500, 1000, 500))),
+    ((200, 200), 1.0),
+    ((700, 300), 1.5),
+    ((500, 1500, 1500, 1500), 1.0),
 ]
 
 
-def levels(codes: Codes, rng: np.random.Generator) -> Floats:
-    """Where people stand in their groups; rising within each, which is as good as any order and quick to sort."""
-    u = rng.random(len(codes))
-    return u[np.lexsort((u, codes))]
-
-
-def scores(u: Floats, codes: Codes, distance: float, shape: Floats) -> Floats:
-    """Scores of people at level u of their group; the first two groups are ``distance`` apart, others in between."""
+def scores(codes: Codes, distance: float, shape: Floats, rng: np.random.Generator) -> Floats:
+    """Scores of new people; the first two groups are ``distance`` apart, others in between."""
+    u = rng.random(len(codes))  # where people stand in their groups
+    u = u[np.lexsort((u, codes))]  # rising within each, which is as good as any order and quick to sort
     amount = np.array([distance / 2, -distance / 2, 0.0, 0.0])
-    found = np.empty(len(u))
-    for g in range(codes.max() + 1):
-        found[codes == g] = np.interp(u[codes == g], GRID + amount[g] * shape, GRID)
-    return found
+    parts = [np.interp(u[codes == g], GRID + amount[g] * shape, GRID) for g in range(codes.max() + 1)]
+    return np.concatenate(parts)
 
 
 # --- one model: its interval and its bound -------------------------------------------------------------------------
@@ -114,38 +82,33 @@ def interval(draws: int, seed: int) -> Iterator[Row]:
     A row that looks bad (a coverage below .955, more false certificates than δ) is measured anew, with eight times as
     many draws, none of them the first ones.
     """
-    for number, setting in enumerate(SETTINGS):
-        for name, shape in SHAPES.items():
-            for distance in DISTANCES:
-                if distance or name == "shift":
-                    what = [seed, number, list(SHAPES).index(name), int(1000 * distance)]
-                    found = _interval_row(setting, shape, distance, draws, np.random.default_rng(what))
-                    if found["covers"] < 0.955 or any(found[f"normal_{c:g}"] > 1 - c for c in CONFIDENCES):
-                        found = _interval_row(setting, shape, distance, 8 * draws, np.random.default_rng([*what, 1]))
-                    yield {"rows": str(setting), "shape": name, "ks": distance, **found}
+    for number, (sizes, sigma) in enumerate(SETTINGS):
+        for place, (name, shape) in enumerate(SHAPES.items()):
+            for distance in DISTANCES if name == "shift" else DISTANCES[1:]:
+                what = [seed, number, place, int(1000 * distance)]
+                setting = sizes, sigma, shape, distance
+                found = _interval_row(*setting, draws, np.random.default_rng(what))
+                if found["covers"] < 0.955 or any(found[f"normal_{c:g}"] > 1 - c for c in CONFIDENCES):
+                    found = _interval_row(*setting, 8 * draws, np.random.default_rng([*what, 1]))
+                rows = " / ".join(map(str, sizes)) + (f", weights σ = {sigma:g}" if sigma else "")
+                yield {"rows": rows, "shape": name, "ks": distance, **found}
 
 
-def _interval_row(setting: Setting, shape: Floats, distance: float, draws: int, rng: np.random.Generator) -> Row:
-    codes, count, found = setting.codes, len(setting.sizes), []
+def _interval_row(
+    sizes: tuple[int, ...], sigma: float, shape: Floats, distance: float, draws: int, rng: np.random.Generator
+) -> Row:
+    codes, found = np.repeat(np.arange(len(sizes)), sizes), []
     for i in range(draws):
-        if i % 50 == 0 and (not i or setting.sigma):  # weights stay for a while: their null is not cheap to simulate
-            weights = setting.weights(rng)
-            pairs = Pairs(Groups(codes, count, weights), None, int(rng.integers(2**31)))
-        y = scores(levels(codes, rng), codes, distance, shape)
-        found.append(_misses(y, pairs, distance))
+        if i % 50 == 0 and (not i or sigma):  # weights stay for a while: their null is not cheap to simulate
+            weights = rng.lognormal(0.0, sigma, len(codes)) if sigma else None
+            pairs = Pairs(Groups(codes, len(sizes), weights), None, int(rng.integers(2**31)))
+        found.append(_misses(scores(codes, distance, shape, rng), pairs, distance))
     low, high, *false, floor, sample = np.array(found).T
-    estimate = np.sqrt(np.maximum(0.0, sample**2 - floor**2))
     names = [f"{method}_{c:g}" for method in ("normal", "hoeffding") for c in CONFIDENCES]
-    return {
-        "draws": draws,
-        "covers": 1 - low.mean() - high.mean(),
-        "below": low.mean(),
-        "above": high.mean(),
-        **{name: missed.mean() for name, missed in zip(names, false, strict=True)},
-        "floor": floor.mean(),
-        "sample": sample.mean(),
-        "estimate": estimate.mean(),
-    }
+    means = {"below": low, "above": high, **dict(zip(names, false, strict=True)), "floor": floor, "sample": sample}
+    means["estimate"] = np.sqrt(np.maximum(0.0, sample**2 - floor**2))
+    row = {name: float(values.mean()) for name, values in means.items()}
+    return {"draws": draws, "covers": 1 - row["below"] - row["above"], **row}
 
 
 def _misses(y: Floats, pairs: Pairs, distance: float) -> list[float]:
@@ -235,12 +198,8 @@ def _beside(sizes: tuple[int, ...], gaps: tuple[float, ...], seed: list[int]) ->
 
 def _means(found: list[Row]) -> Row:
     """Means of decisions, and their Monte-Carlo errors."""
-    summary: Row = {"decisions": len(found)}
-    for name in found[0]:
-        values = np.array([row[name] for row in found if row[name] is not None], dtype=float)
-        summary[name] = values.mean() if len(values) else np.nan
-        summary[f"{name} ±"] = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
-    return summary
+    table = pd.DataFrame(found).astype(float)
+    return {"decisions": len(table)} | pd.concat([table.mean(), table.sem().add_suffix(" ±")]).to_dict()
 
 
 # --- whole fits ----------------------------------------------------------------------------------------------------
@@ -342,124 +301,89 @@ def races(draws: int, seed: int) -> Iterator[Row]:
         yield {"seed": i, **found, "met": fair.summary_["met"], "compared": len(fair.summary_["group_sizes"])}
 
 
-def races_table(rows: list[Row]) -> list[list[str]]:
-    """Means over the seeds."""
-
-    def shown(values: list[float]) -> str:
-        return f"{np.mean(values):.3f} ± {np.std(values, ddof=1) / np.sqrt(len(values)):.3f}"
-
-    cells = [["", "KS, African-American against Caucasian", "R²"]]
-    names = {"before": "original model", "alone": "repaired, the two alone", "pair": "repaired, six groups"}
-    for name, words in names.items():
-        cells.append([words, shown([row[name] for row in rows]), shown([row[f"r2 {name}"] for row in rows])])
-    more = [[row[f"{kind}pair"] - row[f"{kind}alone"] for row in rows] for kind in ("", "r2 ")]
-    return [*cells, ["six groups less the two alone", *map(shown, more)]]
-
-
 # --- rows and tables -----------------------------------------------------------------------------------------------
 
 
-def save(rows: Iterable[Row], path: Path) -> None:
-    """Rows as they come, so that a run can be watched."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        for i, row in enumerate(rows):
-            table = csv.DictWriter(file, list(row), lineterminator="\n")
-            if not i:
-                table.writeheader()
-            table.writerow({name: f"{value:.4g}" if isinstance(value, float) else value for name, value in row.items()})
-            file.flush()
-
-
-def read(path: Path) -> list[Row]:
-    def number(text: str) -> float | str:
-        try:
-            return float(text)
-        except ValueError:
-            return text
-
-    with path.open(encoding="utf-8", newline="") as file:
-        return [{name: number(text) for name, text in row.items()} for row in csv.DictReader(file)]
-
-
-def interval_table(rows: list[Row]) -> list[list[str]]:
+def interval_table(rows: pd.DataFrame) -> pd.DataFrame:
     """The worst of the populations of settings of a kind; the file has them one by one."""
-
-    def kind(row: Row) -> str:
-        return "with weights" if "σ" in row["rows"] else "two groups" if row["rows"].count("/") == 1 else "four groups"
-
-    cells = [
-        ["validation rows", "covers, least", "above, most", "below, most", *(f"false at {c:g}" for c in CONFIDENCES)]
-    ]
-    for name in dict.fromkeys(map(kind, rows)):
-        mine = [row for row in rows if kind(row) == name]
-        least = min(mine, key=lambda row: row["covers"])
-        worst = [max(row[name] for row in mine) for name in ("above", "below", "normal_0.95", "normal_0.9")]
-        error = np.sqrt(least["covers"] * (1 - least["covers"]) / least["draws"])
-        cells.append([name, f"{least['covers']:.3f} ± {error:.3f}", *(f"{value:.3f}" for value in worst)])
-    return cells
+    pairs = np.where(rows["rows"].str.count("/") == 1, "two groups", "four groups")
+    kinds = rows.groupby(np.where(rows["rows"].str.contains("σ"), "with weights", pairs), sort=False)
+    least = rows.loc[kinds["covers"].idxmin()].set_index(kinds["covers"].idxmin().index)
+    error = np.sqrt(least["covers"] * (1 - least["covers"]) / least["draws"])
+    columns = {"above": "above, most", "below": "below, most"} | {
+        f"normal_{c:g}": f"false at {c:g}" for c in CONFIDENCES
+    }
+    worst = kinds[list(columns)].max().rename(columns=columns).map("{:.3f}".format)
+    worst.insert(0, "covers, least", least["covers"].map("{:.3f}".format) + error.map(" ± {:.3f}".format))
+    return worst.rename_axis("validation rows").reset_index()
 
 
-def groups_table(rows: list[Row]) -> list[list[str]]:
+def groups_table(rows: pd.DataFrame) -> pd.DataFrame:
     """A line for each size of the large groups, over the small ones beside them; all at the end."""
-    shares = ("over", "met", "false", "beyond")
-    cells = [["rows", "excess, most", "above .02", "claims met", "false by .02", "false at all"]]
-    parts: dict[str, list[Row]] = {}
-    for row in rows:
-        parts.setdefault(row["sizes"].rsplit(" / ", 1)[0], []).append(row)
-    for name, mine in [*parts.items(), ("", rows)]:
-        sizes = dict.fromkeys(row["sizes"].rsplit(" / ", 1)[1] for row in (mine[0], mine[-1]))
-        count = sum(row["decisions"] for row in mine)
-        means = [f"{sum(row[share] * row['decisions'] for row in mine) / count:.3f}" for share in shares]
+    parts = rows["sizes"].str.rpartition(" / ")
+    large, small = parts[0], parts[2]
+    lines = []
+    for name, mine in [*rows.groupby(large, sort=False), ("", rows)]:
+        sizes = small[mine.index].iloc[[0, -1]].unique()
+        count = mine["decisions"].sum()
+        means = np.average(mine[["over", "met", "false", "beyond"]], axis=0, weights=mine["decisions"])
         shown = f"{name} / {' to '.join(sizes)}" if name else f"all, {count:g} decisions"
-        cells.append([shown, f"{max(row['excess'] for row in mine):.3f}", *means])
-    return cells
+        lines.append([shown, *(f"{value:.3f}" for value in (mine["excess"].max(), *means))])
+    return pd.DataFrame(
+        lines, columns=["rows", "excess, most", "above .02", "claims met", "false by .02", "false at all"]
+    )
 
 
-def fit_table(rows: list[Row]) -> list[list[str]]:
+def fit_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Means and Monte-Carlo errors; the share of fits that claim the target in brackets."""
-    head = [f"KS / {t:g} (claims met)" for t in TARGETS[::2]]
-    cells = [["data", "training", "validation", *head, "false certificates at 90%, most (none, least)"]]
-    for row in rows:
-        line = [row["data"], f"{row['fitting']:g}", f"{row['judging']:g}"]
-        for t in TARGETS[::2]:
-            line.append(f"{row[f'ratio {t:g}']:.2f} ± {row[f'ratio {t:g} ±']:.2f} ({row[f'met {t:g}']:.0%})")
-        false, none = max(row[f"false {t:g}"] for t in TARGETS), min(row[f"none {t:g}"] for t in TARGETS)
-        cells.append([*line, f"{false:.3f} ({none:.2f})"])
-    return cells
+    table = rows[["data", "fitting", "judging"]].set_axis(["data", "training", "validation"], axis=1)
+    for t in TARGETS[::2]:
+        table[f"KS / {t:g} (claims met)"] = [
+            f"{ratio:.2f} ± {error:.2f} ({met:.0%})"
+            for ratio, error, met in rows[[f"ratio {t:g}", f"ratio {t:g} ±", f"met {t:g}"]].to_numpy()
+        ]
+    false, none = (rows[[f"{name} {t:g}" for t in TARGETS]] for name in ("false", "none"))
+    table["false certificates at 90%, most (none, least)"] = [
+        f"{most:.3f} ({least:.2f})" for most, least in zip(false.max(axis=1), none.min(axis=1), strict=True)
+    ]
+    return table
+
+
+def races_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Means over the seeds and their standard errors."""
+    names = {"before": "original model", "alone": "repaired, the two alone", "pair": "repaired, six groups"}
+    found = {words: (rows[name], rows[f"r2 {name}"]) for name, words in names.items()}
+    found["six groups less the two alone"] = rows["pair"] - rows["alone"], rows["r2 pair"] - rows["r2 alone"]
+    lines = [[words, *(f"{v.mean():.3f} ± {v.sem():.3f}" for v in values)] for words, values in found.items()]
+    return pd.DataFrame(lines, columns=["", "KS, African-American against Caucasian", "R²"])
 
 
 def write_tables(rows: Path, document: Path) -> None:
     """Put the tables of the saved rows into the document, each below the comment that names it."""
     text = document.read_text(encoding="utf-8")
-    for part, make in TABLES.items():
-        if (rows / f"{part}.csv").exists() and (found := read(rows / f"{part}.csv")):
-            head, *lines = make(found)
-            table = "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
+    for part, (_, _, make) in PARTS.items():
+        path = rows / f"{part}.csv"
+        if path.exists() and path.stat().st_size > 1:
+            table = make(pd.read_csv(path))
+            lines = [table.columns, ["---"] * len(table.columns), *table.to_numpy()]
+            new = "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
             pattern = rf"(?m)(^<!-- promise.py {part} -->\n\n)(?:\|.*\n)*"
-            text = re.sub(pattern, lambda match, table=table: f"{match[1]}{table}\n", text)
+            text = re.sub(pattern, lambda match, new=new: match[1] + new, text)
     document.write_text(text, encoding="utf-8")
 
 
-PARTS: dict[str, Callable[[int, int], Iterator[Row]]] = {
-    "interval": interval,
-    "groups": groups,
-    "fit": fit,
-    "races": races,
+PARTS = {  # rows, how many draws of each, and the table of them
+    "interval": (interval, 500, interval_table),
+    "groups": (groups, 21, groups_table),
+    "fit": (fit, 20, fit_table),
+    "races": (races, 20, races_table),
 }
-TABLES: dict[str, Callable[[list[Row]], list[list[str]]]] = {
-    "interval": interval_table,
-    "groups": groups_table,
-    "fit": fit_table,
-    "races": races_table,
-}
-DRAWS = {"interval": 500, "groups": 21, "fit": 20, "races": 20}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=[*PARTS, "tables"], help="one of them; all when left out")
-    parser.add_argument("--draws", type=int, help=f"of a row; default {DRAWS}")
+    parser.add_argument("--draws", type=int, help="of a row; by default 20 to 500, as the part needs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROWS, help="folder of the rows")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="where the tables go")
@@ -468,7 +392,9 @@ def main() -> None:
         warnings.simplefilter("ignore", kind)
     for name in [options.part] if options.part else PARTS:
         if name in PARTS:
-            save(PARTS[name](options.draws or DRAWS[name], options.seed), options.out / f"{name}.csv")
+            measure, draws, _ = PARTS[name]
+            rows = pd.DataFrame(measure(options.draws or draws, options.seed))
+            rows.to_csv(options.out / f"{name}.csv", index=False, float_format="%.4g")
     write_tables(options.out, options.document)
 
 

@@ -1,8 +1,7 @@
 """Files that were changed by a few bytes: models, moments, tables.
 
 A reader may refuse them in words, or read what they say: a model as onnxruntime runs the same bytes, a table as pandas
-reads the same file. A moments file, which carries a checksum, must be refused or be
-what it was.
+reads the same file. A moments file, which carries a checksum, must be refused or be what it was.
 """
 
 import os
@@ -10,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import onnxruntime
@@ -21,6 +21,9 @@ from esvdfair.tables import Roles, TableBatches
 from trust.arrays import GROUP, LABEL, TABLE
 from trust.models import graph
 from trust.verdict import Tally, Trial, judge_all
+
+Read = Callable[[Path], Any]
+Right = Callable[[Path, Any], bool | str]
 
 
 def mutations(content: bytes, count: int, seed: int = 0) -> Iterator[bytes]:
@@ -50,104 +53,65 @@ def mutations(content: bytes, count: int, seed: int = 0) -> Iterator[bytes]:
 
 def run(kind: str, count: int) -> Tally:
     """Try so many mutations of one kind of file."""
-    with tempfile.TemporaryDirectory() as folder:
-        return judge_all(KINDS[kind](Path(folder), count))
+    name, write, read, right = KINDS[kind]
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, ESVDFAIR_TIME_LIMIT="1"):  # a loop ends then
+        path = Path(folder, name)
+        write(path)
 
+        def read_changed(data: bytes) -> Any:
+            path.write_bytes(data)
+            return read(path)
 
-# --- ONNX ------------------------------------------------------------------------------------------------------------
-
-
-def onnx_trials(folder: Path, count: int) -> Iterator[Trial]:
-    """Models: what the adapter predicts is what onnxruntime gives for the same bytes."""
-    rows = TABLE[:5].astype(np.float32)
-    os.environ["ESVDFAIR_TIME_LIMIT"] = "1"
-    for i, data in enumerate(mutations(graph().SerializeToString(), count)):
-        yield Trial(
-            f"model {i}",
-            lambda data=data: _predictions(data, rows),
-            lambda found, data=data: _as_runtime(found, data, rows),
+        return judge_all(
+            Trial(f"{kind} {i}", lambda data=data: read_changed(data), lambda found: right(path, found))
+            for i, data in enumerate(mutations(path.read_bytes(), count))
         )
 
 
-def _predictions(data: bytes, rows: Any) -> Any:
-    adapter = OnnxAdapter(data)
-    adapter.layers(rows)
-    return adapter.predict(rows)
+# --- models and moments --------------------------------------------------------------------------------------------
+
+ROWS = TABLE[:5].astype(np.float32)
+SAVED = GroupMoments().update(np.column_stack([TABLE, LABEL]), GROUP)
 
 
-def _as_runtime(found: Any, data: bytes, rows: Any) -> bool | str:
+def _predictions(path: Path) -> Any:
+    adapter = OnnxAdapter(path.read_bytes())
+    adapter.layers(ROWS)
+    return adapter.predict(ROWS)
+
+
+def _as_runtime(path: Path, found: Any) -> bool | str:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    known = session.run(None, {session.get_inputs()[0].name: rows})[0]
+    session = onnxruntime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
+    known = session.run(None, {session.get_inputs()[0].name: ROWS})[0]
     same = np.array_equal(np.asarray(found), np.asarray(known).reshape(-1), equal_nan=True)
     return bool(same) or "another prediction than onnxruntime's"
 
 
-# --- moments ---------------------------------------------------------------------------------------------------------
-
-
-def moments_trials(folder: Path, count: int) -> Iterator[Trial]:
-    """Moments: what was saved, or an error."""
-    saved = GroupMoments().update(np.column_stack([TABLE, LABEL]), GROUP)
-    path = folder / "site.moments"
-    saved.save(path)
-    for i, data in enumerate(mutations(path.read_bytes(), count)):
-        yield Trial(f"moments {i}", lambda data=data: _loaded(path, data), lambda found: _as_saved(found, saved))
-
-
-def _loaded(path: Path, data: bytes) -> GroupMoments:
-    path.write_bytes(data)
-    return GroupMoments.load(path)
-
-
-def _as_saved(found: GroupMoments, saved: GroupMoments) -> bool | str:
+def _as_saved(path: Path, found: GroupMoments) -> bool | str:
     numbers = ("rows", "counts", "weight_squares", "means", "scatters")
-    same = found.labels == saved.labels and all(
-        np.array_equal(getattr(found, name), getattr(saved, name)) for name in numbers
-    )
-    return same or "other moments than were saved"
+    same = all(np.array_equal(getattr(found, name), getattr(SAVED, name)) for name in numbers)
+    return (same and found.labels == SAVED.labels) or "other moments than were saved"
 
 
-# --- tables ----------------------------------------------------------------------------------------------------------
+# --- tables --------------------------------------------------------------------------------------------------------
+
+NUMBERS = ["age", "height", "years"]
+PEOPLE = pd.DataFrame(TABLE[:24, :3], columns=NUMBERS).assign(pay=LABEL[:24]).round(3)
+PEOPLE["sex"] = np.where(GROUP[:24] == "a", "f", "male, or so")
 
 
-def _frame() -> pd.DataFrame:
-    return pd.DataFrame(TABLE[:24, :3], columns=["age", "height", "years"]).round(3).assign(
-        pay=LABEL[:24].round(3), sex=np.where(GROUP[:24] == "a", "f", "male, or so")
-    )  # fmt: skip
+def _sample(path: Path) -> Any:
+    return TableBatches(path, Roles(sensitive=("sex",), target="pay", features=tuple(NUMBERS))).sample()
 
 
-def csv_trials(folder: Path, count: int) -> Iterator[Trial]:
-    """CSV: the numbers and groups that pandas reads."""
-    yield from _table_trials(folder / "people.csv", _frame().to_csv(index=False).encode(), count, pd.read_csv)
-
-
-def parquet_trials(folder: Path, count: int) -> Iterator[Trial]:
-    """Parquet: the numbers and groups that pandas reads."""
-    path = folder / "people.parquet"
-    _frame().to_parquet(path)
-    yield from _table_trials(path, path.read_bytes(), count, pd.read_parquet)
-
-
-def _table_trials(path: Path, content: bytes, count: int, read: Callable[[Any], pd.DataFrame]) -> Iterator[Trial]:
-    for i, data in enumerate(mutations(content, count)):
-        yield Trial(
-            f"{path.suffix[1:]} {i}", lambda data=data: _read(path, data), lambda found: _as_pandas(found, read(path))
-        )  # fmt: skip
-
-
-def _read(path: Path, data: bytes) -> Any:
-    path.write_bytes(data)
-    roles = Roles(sensitive=("sex",), target="pay", features=("age", "height", "years"))
-    return TableBatches(path, roles).sample()
-
-
-def _as_pandas(found: Any, frame: pd.DataFrame) -> bool | str:
+def _as_pandas(path: Path, found: Any) -> bool | str:
+    frame = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
     if len(found) != len(frame):
         return f"{len(found)} rows for {len(frame)}"
-    read = {name: found.X[name] for name in ("age", "height", "years")} | {"pay": found.y, "sex": found.groups["sex"]}
+    read = {name: found.X[name] for name in NUMBERS} | {"pay": found.y, "sex": found.groups["sex"]}
     return next((f"other values of {name}" for name, column in read.items() if not _same(column, frame[name])), True)
 
 
@@ -157,9 +121,9 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one.astype(str).tolist() == other.astype(str).tolist())
 
 
-KINDS: dict[str, Callable[[Path, int], Iterator[Trial]]] = {
-    "ONNX": onnx_trials,
-    "moments": moments_trials,
-    "CSV": csv_trials,
-    "Parquet": parquet_trials,
+KINDS: dict[str, tuple[str, Callable[[Path], Any], Read, Right]] = {
+    "ONNX": ("m.onnx", lambda path: path.write_bytes(graph().SerializeToString()), _predictions, _as_runtime),
+    "moments": ("site.moments", SAVED.save, GroupMoments.load, _as_saved),
+    "CSV": ("people.csv", lambda path: PEOPLE.to_csv(path, index=False), _sample, _as_pandas),
+    "Parquet": ("people.parquet", PEOPLE.to_parquet, _sample, _as_pandas),
 }

@@ -10,12 +10,10 @@ import signal
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import esvdfair
 from esvdfair.exceptions import ESVDFairWarning, InputError
@@ -25,24 +23,14 @@ LIMIT = 20
 """Seconds after which a trial hangs."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """Something to run, and how to tell whether what it gives is right.
-
-    Attributes
-    ----------
-    name : what is tried
-    run : runs it
-    right : whether the result is right, or why not; None when there is no right result, only a clear error
-    parameter : the name that a clear error may give
-    own : an error of the caller's own code, which is to come through as it is
-    """
+class Trial(NamedTuple):
+    """Something to run. ``right`` says of its result whether it is right, or why not; None: only an error will do."""
 
     name: str
     run: Callable[[], Any]
     right: Callable[[Any], bool | str] | None
-    parameter: str = ""
-    own: type[Exception] | None = None
+    parameter: str = ""  # a clear error may name it
+    own: type[Exception] | None = None  # an error of the caller's own code, which is to come through as it is
 
 
 @dataclass
@@ -57,20 +45,10 @@ class Tally:
         if verdict not in ("clear", "right"):
             self.failures.append(f"{verdict}: {name}: {detail}")
 
-    @property
-    def tried(self) -> int:
-        return sum(self.counts.values())
-
     def row(self, name: str) -> str:
         """A line of the table."""
-        return f"| {name} | {self.tried:,} | {self.counts['clear']:,} | {self.counts['right']:,} | {self.bad} |"
-
-    @property
-    def bad(self) -> int:
-        return self.tried - self.counts["clear"] - self.counts["right"]
-
-    def __add__(self, other: "Tally") -> "Tally":
-        return Tally(self.counts + other.counts, [*self.failures, *other.failures])
+        clear, right = self.counts["clear"], self.counts["right"]
+        return f"| {name} | {self.counts.total():,} | {clear:,} | {right:,} | {len(self.failures)} |"
 
 
 class Hang(BaseException):
@@ -78,7 +56,6 @@ class Hang(BaseException):
 
 
 def judge_all(trials: Iterable[Trial]) -> Tally:
-    """Run trials one after the other."""
     tally = Tally()
     for trial in trials:
         tally.add(trial.name, *judge(trial))
@@ -87,16 +64,27 @@ def judge_all(trials: Iterable[Trial]) -> Tally:
 
 def judge(trial: Trial) -> tuple[str, str]:
     """The verdict on one trial, and what it rests on."""
+
+    def ring(*_: object) -> None:
+        raise Hang
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(LIMIT)
     try:
-        with time_limit(LIMIT), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("error")
             warnings.simplefilter("ignore", ESVDFairWarning)
             result = trial.run()
     except Hang:
         return "hang", f"more than {LIMIT} seconds"
     except Exception as error:
-        clear = type(error) is trial.own or is_clear(error, trial.parameter)
-        return ("clear" if clear else "raw"), _last_words(error)
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        words = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {str(error)[:160]}"
+        clear = type(error) is trial.own or is_clear(error, last, trial.parameter)
+        return ("clear" if clear else "raw"), words
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
     if trial.right is None:
         return "silent", f"gave {str(result)[:200]}"
     with warnings.catch_warnings():
@@ -105,35 +93,11 @@ def judge(trial: Trial) -> tuple[str, str]:
     return ("right", "") if found is True else ("silent", f"another result than the known one: {found}")
 
 
-def is_clear(error: BaseException, parameter: str = "") -> bool:
+def is_clear(error: Exception, last: traceback.FrameSummary, parameter: str) -> bool:
     """Whether the package has said this itself, or the message names the parameter."""
-    if isinstance(error, InputError):
+    if isinstance(error, InputError) or (isinstance(error, OSError) and error.filename):
         return True
     if not isinstance(error, ValueError | TypeError | OSError) or not str(error):
         return False
-    if isinstance(error, OSError) and error.filename:
-        return True  # says what could not be done, and with which file
-    last = traceback.extract_tb(error.__traceback__)[-1]
     ours = last.filename.startswith(PACKAGE) and linecache.getline(last.filename, last.lineno or 0).lstrip()
     return bool(ours and ours.startswith("raise")) or (bool(parameter) and parameter in str(error))
-
-
-def _last_words(error: BaseException) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {str(error)[:160]}"
-
-
-@contextmanager
-def time_limit(seconds: int) -> Iterator[None]:
-    """Raise `Hang` in the main thread when the block takes longer."""
-
-    def ring(signum: int, frame: FrameType | None) -> None:
-        raise Hang
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)

@@ -1,1 +1,0 @@
-"""The parts of `benchmarks/scale.py`: one file for each benchmark, and what they share."""
