@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 # several processes; more threads than cores would only slow them down.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # LightGBM takes all cores nevertheless: where they are busy, it would spin
 
 # The same examples on every run; how long one takes says something about the machine, not about the code.
 settings.register_profile("esvdfair", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
