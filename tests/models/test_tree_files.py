@@ -77,3 +77,29 @@ def test_other_bytes_are_no_trees(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     for source in (b"", b"\x08\x07", b'{"a": 1}', tmp_path, tmp_path / "none", tmp_path / "empty"):
         assert tree_format(source) is None
+
+
+def test_categories_are_read_from_text_and_early_stopping_from_a_file(tmp_path):
+    pytest.importorskip("xgboost", minversion="3.1", reason="older ones store no categories")
+    jobs = np.array(["cook", "clerk", "guard"])[RNG.integers(0, 3, len(X))]
+    text, table = TABLE.assign(job=jobs), TABLE.assign(job=pd.Categorical(jobs))
+    y = Y + (jobs == "cook")
+    stopped = xgboost.XGBRegressor(n_estimators=200, early_stopping_rounds=2, enable_categorical=True, n_jobs=1)
+    stopped.fit(table[:500], y[:500], eval_set=[(table[500:], y[500:])], verbose=False)
+    stopped.save_model(tmp_path / "model.ubj")
+    trees = lightgbm.LGBMRegressor(n_estimators=9, n_jobs=1, verbose=-1).fit(table, y)
+    trees.booster_.save_model(tmp_path / "model.txt")
+    few = text[jobs != "clerk"]  # whose other categories would be numbered 0 and 1
+    for model, name in ((stopped, "model.ubj"), (trees, "model.txt")):
+        np.testing.assert_allclose(
+            adapt(tmp_path / name).predict(few), model.predict(table)[jobs != "clerk"], atol=1e-5
+        )
+        fair = ESVDFair(tmp_path / name, target_ks=0.2, effort=Effort.quick()).fit(text, y, sensitive_features=GROUP)
+        again = tmp_path / f"fair-{name}"
+        again.write_bytes(fair.estimator_)
+        loaded = (
+            xgboost.XGBRegressor(enable_categorical=True) if model is stopped else lightgbm.Booster(model_file=again)
+        )
+        if model is stopped:
+            loaded.load_model(again)
+        np.testing.assert_allclose(loaded.predict(table), fair.predict(text), atol=1e-5)

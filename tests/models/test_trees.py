@@ -54,6 +54,7 @@ MODELS = {
     "xgboost forests": (xgboost.XGBRegressor, XGB | {"num_parallel_tree": 3, "subsample": 0.7}, "y"),
     "xgboost logistic": (xgboost.XGBRegressor, XGB | {"objective": "reg:logistic"}, "class"),
     "xgboost binary": (xgboost.XGBClassifier, XGB, "class"),
+    "xgboost raw scores": (xgboost.XGBRegressor, XGB | {"objective": "binary:logitraw"}, "class"),
     "catboost": (catboost.CatBoostRegressor, CAT, "nan"),
     "catboost depthwise": (catboost.CatBoostRegressor, CAT | {"grow_policy": "Depthwise"}, "y"),
     "catboost lossguide": (catboost.CatBoostRegressor, CAT | {"grow_policy": "Lossguide"}, "y"),
@@ -142,6 +143,7 @@ def test_fit_brings_groups_together(name):
 WRAPPERS = {
     "pipeline": lambda model: make_pipeline(StandardScaler(), model),
     "frozen": FrozenEstimator,
+    "frozen catboost": lambda model: FrozenEstimator(catboost.CatBoostRegressor(**CAT).fit(*rows("positive")[:2])),
     "log target": lambda model: TransformedTargetRegressor(model, func=np.log, inverse_func=np.exp),
     "search": lambda model: GridSearchCV(model, {"num_leaves": [4, 8]}, cv=2),
 }
@@ -154,7 +156,7 @@ def test_inside_other_estimators(wrap):
     wrapped = wrap(inner.fit(X[:SEEN], y[:SEEN])).fit(X[:SEEN], y[:SEEN])
     before = wrapped.predict(X)
     fair = repaired(wrapped, X, y, group)
-    assert type(fair.estimator_) is type(wrapped)
+    assert type(fair.estimator_) is type(wrapped), "deepcopy of a FrozenEstimator may be one of its model"
     assert np.array_equal(wrapped.predict(X), before)
     assert ks_distance(fair.predict(X), sensitive_features=group) < ks_distance(before, sensitive_features=group)
 
@@ -223,7 +225,7 @@ def test_refusals():
         "linear trees": linear,
         "gblinear": xgboost.XGBRegressor(booster="gblinear", n_estimators=3, n_jobs=1).fit(X, y),
         "one output or two classes": ensemble.RandomForestRegressor(**SKL).fit(X, two),
-        "predicts 3 outputs": lightgbm.LGBMClassifier(**LGB).fit(X, np.digitize(y, [0, 2])),
+        "predicts several outputs": lightgbm.LGBMClassifier(**LGB).fit(X, np.digitize(y, [0, 2])),
         "Only a constant start": ensemble.GradientBoostingRegressor(
             **SKL, init=tree.DecisionTreeRegressor(max_depth=2)
         ).fit(X, y),

@@ -103,70 +103,61 @@ def explain_trees(
     adapter = adapt(model, output=output)
     if not isinstance(adapter, TreeAdapter):
         raise TypeError(f"a {type(model).__name__} is no tree ensemble. Use explain_directions or scan_layers.")
-    data = Data(as_rows(X), None, sensitive_features, sample_weight)
-    found = _sum_groups(adapter, make_batches(data, missing=missing), shap=shap)
-    values, shares = adapter.library.values, found.masses / found.totals[:, None]
-    means = shares @ values
+    batches = make_batches(Data(as_rows(X), None, sensitive_features, sample_weight), missing=missing)
+    labels, masses, contributions = _sum_groups(adapter, batches, shap=shap)
+    values = adapter.library.values
+    totals = masses[:, : adapter.library.sizes[0]].sum(
+        axis=1, keepdims=True
+    )  # a row reaches one leaf of the first tree
+    means = masses @ values / totals[:, 0]
     first, second = int(np.argmax(means)), int(np.argmin(means))
     if first == second:
         first, second = 0, 1
-    apart = shares[first] - shares[second]
-    parts, by_tree = _split(adapter, X, apart, found.masses.sum(axis=0))
-    named = None
-    if found.contributions is not None:
-        mean = found.contributions / found.totals[:, None]
-        named = {_name(adapter.names(X), c): float(part) for c, part in enumerate(mean[first] - mean[second])}
-    groups = found.labels[first], found.labels[second]
-    shown = None if named is None else _ranked(named)
-    return TreeGap(groups, float(apart @ values), _ranked(parts), tuple(by_tree), shown)
+    apart = masses[first] / totals[first] - masses[second] / totals[second]
+    columns, trees = _split(adapter, X, apart, masses.sum(axis=0))
+    shown = None
+    if contributions is not None:
+        parts = contributions[first] / totals[first] - contributions[second] / totals[second]
+        shown = _ranked({_name(adapter.names(X), place): float(part) for place, part in enumerate(parts)})
+    return TreeGap((labels[first], labels[second]), float(apart @ values), _ranked(columns), tuple(trees), shown)
 
 
-@dataclass
-class _GroupSums:
-    """Weight of each group's rows: all (groups,), at each node (groups, nodes), times TreeSHAP (groups, columns)."""
-
-    labels: tuple[Label, ...]
-    totals: Array
-    masses: Array
-    contributions: Array | None = None
-
-
-def _sum_groups(adapter: TreeAdapter, batches: Iterable[Batch], *, shap: bool) -> _GroupSums:
-    nodes = int(adapter.library.starts[-1])
-    sums: _GroupSums | None = None
+def _sum_groups(
+    adapter: TreeAdapter, batches: Iterable[Batch], *, shap: bool
+) -> tuple[tuple[Label, ...], Array, Array | None]:
+    """The groups, the weight of their rows at each node (groups, nodes), and times TreeSHAP (groups, columns)."""
+    labels: tuple[Label, ...] = ()
+    masses, contributions, nodes = np.zeros((0, 0)), None, int(adapter.library.starts[-1])
     for batch in batches:
-        groups = len(batch.labels)
+        if not labels:
+            labels, masses = batch.labels, np.zeros((len(batch.labels), nodes))
         weight = np.ones(len(batch.codes)) if batch.weight is None else batch.weight
-        sums = sums or _GroupSums(batch.labels, np.zeros(groups), np.zeros((groups, nodes)))
         leaves = adapter.leaves(batch.x)
-        sums.totals += np.bincount(batch.codes, weight, minlength=groups)
-        for group in range(groups):
+        for group, mass in enumerate(masses):
             rows = np.flatnonzero(batch.codes == group)
-            repeated = np.repeat(weight[rows], leaves.shape[1])
-            sums.masses[group] += np.bincount(leaves[rows].ravel(), repeated, minlength=nodes)
+            mass += np.bincount(leaves[rows].ravel(), np.repeat(weight[rows], leaves.shape[1]), minlength=nodes)
         if shap:
-            values = adapter.contributions(batch.x)
-            one_hot = (np.arange(groups)[:, None] == batch.codes) * weight
-            sums.contributions = one_hot @ values + (0 if sums.contributions is None else sums.contributions)
-    if sums is None:
+            one_hot = (np.arange(len(labels))[:, None] == batch.codes) * weight
+            contributions = one_hot @ adapter.contributions(batch.x) + (0 if contributions is None else contributions)
+    if not labels:
         raise ValueError("`X` has no rows.")
-    return sums
+    return labels, masses, contributions
 
 
 def _split(adapter: TreeAdapter, X: Any, apart: Array, pooled: Array) -> tuple[dict[str, float], list[float]]:
     """Parts of the columns by name, and of the trees."""
     library, names = adapter.library, adapter.names(X)
-    parts: dict[str, float] = {}
-    by_tree = []
+    columns: dict[str, float] = {}
+    trees = []
     for place, tree in enumerate(library.trees()):
         part = slice(*library.starts[place : place + 2])
         gains = _gains(tree, library.values[part], apart[part], pooled[part])
-        by_tree.append(float(gains.sum()))
+        trees.append(float(gains.sum()))
         inner = np.flatnonzero(tree.left >= 0)
         for column in np.unique(tree.column[inner]).tolist():
             name = _name(names, column)
-            parts[name] = parts.get(name, 0.0) + float(gains[inner][tree.column[inner] == column].sum())
-    return parts, by_tree
+            columns[name] = columns.get(name, 0.0) + float(gains[inner][tree.column[inner] == column].sum())
+    return columns, trees
 
 
 def _name(names: Sequence[str] | None, column: int) -> str:
@@ -182,12 +173,9 @@ def _ranked(parts: dict[str, float]) -> tuple[tuple[str, float], ...]:
 def _gains(tree: Tree, values: Array, apart: Array, pooled: Array) -> Array:
     """(N,) what the split of each node adds to the difference in means; 0 at leaves."""
     apart, pooled, total = apart.copy(), pooled.copy(), pooled * values
-    levels = tree.levels()
-    for nodes in reversed(levels):
-        for sums in (apart, pooled, total):
-            sums[nodes] = sums[tree.left[nodes]] + sums[tree.right[nodes]]
+    tree.add_up(apart, pooled, total)
     share = apart * np.divide(total, pooled, out=np.zeros_like(total), where=pooled > 0)
+    inner = np.flatnonzero(tree.left >= 0)
     gains = np.zeros_like(share)
-    for nodes in levels:
-        gains[nodes] = share[tree.left[nodes]] + share[tree.right[nodes]] - share[nodes]
+    gains[inner] = share[tree.left[inner]] + share[tree.right[inner]] - share[inner]
     return gains

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import logit
 from sklearn.utils.validation import check_is_fitted
 
+from esvdfair.models.base import Weights
 from esvdfair.models.tree_libraries import LINKS, Array, Numbers, Tree, TreeLibrary, one_output
 from esvdfair.models.trees import TreeAdapter
 
@@ -31,6 +32,16 @@ class _LeavesLast(TreeLibrary):
         self._is_leaf = np.concatenate([n >= first for n, first in zip(nodes, self._first_leaves, strict=True)])
         self.values = np.zeros(len(self._is_leaf))
         self.values[self._is_leaf] = values
+
+    def _tree(self, children: Any, columns: Any, rows: Any) -> Tree:
+        """Of (inner, 2) children, ``~number`` of a leaf, (inner,) columns and (leaves,) training rows, if known."""
+        inner, none = len(columns), np.full(len(columns) + 1, -1, dtype=np.intp)
+        child = np.asarray(children, dtype=np.intp).reshape(-1, 2)
+        left, right = (np.concatenate([np.where(side < 0, inner + ~side, side), none]) for side in child.T)
+        tree = Tree(left, right, np.concatenate([columns, none]).astype(np.intp), np.zeros(2 * inner + 1))
+        tree.rows[inner:] = rows if np.size(rows) else 0.0
+        tree.add_up(tree.rows)
+        return tree
 
 
 # --- LightGBM, read from the text of the model ------------------------------------------------------------------------
@@ -48,13 +59,27 @@ class LightGBMTrees(_LeavesLast):
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         self._booster = model.booster_ if hasattr(type(model), "booster_") else model
-        head, *sections = re.split(r"\nTree=\d+\n", self._booster.model_to_string())
-        about = dict(line.partition("=")[::2] for line in head.splitlines())
+        about, *self._sections = (
+            dict(line.partition("=")[::2] for line in section.partition("\n\n")[0].splitlines())
+            for section in re.split(r"\nTree=\d+\n", self._booster.model_to_string())
+        )
         one_output(int(about["num_tree_per_iteration"]), type(model).__name__)
-        self._sections = [
-            dict(line.partition("=")[::2] for line in s.partition("\n\n")[0].splitlines()) for s in sections
-        ]
         objective, *options = about.get("objective", "").split() or [""]
+        self._check_sums(options)
+        self.link = _LIGHTGBM_LINKS.get(objective, "identity")
+        self.scale = float(next((o.partition(":")[2] for o in options if o.startswith("sigmoid:")), 1.0))
+        average = "average_output" in about
+        self._divisor = len(self._sections) if average else 1
+        self.base_tree = -1 if average else 0  # the first tree holds the average it starts from
+        counts = [int(section["num_leaves"]) for section in self._sections]
+        self._number(counts, np.concatenate([_numbers(s, "leaf_value") for s in self._sections]) / self._divisor)
+        self.constraints = [int(word) for word in about.get("monotone_constraints", "").split()]
+        self.columns = about["feature_names"].split()
+        if self._booster.pandas_categorical:  # a column of categories lists them, one of numbers has [low:high]
+            self.categories = [re.match(r"-?\d", info) is not None for info in about["feature_infos"].split()]
+
+    def _check_sums(self, options: Sequence[str]) -> None:
+        """Raise unless the prediction is a function of the sum of values in leaves."""
         if any(section.get("is_linear") == "1" for section in self._sections):
             raise ValueError(
                 "the LightGBM model has linear trees, whose leaves hold linear models instead of values. Fit it with "
@@ -64,14 +89,6 @@ class LightGBMTrees(_LeavesLast):
             raise ValueError(
                 "the LightGBM model was fitted with reg_sqrt=True, and squares the sum of its leaves. Fit it without."
             )
-        self.link = _LIGHTGBM_LINKS.get(objective, "identity")
-        self.scale = float(next((o.partition(":")[2] for o in options if o.startswith("sigmoid:")), 1.0))
-        self._divisor = len(sections) if "average_output" in about else 1
-        self.base_tree = -1 if "average_output" in about else 0  # the first tree holds the average it starts from
-        counts = [int(section["num_leaves"]) for section in self._sections]
-        self._number(counts, np.concatenate([_numbers(s, "leaf_value") for s in self._sections]) / self._divisor)
-        self.constraints = [int(word) for word in about.get("monotone_constraints", "").split()]
-        self.columns = about["feature_names"].split()
 
     def memo(self) -> dict[int, Any]:
         booster = copy.deepcopy(self._booster)
@@ -79,15 +96,10 @@ class LightGBMTrees(_LeavesLast):
         return {id(self._booster): booster}
 
     def trees(self) -> Iterator[Tree]:
-        for first, section in zip(self._first_leaves, self._sections, strict=True):
-            none = np.full(first + 1, -1, dtype=np.intp)
-            sides = []
-            for name in ("left_child", "right_child"):
-                child = _numbers(section, name).astype(np.intp)
-                sides.append(np.concatenate([np.where(child < 0, first + ~child, child), none]))  # a leaf is ~number
-            column = np.concatenate([_numbers(section, "split_feature").astype(np.intp), none])
-            counts = [_numbers(section, name) for name in ("internal_count", "leaf_count")]
-            yield Tree(sides[0], sides[1], column, np.concatenate(counts) if first else np.zeros(1))
+        for section in self._sections:
+            names = ("left_child", "right_child", "split_feature", "leaf_count")
+            left, right, column, rows = (_numbers(section, name) for name in names)
+            yield self._tree(np.stack([left, right], axis=1), column, rows)
 
     def leaves(self, x: Any) -> Numbers:
         found = np.asarray(self.model.predict(x, pred_leaf=True), dtype=np.intp).reshape(-1, len(self.sizes))
@@ -113,7 +125,7 @@ def _numbers(section: dict[str, str], name: str) -> Array:
 
 _XGBOOST_LINKS = {
     **dict.fromkeys(("count:poisson", "reg:gamma", "reg:tweedie"), "exp"),
-    **dict.fromkeys(("reg:logistic", "binary:logistic", "binary:logitraw"), "sigmoid"),
+    **dict.fromkeys(("reg:logistic", "binary:logistic"), "sigmoid"),
 }
 _INVERSE: dict[str, Callable[[float], float]] = {"identity": float, "exp": np.log, "sigmoid": logit}
 
@@ -140,10 +152,8 @@ class XGBoostTrees(TreeLibrary):
         self._parallel = int(trees["gbtree_model_param"]["num_parallel_tree"])
         self._parts = trees["trees"] if rounds is None else trees["trees"][: (rounds + 1) * self._parallel]
         self._drops = booster.get("weight_drop", [1.0] * len(trees["trees"]))  # dart weighs its trees
-        objective = learner["objective"]["name"]
-        self._stored = _XGBOOST_LINKS.get(objective, "identity")  # base_score is stored after this link
-        self.link = "identity" if objective == "binary:logitraw" else self._stored
-        self.base = float(_INVERSE[self._stored](float(about["base_score"].strip("[]"))))
+        self.link = _XGBOOST_LINKS.get(learner["objective"]["name"], "identity")
+        self.base = float(_INVERSE[self.link](float(about["base_score"].strip("[]"))))  # stored after the link
         self.sizes = [len(part["left_children"]) for part in self._parts]
         values = [np.array(part["split_conditions"], dtype=np.float32).astype(np.float64) for part in self._parts]
         self.values = np.concatenate([drop * v for drop, v in zip(self._drops, values, strict=False)])
@@ -151,19 +161,19 @@ class XGBoostTrees(TreeLibrary):
         settings = json.loads(self._booster.save_config())["learner"]["gradient_booster"]
         given = settings.get("gbtree", settings)["tree_train_param"]["monotone_constraints"]
         self.constraints = [int(word) for word in given.strip("()").split(",") if word]
+        if hasattr(self._booster, "get_categories") and not self._booster.get_categories().empty():  # xgboost 3.1
+            self.categories = [kind == "c" for kind in self._booster.feature_types]
 
     def trees(self) -> Iterator[Tree]:
         for part in self._parts:
             left, right, column = (np.array(part[key]) for key in ("left_children", "right_children", "split_indices"))
             # A row counts as its second derivative, which is 1 for a squared error and at most 1/4 for a logistic one.
-            rows = np.array(part["sum_hessian"]) * (4 if self._stored == "sigmoid" else 1)
+            rows = np.array(part["sum_hessian"]) * (4 if self.link == "sigmoid" else 1)
             yield Tree(left, right, np.where(left < 0, -1, column), rows)
 
     def leaves(self, x: Any) -> Numbers:
-        if self.model is not self._booster:
-            found = self.model.apply(x)
-        else:
-            found = self._booster.predict(self._matrix(x), pred_leaf=True)
+        given = self.model is self._booster
+        found = self._booster.predict(self._matrix(x), pred_leaf=True) if given else self.model.apply(x)
         return np.asarray(found).reshape(-1, len(self.sizes)).astype(np.intp)
 
     def contributions(self, x: Any) -> Array:
@@ -172,9 +182,8 @@ class XGBoostTrees(TreeLibrary):
         return np.asarray(found, dtype=np.float64)[:, :-1]
 
     def predict(self, x: Any) -> NDArray[Any]:
-        if self.model is self._booster:
-            return np.asarray(self._booster.predict(self._matrix(x)))
-        return super().predict(x)
+        given = self.model is self._booster
+        return np.asarray(self._booster.predict(self._matrix(x))) if given else super().predict(x)
 
     def _matrix(self, x: Any) -> Any:
         import xgboost
@@ -188,7 +197,7 @@ class XGBoostTrees(TreeLibrary):
         for part, drop, new in zip(self._parts, self._drops, self.parts(values), strict=False):
             for node in np.flatnonzero(np.array(part["left_children"]) < 0).tolist():
                 part["split_conditions"][node] = part["base_weights"][node] = float(np.float32(new[node] / drop))
-        stored = float(LINKS[self._stored](np.array([base]))[0])
+        stored = float(LINKS[self.link](np.array([base]))[0])
         about = self._saved["learner"]["learner_model_param"]
         about["base_score"] = f"[{stored!r}]" if about["base_score"].startswith("[") else repr(stored)
         settings = json.loads(self._booster.save_config())  # which the model's JSON does not contain
@@ -233,23 +242,20 @@ class CatBoostTrees(_LeavesLast):
 
     def _symmetric(self, saved: Any) -> Tree:
         """One split for each level; the first decides the lowest bit of the leaf's number."""
-        columns = [self._split_columns[split["split_index"]] for split in saved["splits"] or ()]
-        depth, inner = len(columns), 2 ** len(columns) - 1
-        left, right, column = (np.full(2 * inner + 1, -1, dtype=np.intp) for _ in range(3))
-        rows = np.zeros(2 * inner + 1)
-        rows[inner:] = saved.get("leaf_weights", 0.0)
-        for level in reversed(range(depth)):
-            low = np.arange(2**level)  # nodes of a level are numbered by the bits that are decided there
-            here, below = 2**level - 1 + low, 2 ** (level + 1) - 1 + low
-            left[here], right[here], column[here] = below, below + 2**level, columns[level]
-            rows[here] = rows[left[here]] + rows[right[here]]
-        return Tree(left, right, column, rows)
+        splits = saved["splits"] or ()
+        columns = [self._split_columns[split["split_index"]] for split in splits]
+        children = []
+        for level in range(len(columns)):  # nodes of a level are numbered by the bits that are decided there
+            below = np.arange(2**level)[:, None] + [0, 2**level]
+            children.append(2 ** (level + 1) - 1 + below if level + 1 < len(columns) else ~below)
+        repeated = np.repeat(columns, 2 ** np.arange(len(columns)))
+        return self._tree(np.concatenate(children) if children else (), repeated, saved.get("leaf_weights", ()))
 
     def _nested(self, saved: Any) -> Tree:
         """Inner nodes and leaves are numbered as they are met, left before right."""
         columns: list[int] = []
         weights: list[float] = []
-        links: list[list[int]] = []
+        children: list[Any] = []
 
         def visit(node: Any) -> int:  # ~number of a leaf, number of an inner node
             if "value" in node:
@@ -257,18 +263,12 @@ class CatBoostTrees(_LeavesLast):
                 return ~(len(weights) - 1)
             place = len(columns)
             columns.append(self._split_columns[node["split"]["split_index"]])
-            links.append([])
-            links[place] = [visit(node["left"]), visit(node["right"])]
+            children.append(None)
+            children[place] = visit(node["left"]), visit(node["right"])
             return place
 
         visit(saved)
-        inner, leaves = len(columns), len(weights)
-        child = np.array(links, dtype=np.intp).reshape(-1, 2)
-        child = np.concatenate([np.where(child < 0, inner + ~child, child), np.full((leaves, 2), -1)])
-        rows = np.concatenate([np.zeros(inner), weights])
-        for node in reversed(range(inner)):
-            rows[node] = rows[child[node]].sum()
-        return Tree(child[:, 0], child[:, 1], np.array([*columns, *[-1] * leaves], dtype=np.intp), rows)
+        return self._tree(children, columns, weights)
 
     @cached_property
     def _split_columns(self) -> list[int]:
@@ -301,8 +301,8 @@ class CatBoostTrees(_LeavesLast):
         self.model.set_scale_and_bias(self._scale, base)
 
     def content(self) -> Any:
-        parts = [json.dumps(self._saved[name], sort_keys=True) for name in ("features_info", "scale_and_bias")]
-        return [*parts, json.dumps(self._saved.get("oblivious_trees") or self._saved["trees"], sort_keys=True)]
+        names = ("features_info", "scale_and_bias", "oblivious_trees", "trees")
+        return json.dumps([self._saved.get(name) for name in names], sort_keys=True)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -351,10 +351,15 @@ class TreeFileAdapter(TreeAdapter):
             self._model._serialize_model() if self._format == "cbm" else self._model.save_raw(raw_format=self._format)
         )
 
-    def _twin(self) -> Self:
-        twin = super()._twin()
-        twin._given, twin._format = None, self._format
+    def _edited(self, weights: Weights) -> Self:
+        twin = super()._edited(weights)
+        twin._given = None
         return twin
+
+    def _table(self, x: Any) -> Any:
+        """The rows, with text or numbers in columns of categories as such: a CSV file has no dtypes."""
+        named = [n for n, known in zip(getattr(x, "columns", ()), self.library.categories, strict=False) if known]
+        return x.astype(dict.fromkeys(named, "category")) if named else super()._table(x)
 
 
 def _open_bytes(content: bytes, form: str) -> Any:
@@ -371,4 +376,22 @@ def _open_bytes(content: bytes, form: str) -> Any:
         binary = str(plain.get_all_params().get("loss_function")).startswith(("Logloss", "CrossEntropy"))
         kind = library.CatBoostClassifier if binary else library.CatBoostRegressor
         return kind().load_model(blob=content)
-    return library.Booster(model_file=bytearray(content))
+    return _until_best(library.Booster(model_file=bytearray(content)))
+
+
+def _until_best(booster: Any) -> Any:
+    """The XGBoost model without trees after early stopping, with which an estimator predicts, but not a Booster."""
+    best = booster.attr("best_iteration")
+    if best is None:
+        return booster
+    saved = json.loads(bytes(booster.save_raw(raw_format="json")))  # a slice of the Booster would lose its categories
+    part = saved["learner"]["gradient_booster"]
+    trees = part.get("gbtree", part)["model"]
+    trees["iteration_indptr"] = trees["iteration_indptr"][: int(best) + 2]
+    kept = trees["iteration_indptr"][-1]
+    trees["gbtree_model_param"]["num_trees"] = str(kept)
+    for holder, name in ((trees, "trees"), (trees, "tree_info"), (part, "weight_drop")):
+        if name in holder:
+            holder[name] = holder[name][:kept]
+    booster.load_model(bytearray(json.dumps(saved).encode()))
+    return booster

@@ -1,8 +1,7 @@
-"""What every library of tree ensembles must answer, its leaves read and written the same way; scikit-learn's answers.
+"""What is asked of a library of tree ensembles, and scikit-learn's answers; the boosters' are in `tree_boosters`.
 
 Every ensemble predicts ``link(base + Σ_t value[leaf_t(x)])``. A `TreeLibrary` numbers the nodes of all trees one after
-the other, says which leaf each row reaches, and writes new leaf values into its model. LightGBM, XGBoost and CatBoost
-are in `tree_boosters`, and none of them is imported before a model of it is given.
+the other, says which leaf each row reaches, and writes new leaf values into its model.
 """
 
 import copy
@@ -36,19 +35,12 @@ LINKS: dict[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True)
 class Tree:
-    """Structure of one tree of N nodes.
+    """Structure of one tree of N nodes; node 0 is the root."""
 
-    Attributes
-    ----------
-    left, right : (N,) numbers of the children; -1 at a leaf. Smaller values of the column go left
-    column : (N,) input column that the node splits on; -1 at a leaf, or where several columns are combined
-    rows : (N,) training rows of the node; zeros where the model does not store them
-    """
-
-    left: Numbers
+    left: Numbers  # (N,) number of the child that smaller values of the column go to; -1 at a leaf
     right: Numbers
-    column: Numbers
-    rows: Array
+    column: Numbers  # (N,) input column of the split; -1 at a leaf, or where several columns are combined
+    rows: Array  # (N,) training rows; zeros where the model does not store them
 
     @cached_property
     def parent(self) -> Numbers:
@@ -65,45 +57,32 @@ class Tree:
             nodes = np.concatenate([self.left[nodes], self.right[nodes]])
         return found
 
+    def add_up(self, *sums: Array) -> None:
+        """Give every inner node the sum of the leaves below it, in place."""
+        for nodes in reversed(self.levels()):
+            for each in sums:
+                each[nodes] = each[self.left[nodes]] + each[self.right[nodes]]
+
 
 class TreeLibrary(ABC):
-    """The trees of a fitted model.
+    """The trees of a fitted model."""
 
-    Attributes
-    ----------
-    model : the estimator or booster; `write` changes it
-    link : name of what follows the sum, one of ``LINKS``
-    scale : factor on the sum before the link
-    scores : whether the model is a classifier, whose probability of the second class is the prediction
-    sizes : nodes of each tree
-    values : (nodes,) what a leaf adds to the prediction; unused at inner nodes
-    base : what is added to the sum of the leaves
-    base_tree : tree whose leaves take a change of the base; None where the library stores a base of its own; -1 for all
-        trees in equal parts
-    several_inputs : whether the model may take several inputs
-    eps : relative spacing of the library's arithmetic
-    columns : names of the input columns, where the model has them
-    constraints : by column, 1 or -1 where predictions must rise or fall with it
-    """
-
-    link: str = "identity"
-    scale: float = 1.0
-    base: float = 0.0
-    base_tree: int | None = None
-    several_inputs: bool = False
-    eps: float = 2.0**-52
-    columns: Sequence[str] | None = None
-    constraints: Sequence[int] = ()
-    sizes: Sequence[int]
-    values: Array
+    link = "identity"  # what follows the sum, one of LINKS
+    scale = 1.0  # factor on the sum before the link
+    base = 0.0  # what is added to the sum of the leaves
+    base_tree: int | None = None  # whose leaves take a change of the base; -1: all in equal parts; None: it is stored
+    several_inputs = False  # whether the model may take several inputs
+    eps = 2.0**-52  # relative spacing of the library's arithmetic
+    columns: Sequence[str] | None = None  # names of the input columns, where the model has them
+    categories: Sequence[bool] = ()  # by column, whether a table of it must have the dtype category
+    constraints: Sequence[int] = ()  # by column, 1 or -1 where predictions must rise or fall with it
+    sizes: Sequence[int]  # nodes of each tree
+    values: Array  # (nodes,) what a leaf adds to the prediction; unused at inner nodes
 
     def __init__(self, model: Any) -> None:
-        self.model = model
-        self.scores = is_classifier(model) if hasattr(model, "__sklearn_tags__") else False
-
-    def memo(self) -> dict[int, Any]:
-        """Parts of the model that are copied already, for `copy.deepcopy`."""
-        return {}
+        self.model = model  # estimator or booster, which `write` changes
+        # Of a classifier the probability of the second class is the prediction.
+        self.scores = hasattr(model, "__sklearn_tags__") and is_classifier(model)
 
     @abstractmethod
     def trees(self) -> Iterator[Tree]:
@@ -121,8 +100,12 @@ class TreeLibrary(ABC):
     def content(self) -> Any:
         """Splits and leaf values, for a fingerprint: bytes, text, arrays, or lists of them."""
 
+    def memo(self) -> dict[int, Any]:
+        """Parts of the model that are copied already, for `copy.deepcopy`."""
+        return {}
+
     def predict(self, x: Any) -> NDArray[Any]:
-        """(rows,) what the model itself predicts; of a classifier the probability of the second class."""
+        """(rows,) what the model itself predicts."""
         if self.scores:
             return np.asarray(self.model.predict_proba(x))[:, 1]
         return np.asarray(self.model.predict(x)).ravel()
@@ -139,6 +122,10 @@ class TreeLibrary(ABC):
         """Names of what follows the sum."""
         return () if self.link == "identity" else (self.link,)
 
+    def finish(self, z: Array) -> Array:
+        """Prediction of a sum."""
+        return LINKS[self.link](self.scale * z)
+
     @cached_property
     def starts(self) -> Numbers:
         """(trees + 1,) number of each tree's first node among the nodes of all trees."""
@@ -148,17 +135,13 @@ class TreeLibrary(ABC):
         """Values of all nodes, tree by tree."""
         return np.split(values, self.starts[1:-1])
 
-    def finish(self, z: Array) -> Array:
-        """Prediction of a sum."""
-        return LINKS[self.link](self.scale * z)
-
 
 def one_output(outputs: int, what: str) -> None:
     """Raise unless the model has one output."""
     if outputs != 1:
         raise ValueError(
-            f"the {what} predicts {outputs} outputs or classes; a tree ensemble must have one output or two classes. "
-            "Fit one model for each output."
+            f"the {what} predicts several outputs or more than two classes; a tree ensemble must have one output or "
+            "two classes. Fit one model for each output."
         )
 
 
@@ -196,6 +179,8 @@ _HISTOGRAM = (ensemble.HistGradientBoostingRegressor, ensemble.HistGradientBoost
 
 
 class _SklearnLibrary(TreeLibrary):
+    """Names of columns and monotone constraints, which all estimators store the same way."""
+
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         check_is_fitted(model)
@@ -267,8 +252,7 @@ class SklearnTrees(_SklearnLibrary):
         return np.stack([part.apply(x if columns is None else x[:, columns]) for part, columns in chosen])
 
     def memo(self) -> dict[int, Any]:
-        """Copies of the trees: `deepcopy` alone would copy each twice, first its state."""
-        return {id(part): copy.copy(part) for part in self._trees}
+        return {id(part): copy.copy(part) for part in self._trees}  # `deepcopy` alone copies each twice
 
     def write(self, values: Array, base: float) -> None:
         for part, new in zip(self._trees, self.parts(values), strict=True):
@@ -288,48 +272,42 @@ class HistogramTrees(_SklearnLibrary):
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         one_output(model.n_trees_per_iteration_, type(model).__name__)
-        self._nodes = [step[0].nodes for step in model._predictors]
-        self.sizes = [len(nodes) for nodes in self._nodes]
-        self.values = np.concatenate([nodes["value"] for nodes in self._nodes])
+        self._predictors = [step[0] for step in model._predictors]
+        self.sizes = [len(part.nodes) for part in self._predictors]
+        self.values = np.concatenate([part.nodes["value"] for part in self._predictors])
         self.base = float(np.ravel(model._baseline_prediction)[0])
         poisson = model.loss in ("poisson", "gamma")
         self.link = "sigmoid" if self.scores else "exp" if poisson else "identity"
 
     def trees(self) -> Iterator[Tree]:
-        for nodes in self._nodes:
-            leaf = nodes["is_leaf"].astype(bool)
-            left, right = (np.where(leaf, -1, nodes[side].astype(np.intp)) for side in ("left", "right"))
-            column = np.where(leaf, -1, self._column_order[nodes["feature_idx"]])
+        categorical = self.model.is_categorical_
+        moved = self.model._preprocessor is not None and categorical is not None  # categorical columns come first
+        order = np.argsort(~categorical, kind="stable") if moved else np.arange(self.model.n_features_in_)
+        for nodes in (part.nodes for part in self._predictors):
+            left, right, column = (
+                np.where(nodes["is_leaf"], -1, found)
+                for found in (nodes["left"].astype(int), nodes["right"].astype(int), order[nodes["feature_idx"]])
+            )
             yield Tree(left, right, column, nodes["count"].astype(np.float64))
 
-    @cached_property
-    def _column_order(self) -> Numbers:
-        """Input column of each column that the trees see: categorical ones come first there."""
-        categorical = self.model.is_categorical_
-        if self.model._preprocessor is None or categorical is None:
-            return np.arange(self.model.n_features_in_)
-        return np.argsort(~np.asarray(categorical), kind="stable")
-
     def leaves(self, x: Any) -> Numbers:
-        from sklearn.ensemble._hist_gradient_boosting.predictor import TreePredictor
-
         table = np.asarray(self.model._preprocess_X(x, reset=False), dtype=np.float64)
-        known, places = self.model._bin_mapper.make_known_categories_bitsets()
+        known = self.model._bin_mapper.make_known_categories_bitsets()
         found = np.empty((len(self.sizes), len(table)), dtype=np.intp)
-        for place, (step, nodes) in enumerate(zip(self.model._predictors, self._nodes, strict=True)):
-            numbered = nodes.copy()
-            numbered["value"] = np.arange(len(nodes))  # a tree whose leaves predict their own number
-            stand_in = TreePredictor(numbered, step[0].binned_left_cat_bitsets, step[0].raw_left_cat_bitsets)
-            found[place] = stand_in.predict(table, known, places, 1)
+        for place, part in enumerate(self._predictors):
+            numbered = copy.copy(part)  # a tree whose leaves predict their own number
+            numbered.nodes = part.nodes.copy()
+            numbered.nodes["value"] = np.arange(len(part.nodes))
+            found[place] = numbered.predict(table, *known, 1)
         return found.T
 
     def write(self, values: Array, base: float) -> None:
-        for nodes, new in zip(self._nodes, self.parts(values), strict=True):
-            leaf = nodes["is_leaf"].astype(bool)
-            nodes["value"][leaf] = new[leaf]
+        for part, new in zip(self._predictors, self.parts(values), strict=True):
+            leaf = part.nodes["is_leaf"].astype(bool)
+            part.nodes["value"][leaf] = new[leaf]
         self.model._baseline_prediction = np.full_like(self.model._baseline_prediction, base)
 
     def content(self) -> Any:
         names = ("left", "right", "feature_idx", "num_threshold", "value")
-        bitsets = [step[0].raw_left_cat_bitsets for step in self.model._predictors]
-        return [self.base, bitsets, [[np.asarray(nodes[name]) for name in names] for nodes in self._nodes]]
+        arrays = [[np.asarray(part.nodes[name]) for name in names] for part in self._predictors]
+        return [self.base, [part.raw_left_cat_bitsets for part in self._predictors], arrays]

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import Pipeline
 
 from esvdfair.core.checks import several_inputs, to_numpy
@@ -86,7 +87,7 @@ class TreeAdapter(ModelAdapter):
             return len(self.library.columns)
         return width
 
-    @cached_property
+    @property
     def codes(self) -> NDArray[np.int16]:
         """(nodes,) of each leaf ``sign · (bucket + 1)``."""
         return self._coded[0]
@@ -139,8 +140,12 @@ class TreeAdapter(ModelAdapter):
             return None
         return given
 
+    def _table(self, x: Any) -> Any:
+        """The rows as the model takes them."""
+        return to_numpy(x) if hasattr(x, "detach") else x
+
     def _entering(self, x: Any) -> Any:
-        return before_last(self._levels, to_numpy(x) if hasattr(x, "detach") else x)
+        return before_last(self._levels, self._table(x))
 
     def _features(self, x: Any) -> Array:
         nodes = self.leaves(x).T  # tree by tree, whose values lie together
@@ -167,20 +172,25 @@ class TreeAdapter(ModelAdapter):
             part = slice(None) if every else slice(*library.starts[library.base_tree :][:2])
             values[part] += (base - library.base) / (len(library.sizes) if every else 1)
             base = library.base
-        twin = self._twin()
-        twin._model = copy.deepcopy(self._model, library.memo())
+        twin = object.__new__(type(self))
+        twin.__dict__ |= self.__dict__
+        twin._model = self._copy_of_model()
         twin._levels = levels(twin._model)
         twin._use(type(library)(twin._levels[-1]))
         twin.library.write(values, base)
-        twin.library.values, twin.library.base, twin._coded = values, base, self._coded
+        twin.library.values, twin.library.base = values, base
         if self._rows is not None:
             self._check_written(twin)
         if scale < 0 or (alpha.any() and not self._coded[1]):
             self._warn_constraints()
         return twin
 
-    def _twin(self) -> Self:
-        return type(self).__new__(type(self))
+    def _copy_of_model(self) -> Any:
+        memo = self.library.memo()
+        for level in reversed(self._levels):
+            if isinstance(level, FrozenEstimator):  # `deepcopy` finds the method of a CatBoost model through it
+                memo[id(level)] = FrozenEstimator(copy.deepcopy(level.estimator, memo))
+        return copy.deepcopy(self._model, memo)
 
     def _check_written(self, twin: "TreeAdapter") -> None:
         """Raise unless the copy predicts the sum of the leaf values that were written."""
@@ -213,10 +223,9 @@ class TreeAdapter(ModelAdapter):
             )
 
     def _predict(self, x: Any) -> NDArray[Any]:
-        x = to_numpy(x) if hasattr(x, "detach") else x
         if len(self._levels) == 1:
-            return self.library.predict(x)
-        return predict_wrapped(self._model, x, scores=self.classes is not None)
+            return self.library.predict(self._table(x))
+        return predict_wrapped(self._model, self._table(x), scores=self.classes is not None)
 
     def _finish(self, z: Array) -> Array:
         """Prediction (rows,) of sums of leaf values (rows,)."""
