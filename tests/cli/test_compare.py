@@ -7,7 +7,7 @@ import pytest
 from esvdfair import ks_distance
 from esvdfair.baselines import WassersteinBarycenter
 from esvdfair.cli import compare
-from esvdfair.cli._shared import learning_and_judging
+from esvdfair.cli._reading import split_rows
 from esvdfair.cli.compare import Method
 from esvdfair.exceptions import InputError
 from esvdfair.models.onnx import OnnxAdapter
@@ -69,42 +69,41 @@ def test_a_method_that_cannot_be_applied_says_why(files, invoke, monkeypatch):
     assert "MSE of female" in result.stdout
 
 
-def test_groups_too_small_to_split(files, refused, tmp_path):
+def test_groups_too_small_to_compare(files, refused, tmp_path):
     data = pd.read_csv(files.data).iloc[:80]
     data["sex"] = ["a"] * 45 + ["b"] * 35
     data.to_csv(tmp_path / "few.csv", index=False)
     said = refused("compare", files.model, tmp_path / "few.csv", *ROLES)
-    assert "fewer than two groups have --min-group-rows 30 training rows, and as many validation rows" in said
-    assert "--validation" in said
+    assert "0 of 2 groups have --min-group-rows 30 rows or more; a comparison needs two" in said
     data["sex"] = ["a"] * 79 + ["b"]
     data.to_csv(tmp_path / "few.csv", index=False)
     said = refused("compare", files.model, tmp_path / "few.csv", *ROLES)
     assert "1 of 2 groups with --min-group-rows 30 rows or more" in said
 
 
-def test_a_group_with_few_rows_to_judge_on_is_left_out(files, invoke, tmp_path, monkeypatch):
+def test_a_group_with_few_rows_to_judge_on_is_not_compared(files, invoke, tmp_path, monkeypatch):
     """Of its 40 rows ten judge: the distance to them would be noise, whatever the method."""
     without_scans(monkeypatch, *NAMES[1:5], *NAMES[6:])
     data = pd.read_csv(files.data)
-    alone = data[:-40]  # rows are held out by their place in the file
     data.loc[data.index[-40:], "sex"] = "x"
-    found = []
-    for name, table in (("all.csv", data), ("alone.csv", alone)):
-        table.to_csv(tmp_path / name, index=False)
-        found.append(invoke("compare", files.model, tmp_path / name, *ROLES, "--json"))
-    assert "note: Too small to judge: x (40 rows). They are left out." in found[0].stderr
-    scores = [json.loads(result.stdout)["scores"] for result in found]
-    assert list(scores[0][0]["group_mse"]) == ["female", "male"]
-    assert [score["ks"] for score in scores[0]] == pytest.approx([score["ks"] for score in scores[1]])
+    data.to_csv(tmp_path / "all.csv", index=False)
+    words = ["compare", files.model, tmp_path / "all.csv", *ROLES]
+    assert "Too small to judge: x (" in invoke(*words).stdout
+    found = json.loads(invoke(*words, "--json").stdout)["scores"]
+    assert list(found[0]["group_mse"]) == ["female", "male"]
+    judge = split_rows(TableBatches(tmp_path / "all.csv", Roles(("sex",), "income")), None, 0)[1]
+    large = judge.take(judge.groups["sex"] != "x")
+    expected = ks_distance(OnnxAdapter(files.model).predict(large.X), sensitive_features=large.groups)
+    assert found[0]["ks"] == pytest.approx(expected)
 
 
 def test_the_split_is_by_rows_and_seed(files):
     rows = TableBatches(files.data, Roles(("sex",), "income"))
-    fit, judge = learning_and_judging(rows, None, 0)
+    fit, judge = split_rows(rows, None, 0)
     assert set(fit.X.index).isdisjoint(judge.X.index)
     assert len(fit) + len(judge) == 600
     assert 0.2 < len(judge) / 600 < 0.3
-    again, other = (list(learning_and_judging(rows, None, seed)[1].X.index) for seed in (0, 1))
+    again, other = (list(split_rows(rows, None, seed)[1].X.index) for seed in (0, 1))
     assert again == list(judge.X.index) != other
 
 
@@ -144,8 +143,3 @@ def test_baselines_adjust_for_controls(files, invoke, tmp_path, monkeypatch):
     monkeypatch.setattr(compare, "_learned", lambda rows: rows.beside)
     _, raw = json.loads(invoke(*words, "--control", "job", "--test", tmp_path / "test.csv").stdout)["scores"]
     assert barycenter["ks"] < 0.7 * raw["ks"]
-
-
-def test_a_bound_on_the_error_is_refused_with_a_reason(files, refused):
-    said = refused("compare", files.model, files.data, *ROLES, "--max-mse-increase", "0.1")
-    assert "baselines have no rule for it" in said

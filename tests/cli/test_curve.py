@@ -45,7 +45,7 @@ def test_a_table_a_plot_in_text_and_a_picture(files, invoke, refused, tmp_path, 
         "◉",
         "└───",
         "Noise level",
-        "met by →",
+        "the point → meets it",
     ):
         assert said in result.stdout
     assert result.stdout.count("→") == 2  # the point, and the sentence about it
@@ -57,7 +57,7 @@ def test_a_table_a_plot_in_text_and_a_picture(files, invoke, refused, tmp_path, 
 def test_a_target_out_of_reach_gives_exit_code_1(files, invoke):
     result = invoke("curve", files.model, files.data, *ROLES, *EXACT, "--target-ks", "0")
     assert result.exit_code == 1
-    assert "not met; → comes closest" in result.stdout
+    assert "no point meets it; → comes closest" in result.stdout
 
 
 def test_a_picture_of_an_unknown_kind_is_refused_before_any_work(files, refused, tmp_path):

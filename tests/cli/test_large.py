@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from esvdfair import table_files, tables
-from esvdfair.cli import _reading, _shared, compare
+from esvdfair.cli import _reading, audit, compare, explain, repair
+from esvdfair.cli._terminal import at_work
 
 ROLES = ["--sensitive", "sex", "--target", "income"]
 EXACT = ["--method", "exact", "--quick"]
@@ -26,9 +27,9 @@ def large(monkeypatch):
 def small_samples(monkeypatch):
     """A sample is about half of the 600 rows."""
     monkeypatch.setattr(tables, "RARE_ROWS", 5)
-    for name in ("AUDITED_ROWS", "EXPLAINED_ROWS"):
-        for module in (_reading, _shared):
-            monkeypatch.setattr(module, name, 300)
+    monkeypatch.setattr(audit, "AUDITED_ROWS", 300)
+    for module in (_reading, compare, explain, repair):
+        monkeypatch.setattr(module, "EXPLAINED_ROWS", 300)
 
 
 def numbers(found):
@@ -115,7 +116,7 @@ class Terminal(io.StringIO):
 def test_bars_on_a_terminal_while_it_lasts(monkeypatch, stream, shown):
     screen = stream()
     monkeypatch.setattr(sys, "stderr", screen)
-    with _shared.at_work(2) as work:
+    with at_work(2) as work:
         work.step("reading")
         work.read(1000, 2000)  # nobody waits for that
         assert "MB" not in screen.getvalue()

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from esvdfair import ESVDFairWarning
-from esvdfair.cli._terminal import in_options, notes, text_table
+from esvdfair.cli._terminal import at_work, in_options, text_table
 from esvdfair.cli.curve import scatter
 from esvdfair.exceptions import InputError
 from esvdfair.text import distinct_names, interval, number, printable, quoted, share, to_json
@@ -88,7 +88,7 @@ def test_points_stand_where_they_belong():
 def test_warnings_of_the_library_become_notes_and_others_are_silent():
     @click.command()
     def command():
-        with notes():
+        with at_work():
             for _ in range(2):
                 warnings.warn(ESVDFairWarning("1\nhere, `validation` or"), stacklevel=1)
             warnings.warn("of somebody else", UserWarning, stacklevel=1)

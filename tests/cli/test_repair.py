@@ -255,8 +255,8 @@ def test_what_cannot_be_printed_was_written_all_the_same(files, invoke, tmp_path
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(repair, "_show", full)
-    result = invoke("repair", files.model, files.data, *ROLES, *QUICK, "-o", tmp_path / "fair.onnx")
+    monkeypatch.setattr("esvdfair.cli._terminal.to_json", full)
+    result = invoke("repair", files.model, files.data, *ROLES, *QUICK, "-o", tmp_path / "fair.onnx", "--json")
     assert result.exit_code == 3
     assert "fair.onnx.json, but cannot print the result: No space left on device" in result.stderr
     assert written() == ["fair.onnx", "fair.onnx.json"]

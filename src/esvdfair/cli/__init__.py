@@ -5,6 +5,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Any
@@ -12,8 +13,7 @@ from zipfile import BadZipFile
 
 import click
 
-from esvdfair.cli._shared import Unprinted
-from esvdfair.cli._terminal import in_options, print_message
+from esvdfair.cli._terminal import Unprinted, in_options, print_message
 
 # Command -> the module that holds it, imported when it is needed, and its name there where it is another.
 _COMMANDS = {
@@ -35,21 +35,7 @@ INTERRUPTED = 130
 CLOSED_PIPE = 141  # as of a program that SIGPIPE ends; 1 would mean that a target was not met
 
 
-class SuggestingGroup(click.Group):
-    """Commands; of a name that is none of them the error suggests the nearest."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
-            names = self.list_commands(ctx)
-            near = get_close_matches(args[0].lower(), names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}."
-            ctx.fail(f"there is no command {args[0]!r}; {hint}")
-        return super().resolve_command(ctx, args)
-
-
-class Commands(SuggestingGroup):
+class Commands(click.Group):
     """Commands loaded on demand; errors of the user are one line on stderr and exit code 2."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -62,23 +48,22 @@ class Commands(SuggestingGroup):
         command: click.Command = getattr(import_module(f"esvdfair.cli.{module}"), name or cmd_name)
         return command
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing and args[0] not in _COMMANDS:
+            near = get_close_matches(args[0].lower(), _COMMANDS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_COMMANDS)}."
+            ctx.fail(f"there is no command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a terminal without ≤ still gets its table
         # A command that keeps a record of itself finds its words in ctx.obj.
         extra.setdefault("obj", list(sys.argv[1:] if args is None else args))
-
-        def run() -> Any:
-            return super(Commands, self).main(args, prog_name, complete_var, standalone_mode=False, **extra)
-
+        run = partial(super().main, args, *more, standalone_mode=False, **extra)
         if not standalone_mode:
             return run()
         sys.exit(_exit_code(run))

@@ -1,19 +1,20 @@
-"""What commands read: tables, models, and the questions to ask when these do not fit each other."""
+"""What commands read: models and tables, and the questions to ask where these do not fit each other."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 import numpy as np
 import pandas as pd
 
 from esvdfair import text
-from esvdfair.exceptions import ESVDFairWarning, InputError
+from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.table_files import open_table
-from esvdfair.tables import Progress, Roles, TableBatches, TableRows
+from esvdfair.tables import Roles, TableBatches, TableRows
 from esvdfair.text import quoted, some_names
 
 if TYPE_CHECKING:
@@ -26,72 +27,74 @@ EXPLAINED_ROWS = 100_000
 EVALUATED_ON = text.EVALUATED_ON | {"validation": "the rows of --validation"}
 
 
-# --- rows ----------------------------------------------------------------------------------------------------------
+# --- tables --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How tables are read: the roles of their columns and what happens to missing values."""
+class Given:
+    """The model and the tables that a command is given, and how they are to be read."""
 
+    model: Any  # Path; None where a column has the predictions
+    data: Path | None
     roles: Roles
-    options: dict[str, Any]
-    min_group_rows: int = 30
+    min_group_rows: int
+    reading: Mapping[str, Any]  # options of `TableBatches`
+    validation: Path | None = None
+    test: Path | None = None
+    output: str | None = None
+    seed: int = 0
 
-    def table(
-        self, path: Path, *models: "ModelAdapter", min_groups: int = 2, progress: Progress | None = None
+    @property
+    def attribute(self) -> str:
+        """The sensitive columns, for people."""
+        return ", ".join(self.roles.sensitive)
+
+    @property
+    def fitting(self) -> dict[str, Any]:
+        """What `ESVDFair` is told of this."""
+        return {"output": self.output, "min_group_rows": self.min_group_rows, "random_state": self.seed}
+
+    @property
+    def files(self) -> list[Path | None]:
+        """All files that are read."""
+        return [*([] if self.model is None else model_files(self.model)), self.data, self.validation, self.test]
+
+    def load(self, path: Path | None = None) -> "ModelAdapter":
+        """The model, or another one."""
+        return load_model(path or self.model, self.output)
+
+    def of_large_groups(self) -> "Given":
+        """Without the rows of groups that are too small to compare."""
+        return replace(self, reading={**self.reading, "min_group_rows": self.min_group_rows})
+
+    def tables(
+        self, *models: "ModelAdapter", inputs: Sequence[str] = (), **options: Any
+    ) -> "tuple[Any, TableBatches | None, TableBatches | None]":
+        """Training, validation and test rows, where they have a file; their inputs are the same columns, by name."""
+        found = []
+        for path in (self.data, self.validation, self.test):
+            found.append(None if path is None else self._table(path, models, inputs, options))
+            inputs = inputs or (found[-1].inputs if found[-1] is not None else ())
+        return found[0], found[1], found[2]
+
+    def _table(
+        self, path: Path, models: "Sequence[ModelAdapter]", inputs: Sequence[str], options: Mapping[str, Any]
     ) -> TableBatches:
         """The rows of a file of any size; an error says what to type where one of the models takes other columns."""
-
         check_there(path)
-        reading = self._with_named_inputs(path, models)
+        if not self.roles.sensitive:
+            raise click.UsageError("Missing option '--sensitive': the column with the group of each person.")
+        roles = replace(self.roles, features=tuple(inputs) or self.roles.features or _inputs_by_name(path, models))
 
         def check_width(names: Sequence[str]) -> None:
             for model in models:
                 if model.n_features not in (None, len(names)):
-                    raise ValueError(_wrong_width(path, names, model, reading))
+                    raise ValueError(_wrong_width(path, names, model, roles, self.reading["sep"]))
 
-        table = TableBatches(
-            path, reading.roles, **self.options, min_groups=min_groups, check_inputs=check_width, progress=progress
-        )
+        table = TableBatches(path, roles, check_inputs=check_width, **self.reading, **options)
         for model in models:
             model.predict(table.scan.head)  # what else the model does not take, before any long work
         return table
-
-    def tables(
-        self, data: Path, validation: Path | None, *models: "ModelAdapter", progress: Progress | None = None
-    ) -> tuple[TableBatches, TableBatches | None]:
-        """The rows that fit and those that judge, if they have a file; their inputs are the same columns, by name."""
-        rows = self.table(data, *models, progress=progress)
-        return rows, None if validation is None else self.like(rows).table(validation, progress=progress)
-
-    def _with_named_inputs(self, path: Path, models: "Sequence[ModelAdapter]") -> "Reading":
-        """The inputs are the columns that a model names, where the table has them; LightGBM writes _ for spaces."""
-        names = next(filter(None, map(_names_of_inputs, models)), None)
-        if names is None or self.roles.features is not None:
-            return self
-        columns = {name.replace(" ", "_"): name for name in header_of(path)}
-        missing = [name for name in names if name.replace(" ", "_") not in columns]
-        if not missing:
-            return self.with_inputs([columns[name.replace(" ", "_")] for name in names])
-        if len(missing) < len(names):
-            lacking = some_names([quoted(name) for name in missing], 5)
-            raise ValueError(
-                f"{str(path)!r} has no column {lacking}, which the model takes. Name the columns that are its inputs, "
-                "in its order: --features A,B,C"
-            )
-        return self
-
-    def of_large_groups(self) -> "Reading":
-        """Without the rows of groups that are too small to compare."""
-        return replace(self, options=self.options | {"min_group_rows": self.min_group_rows})
-
-    def like(self, rows: TableBatches) -> "Reading":
-        """For another table whose inputs are the same columns, by name."""
-        return self.with_inputs(rows.inputs)
-
-    def with_inputs(self, names: Sequence[str]) -> "Reading":
-        """For tables whose inputs are these columns, where they are known."""
-        return replace(self, roles=replace(self.roles, features=tuple(names))) if names else self
 
 
 def some_rows(table: TableBatches, most: int, *, seed: int) -> TableRows:
@@ -107,39 +110,33 @@ def some_rows(table: TableBatches, most: int, *, seed: int) -> TableRows:
     return rows
 
 
-def learning_and_judging(rows: TableBatches, judging: TableBatches | None, seed: int) -> tuple[TableRows, TableRows]:
-    """Rows in memory to learn from and to judge on: those of two tables, or those that a repair would hold out."""
+def split_rows(rows: TableBatches, apart: TableBatches | None, seed: int) -> tuple[TableRows, TableRows]:
+    """Training and validation rows in memory: those of two tables, or those that a repair would hold out of one."""
     from esvdfair.batches import held_out
     from esvdfair.estimator import ESVDFair
 
     some = some_rows(rows, EXPLAINED_ROWS, seed=seed)
-    if judging is not None:
-        return some, some_rows(judging, EXPLAINED_ROWS, seed=seed)
+    if apart is not None:
+        return some, some_rows(apart, EXPLAINED_ROWS, seed=seed)
     out = held_out(ESVDFair(None).validation_fraction, seed)(some.X.index.to_numpy(dtype=np.int64))
     return some.take(~out), some.take(out)
 
 
-def of_large_groups(learn: TableRows, judge: TableRows, least: int) -> tuple[TableRows, TableRows]:
-    """The rows of the groups that have at least so many rows on both sides; a note names the others.
+def header_of(path: Path) -> list[str]:
+    """Columns of a table; none where it is no table."""
+    try:
+        return open_table(path).columns if path.is_file() else []
+    except (OSError, ValueError, ImportError):
+        return []
 
-    Raises
-    ------
-    ValueError
-        Fewer than two groups are left.
-    """
-    sizes = [part.groups.value_counts() for part in (learn, judge)]
-    rows = sizes[0].add(sizes[1], fill_value=0).astype(int)
-    large = [key for key in rows.index if min(found.get(key, 0) for found in sizes) >= least]
-    small = {key if len(key) > 1 else key[0]: int(rows[key]) for key in rows.index if key not in large}
-    if len(large) < 2:
-        raise InputError(
-            f"fewer than two groups have `min_group_rows={least}` training rows, and as many validation rows. Pass "
-            "more rows with `validation`, or merge groups."
-        )
-    if small:
-        warnings.warn(ESVDFairWarning(f"{text.too_small(small)} They are left out."), stacklevel=2)
-    parts = [part.take(pd.MultiIndex.from_frame(part.groups).isin(large)) for part in (learn, judge)]
-    return parts[0], parts[1]
+
+def check_there(path: Path) -> None:
+    """Fail where there is no such file, and suggest the name of one that is."""
+    if path.exists() or "://" in str(path) or str(path).split("/")[0].endswith(":"):  # a Path has one slash of a URI
+        return
+    near = get_close_matches(path.name, [file.name for file in path.parent.glob("*")], n=1)
+    hint = f" Did you mean {str(path.with_name(near[0]))!r}?" if near else ""
+    raise FileNotFoundError(f"there is no file {str(path)!r}.{hint}")
 
 
 # --- models -----------------------------------------------------------------------------------------------------
@@ -150,24 +147,16 @@ _SKLEARN = (
     "skl2onnx.to_onnx(model, X[:1]).SerializeToString(), written to 'model.onnx'; LightGBM, XGBoost and CatBoost: "
     "save_model('model.txt'), 'model.json' or 'model.cbm'"
 )
-_KERAS = "model.export('model.onnx', format='onnx')"
 _EXPORTS = (
     dict.fromkeys((".pt", ".pth", ".ckpt", ".bin", ".safetensors"), _TORCH)
     | dict.fromkeys((".pkl", ".pickle", ".joblib", ".skops"), _SKLEARN)
-    | dict.fromkeys((".h5", ".keras"), _KERAS)
+    | dict.fromkeys((".h5", ".keras"), "model.export('model.onnx', format='onnx')")
 )
 """How a model comes to ONNX, by the end of its file's name."""
 
 
 def load_model(path: Path, output: str | None) -> "ModelAdapter":
-    """Read a model.
-
-    Raises
-    ------
-    ValueError
-        The file is no model; of a table the error says that the model comes first, of a model in another format how to
-        export it.
-    """
+    """Read a model; the error says what to do with one in another format, and with a table that was named first."""
     from esvdfair.models import adapt
 
     check_there(path)
@@ -199,65 +188,62 @@ def model_files(path: Path) -> list[Path]:
     return [path, *(path.parent / name for name in external_files(path))]
 
 
-def header_of(path: Path) -> list[str]:
-    """Columns of a table; none where it is no table."""
-    try:
-        return open_table(path).columns if path.is_file() else []
-    except (OSError, ValueError, ImportError):
-        return []
-
-
 # --- a table and a model that do not fit ---------------------------------------------------------------------------
 
 
-def check_there(path: Path) -> None:
-    """Fail where there is no such file, and suggest the name of one that is."""
-    if path.exists() or "://" in str(path) or str(path).split("/")[0].endswith(":"):  # a Path has one slash of a URI
-        return
-    near = get_close_matches(path.name, [file.name for file in path.parent.glob("*")], n=1)
-    hint = f" Did you mean {str(path.with_name(near[0]))!r}?" if near else ""
-    raise FileNotFoundError(f"there is no file {str(path)!r}.{hint}")
+def _inputs_by_name(path: Path, models: "Sequence[ModelAdapter]") -> tuple[str, ...] | None:
+    """The columns that a file of trees names as its inputs, where the table has them; LightGBM writes _ for spaces."""
+    for model in models:
+        if names := getattr(getattr(model, "library", None), "columns", None):
+            break
+    else:
+        return None
+    columns = {name.replace(" ", "_"): name for name in header_of(path)}
+    missing = [name for name in names if name.replace(" ", "_") not in columns]
+    if not missing:
+        return tuple(columns[name.replace(" ", "_")] for name in names)
+    if len(missing) < len(names):
+        lacking = some_names([quoted(name) for name in missing], 5)
+        raise ValueError(
+            f"{str(path)!r} has no column {lacking}, which the model takes. Name the columns that are its inputs, in "
+            "its order: --features A,B,C"
+        )
+    return None
 
 
-def _names_of_inputs(model: "ModelAdapter") -> list[str] | None:
-    """Names of its input columns, which files of trees contain."""
-    return getattr(getattr(model, "library", None), "columns", None)
-
-
-def _wrong_width(path: Path, names: Sequence[str], model: "ModelAdapter", reading: Reading) -> str:
+def _wrong_width(path: Path, names: Sequence[str], model: "ModelAdapter", roles: Roles, sep: str | None) -> str:
     """That a table gives a model too many columns, or too few, and what to type."""
     width = model.n_features or 0
     given = f"the model takes {width} columns and {str(path)!r} gives it {len(names)}: {some_names(names, 30)}."
-    texts, label = _no_inputs(path, names, model, reading) if len(names) > width and path.is_file() else ([], None)
-    inputs = [name for name in names if name != label and name not in texts]
+    inputs, label = (
+        _likely_inputs(path, names, model, roles, sep) if len(names) > width and path.is_file() else ([], "")
+    )
     if len(inputs) != width:
-        apart = [f"{name} ({role})" for name, role in reading.roles.named.items() if name not in names]
+        apart = [f"{name} ({role})" for name, role in roles.named.items() if name not in names]
         beside = f"Not given to it: {', '.join(apart) or 'none'}"
         return f"{given} {beside}. Name the model's inputs, in its order: --features A,B,C"
-    features = f"--features {','.join(inputs)}"
-    if label is not None and reading.roles.target is None:
-        return f"{given} Is {label!r} the label? Add --target {label}{f' {features}' if texts else ''}"
-    return f"{given} If {some_names([*texts, *filter(None, [label])], 5)} is no input, leave it out: {features}"
+    others, features = [name for name in names if name not in inputs], f"--features {','.join(inputs)}"
+    if label and roles.target is None:
+        return f"{given} Is {label!r} the label? Add --target {label}{f' {features}' if len(others) > 1 else ''}"
+    return f"{given} If {some_names(others, 5)} is no input, leave it out: {features}"
 
 
-def _no_inputs(
-    path: Path, names: Sequence[str], model: "ModelAdapter", reading: Reading
-) -> tuple[list[str], str | None]:
-    """Columns of text, and the one more that is too many, if it is one.
+def _likely_inputs(
+    path: Path, names: Sequence[str], model: "ModelAdapter", roles: Roles, sep: str | None
+) -> tuple[list[str], str]:
+    """The columns of numbers; of one too many without the label, and what that is.
 
-    It is the column without which predictions correlate most with the label; if none was named, with the column itself.
+    It is the column without which predictions correlate most with the label; if none is named, with the column itself.
     """
-    file, target = open_table(path, sep=reading.options["sep"]), reading.roles.target
-    frame, _ = next(file.frames([*names, *([target] if target else [])]))
-    frame = frame.head(1000).dropna()
+    frame = next(open_table(path, sep=sep).frames([*names, *filter(None, [roles.target])]))[0].head(1000).dropna()
     numbers = [name for name in names if pd.api.types.is_numeric_dtype(frame[name])]
-    texts = [name for name in names if name not in numbers]
     if len(numbers) - 1 != model.n_features or len(frame) < 3 or len(names) > 200:
-        return texts, None
+        return numbers, ""
 
-    def fit(name: str) -> float:
-        inputs = frame[[other for other in numbers if other != name]]
+    def correlation(name: str) -> float:
+        predicted = model.predict(frame[[other for other in numbers if other != name]])
         with np.errstate(all="ignore"):
-            return abs(float(np.nan_to_num(np.corrcoef(model.predict(inputs), frame[target or name])[0, 1])))
+            return abs(float(np.nan_to_num(np.corrcoef(predicted, frame[roles.target or name])[0, 1])))
 
-    return texts, max(numbers, key=fit)
+    label = max(numbers, key=correlation)
+    return [name for name in numbers if name != label], label

@@ -1,38 +1,30 @@
 """`esvdfair audit`: how different are the predictions for the groups?"""
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from esvdfair.cli import _shared as cli
-from esvdfair.cli._cutoffs import Cutoffs, cutoff_options, show
+from esvdfair.cli import _options as opt
+from esvdfair.cli._reading import AUDITED_ROWS, Given, some_rows
+from esvdfair.cli._terminal import answer, at_work, decision_blocks, text_table, wrapped
 from esvdfair.text import interval, number, percent, share
 
 if TYPE_CHECKING:
-    from esvdfair.audit import Audit, PairFigures
-    from esvdfair.cutoffs import Decisions
+    from esvdfair.audit import Audit, Distances
 
 
 @click.command()
-@click.argument("files", metavar="[MODEL] DATA", nargs=-1, type=cli.FILE)
-@cli.option("--predictions", "COL", "Column with predictions, if there is no model.")
-@cli.table_options(target="Column with the true value; adds the error of every group.")
-@cli.target_ks_option("Largest KS distance between groups that passes; above it the exit code is 1.")
-@cutoff_options
-@cli.output_option
-@cli.seed_option
-@cli.json_option
-def audit(
-    files: tuple[Path, ...],
-    predictions: str | None,
-    reading: cli.Reading,
-    target_ks: float | None,
-    cutoffs: Cutoffs,
-    output: str | None,
-    seed: int,
-    as_json: bool,
-) -> int:
+@opt.given_options(
+    click.argument("files", metavar="[MODEL] DATA", nargs=-1, type=opt.FILE),
+    opt.option("--predictions", "COL", "Column with predictions, if there is no model."),
+    opt.SEED,
+    target="Column with the true value; adds the error of every group.",
+)
+@opt.target_ks_option("Largest KS distance between groups that passes; above it the exit code is 1.")
+@opt.cutoff_options
+@opt.json_option
+def audit(given: Given, target_ks: float | None, cutoffs: Sequence[Mapping[str, Any]], as_json: bool) -> int:
     """Measure how different predictions are between groups.
 
     Prints figures for each group, the Kolmogorov–Smirnov (KS) distance between their predictions (0: the same
@@ -48,68 +40,42 @@ def audit(
       esvdfair audit scores.csv --predictions score --sensitive sex --select-share 0.2
     """
     from esvdfair.audit import audit_predictions
+    from esvdfair.cutoffs import decisions
 
-    model, data = _model_and_table(files, predictions)
-    with cli.at_work(2) as work:
+    with at_work(2) as work:
         work.step("reading")
-        adapter = None if model is None else cli.load_model(model, output)
-        people = reading.table(data, *([adapter] if adapter else []), progress=work.read)
-        rows = cli.some_rows(people, cli.AUDITED_ROWS, seed=seed)
+        models = [] if given.model is None else [given.load()]
+        people, _, _ = given.tables(*models, progress=work.read)
+        rows = some_rows(people, AUDITED_ROWS, seed=given.seed)
         work.step("measuring")
-        scores = rows.predictions if adapter is None else adapter.predict(rows.X)
+        scores = models[0].predict(rows.X) if models else rows.predictions
         found = audit_predictions(
             scores, rows.groups, rows.y, sample_weight=rows.weight, control_features=rows.control,
-            min_group_rows=reading.min_group_rows, seed=seed,
+            min_group_rows=given.min_group_rows, seed=given.seed,
         )  # fmt: skip
-        decided = cutoffs.decide(scores, scores, sensitive_features=rows.groups, sample_weight=rows.weight)
+        decided = [decisions(scores, scores, **rows.beside, **options) for options in cutoffs]
     met = None if target_ks is None else found.compared.meets(target_ks)
-    if as_json:
-        cli.print_json({
-            "model": model, "data": data, "data_sha256": people.scan.sha256, "sensitive": list(rows.groups),
-            "control": list(reading.roles.control), "dropped": people.scan.dropped, "available": people.scan.rows,
+    subject, dropped = given.model or f"column {given.roles.predictions}", people.scan.dropped
+    without = f" ({dropped:,} with missing values left out)" if dropped else ""
+    verdict = wrapped(found.verdict())
+    if target_ks is not None:
+        told = "met" if met else "not met" if found.compared.exceeds(target_ks) else "cannot be told"
+        estimate = share(found.compared.ks_population)
+        verdict += f"\nTarget KS ≤ {target_ks:g}: {told} (estimated population KS {estimate})."
+    answer(
+        {
+            "model": given.model, "data": given.data, "data_sha256": people.scan.sha256, "sensitive": list(rows.groups),
+            "control": list(given.roles.control), "dropped": dropped, "available": people.scan.rows,
             **found.to_dict(), "target_ks": target_ks, "met": met, "verdict": found.verdict(), "decisions": decided,
-        })  # fmt: skip
-    else:
-        without = f" ({people.scan.dropped:,} with missing values left out)" if people.scan.dropped else ""
-        subject = f"{model or f'column {predictions}'} on {found.rows:,} rows of {data}{without}"
-        _print_audit(found, subject, ", ".join(reading.roles.sensitive), target_ks, decided)
+        },
+        wrapped(f"{subject} on {found.rows:,} rows of {given.data}{without}"),
+        *_tables(found, given.attribute), verdict, *decision_blocks(decided, given.attribute), as_json=as_json,
+    )  # fmt: skip
     return 1 if met is False else 0
 
 
-def _model_and_table(files: tuple[Path, ...], predictions: str | None) -> tuple[Path | None, Path]:
-    """The model, if one is needed, and the table."""
-    if predictions is None and len(files) == 2:
-        return files[0], files[1]
-    if predictions is not None and len(files) == 1:
-        return None, files[0]
-    if predictions is not None:
-        raise click.UsageError(f"--predictions needs one file, a table, and no model; got {len(files)} files.")
-    if len(files) == 1:
-        raise click.UsageError(
-            f"got one file, {str(files[0])!r}. Add the model or the table that is missing (MODEL DATA), or name the "
-            "column with predictions: --predictions COL"
-        )
-    raise click.UsageError(f"got {len(files)} files. Pass a model and a table: MODEL DATA")
-
-
-def _print_audit(
-    found: "Audit", subject: str, attribute: str, target_ks: float | None, decided: "list[Decisions]"
-) -> None:
-    several = len(found.between.pairs) > 1
-    pairs = [pair for pair in found.compared.pairs if pair.ks_interval is not None]
-    cli.print_blocks(
-        cli.wrapped(subject), _group_table(found, attribute), _distance_table(found), _pair_table(pairs) * several,
-        cli.wrapped(found.verdict()),
-    )  # fmt: skip
-    if target_ks is not None:
-        met = found.compared.meets(target_ks)
-        answer = "met" if met else "not met" if found.compared.exceeds(target_ks) else "cannot be told"
-        estimate = share(found.compared.ks_population)
-        click.echo(f"Target KS ≤ {target_ks:g}: {answer} (estimated population KS {estimate}).")
-    show(decided, attribute)
-
-
-def _group_table(found: "Audit", attribute: str) -> str:
+def _tables(found: "Audit", attribute: str) -> list[str]:
+    """Figures of the groups, of the distances between them, and of every pair where there are several."""
     several, labelled = len(found.between.pairs) > 1, found.mse is not None
     header = [attribute, "rows", "mean prediction", "95% interval", "std"]
     header += ["KS to the rest", "95% interval"] * several + ["MSE", "95% interval", "mean error"] * labelled
@@ -119,42 +85,44 @@ def _group_table(found: "Audit", attribute: str) -> str:
         if several:
             small = g.group in found.groups_set_aside
             line += ["–", "too few rows"] if small else [share(g.ks_to_rest), interval(g.ks_to_rest_interval, share)]
-        if g.mse_interval is not None:
+        if labelled:
             line += [number(g.mse), interval(g.mse_interval), number(g.mean_error)]
         lines.append(line)
-    return cli.text_table(header, lines)
+    tables = [text_table(header, lines), _distance_table(found, several)]
+    if several:
+        header = ["pair", "estimated population KS", "KS on these rows", "95% interval", "noise level", "beyond chance"]
+        pairs = sorted(found.compared.pairs, key=lambda pair: -pair.ks_population)
+        tables.append(text_table(header, [
+            [" and ".join(p.groups), share(p.ks_population), share(p.ks), interval(p.ks_interval, share),
+             share(p.ks_floor), "yes" if p.established else "no"]
+            for p in pairs if p.ks_interval is not None
+        ]))  # fmt: skip
+    return tables
 
 
-def _distance_table(found: "Audit") -> str:
-    raw, adjusted, several = found.between, found.adjusted, len(found.between.pairs) > 1
+def _distance_table(found: "Audit", several: bool) -> str:
+    """Largest differences between groups, as they are and adjusted; the error of all."""
     noise = "  largest noise level of a pair" if several else "  noise level: KS by chance alone"
+
+    def distance(distances: "Distances", adjusted: str = "") -> list[list[str]]:
+        return [
+            [f"KS distance{adjusted}", share(distances.ks), interval(distances.ks_interval, share)],
+            ["  estimated population KS", share(distances.ks_population), ""],
+            [noise, share(distances.ks_floor), ""],
+        ]
+
     lines = [
-        ["KS distance", share(raw.ks), interval(raw.ks_interval, share)],
-        ["  estimated population KS", share(raw.ks_population), ""],
-        [noise, share(raw.ks_floor), ""],
+        *distance(found.between),
         ["Wasserstein distance", number(found.wasserstein), ""],
-        ["difference in means", number(raw.mean_gap), ""],
+        ["difference in means", number(found.between.mean_gap), ""],
         ["difference in variances", number(found.variance_gap), ""],
     ]
-    if adjusted is not None:
+    if found.adjusted is not None:
         lines += [
-            ["KS distance, adjusted", share(adjusted.ks), interval(adjusted.ks_interval, share)],
-            ["  estimated population KS", share(adjusted.ks_population), ""],
-            [noise, share(adjusted.ks_floor), ""],
-            ["difference in means, adjusted", number(adjusted.mean_gap), ""],
+            *distance(found.adjusted, ", adjusted"),
+            ["difference in means, adjusted", number(found.adjusted.mean_gap), ""],
             ["rows in strata that lack a group", percent(found.outside_support), ""],
         ]
     if found.mse is not None:
         lines += [["mean squared error", number(found.mse), ""], ["R²", share(found.r2), ""]]
-    return cli.text_table(["between groups, largest" if several else "between groups", "", "95% interval"], lines)
-
-
-def _pair_table(pairs: "list[PairFigures]") -> str:
-    """Every pair of groups, the largest difference first."""
-    lines = [
-        [" and ".join(p.groups), share(p.ks_population), share(p.ks), interval(p.ks_interval, share),
-         share(p.ks_floor), "yes" if p.established else "no"]
-        for p in sorted(pairs, key=lambda pair: -pair.ks_population)
-    ]  # fmt: skip
-    header = ["pair", "estimated population KS", "KS on these rows", "95% interval", "noise level", "beyond chance"]
-    return cli.text_table(header, lines)
+    return text_table(["between groups, largest" if several else "between groups", "", "95% interval"], lines)

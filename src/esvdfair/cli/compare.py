@@ -2,9 +2,8 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,11 +11,14 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.cli import _shared as cli
+from esvdfair.cli import _options as opt
+from esvdfair.cli._reading import EVALUATED_ON, EXPLAINED_ROWS, Given, some_rows, split_rows
+from esvdfair.cli._terminal import answer, at_work, in_options, text_table, wrapped
 from esvdfair.exceptions import ESVDFairWarning
-from esvdfair.text import distinct_names, interval, number, share
+from esvdfair.text import interval, number, share, too_small
 
 if TYPE_CHECKING:
+    from esvdfair.audit import Audit
     from esvdfair.models import ModelAdapter
     from esvdfair.tables import TableBatches, TableRows
 
@@ -25,26 +27,30 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and the rows that methods learn from and that judge them.
-
-    Attributes
-    ----------
-    data, validation : what `esvdfair repair` would be given
-    options : of ESVDFair
-    fit, judge : rows in memory, which baselines learn from and which judge all methods
-    """
+    """A model; what `esvdfair repair` would be given; rows in memory that baselines learn from and that judge all."""
 
     model: str
     adapter: "ModelAdapter"
     data: "TableBatches"
     validation: "TableBatches | None"
     options: dict[str, Any]
-    fit: "TableRows"
+    learn: "TableRows"
     judge: "TableRows"
+
+    def audit(self, prediction: Any) -> "Audit":
+        """Measure predictions for the rows that judge."""
+        from esvdfair.audit import audit_predictions
+
+        rows, options = self.judge, self.options
+        truth = self.adapter.predict(rows.X) if rows.y is None else rows.y
+        return audit_predictions(
+            prediction, rows.groups, truth, sample_weight=rows.weight, control_features=rows.control,
+            min_group_rows=options["min_group_rows"], seed=options["random_state"],
+        )  # fmt: skip
 
 
 class Method(NamedTuple):
-    """One line of the table: a method, and how its predictions for the judging rows are made.
+    """One line of the table: a method, and how its predictions for the rows that judge are made.
 
     ``needs`` is what it takes at prediction besides the model's inputs; ``same_model`` whether the result is the model
     itself with other weights.
@@ -53,42 +59,14 @@ class Method(NamedTuple):
     name: str
     needs: str
     same_model: bool
-    run: Callable[[Case], Array]
-
-
-@dataclass(frozen=True)
-class Score:
-    """What one method reaches on the rows that judge; one that cannot be applied has ``error`` and no numbers."""
-
-    method: str
-    needs: str
-    same_model: bool
-    mse: float | None = None
-    r2: float | None = None
-    ks: float | None = None
-    ks_interval: tuple[float, float] | None = None
-    group_mse: dict[Any, float] | None = None
-    seconds: float | None = None
-    error: str | None = None
+    run: Callable[[Case], Any]
 
 
 @click.command()
-@cli.model_and_data
-@cli.table_options()
-@cli.repair_options(one_method=False, target_ks=0.1)
-@cli.max_mse_option
-@cli.test_option
-@cli.json_option
-def compare(
-    model: Path,
-    data: Path,
-    reading: cli.Reading,
-    options: dict[str, Any],
-    validation: Path | None,
-    max_mse_increase: float | None,
-    test: Path | None,
-    as_json: bool,
-) -> None:
+@opt.given_options(opt.MODEL, opt.DATA, opt.VALIDATION, opt.TEST, opt.SEED)
+@opt.repair_options(target_ks=0.1)
+@opt.json_option
+def compare(given: Given, options: dict[str, Any], as_json: bool) -> None:
     """Run our methods and the baselines on the same rows.
 
     Our methods do what `esvdfair repair` does with the same options: they are fitted on DATA and choose on the rows of
@@ -102,59 +80,47 @@ def compare(
     Example:
       esvdfair compare model.onnx people.csv --sensitive sex --target income --target-ks 0.1
     """
-    from esvdfair.core.metrics import ks_floor
-
-    if max_mse_increase is not None:
-        raise click.UsageError(
-            "--max-mse-increase: baselines have no rule for it, so methods are compared at one --target-ks."
-        )
-    reading = reading.of_large_groups()
-    options["min_group_rows"] = reading.min_group_rows
-    chosen, seed, target_ks = methods(), options["random_state"], options["target_ks"]
-    with cli.at_work(len(chosen) + 1) as work:
+    given = given.of_large_groups()
+    chosen, options = methods(), given.fitting | options
+    with at_work(len(chosen) + 1) as work:
         work.step("reading")
-        adapter = cli.load_model(model, options["output"])
-        rows, judging = reading.tables(data, validation, adapter, progress=work.read)
-        learn, judge = cli.learning_and_judging(rows, judging, seed)
-        if test is not None:
-            judge = cli.some_rows(reading.like(rows).table(test, adapter), cli.EXPLAINED_ROWS, seed=seed)
-        learn, judge = cli.of_large_groups(learn, judge, reading.min_group_rows)
-        case = Case(str(model), adapter, rows, judging, options, learn, judge)
+        model = given.load()
+        rows, validation, test = given.tables(model, progress=work.read)
+        learn, judge = split_rows(rows, validation, given.seed)
+        judge = judge if test is None else some_rows(test, EXPLAINED_ROWS, seed=given.seed)
+        case = Case(str(given.model), model, rows, validation, options, learn, judge)
+        before = case.audit(model.predict(judge.X))
         scores = []
         for method in chosen:
             work.step(method.name)
             scores.append(run_method(case, method))
-    floor = ks_floor(random_state=seed, **case.judge.compared)
-    if as_json:
-        cli.print_json({
-            "model": model, "data": data, "validation": validation, "test": test, "target_ks": target_ks,
-            "ks_floor": floor,
-            "rows_fit": len(case.fit), "rows_test": len(case.judge), "scores": [asdict(score) for score in scores],
-        })  # fmt: skip
-        return
-    which = cli.EVALUATED_ON["test" if test else "validation" if validation else "heldout"]
-    also = ", which also chose the points of our methods" if test is None else ""
-    judged = f"{len(case.judge):,}, {which}{also}"
-    noise = f"target KS ≤ {target_ks:g}; noise level {share(floor)}."
-    click.echo(cli.wrapped(f"Fitted on {len(case.fit):,} rows, evaluated on {judged}; {noise}") + "\n")
-    click.echo(_table(scores))
-    for score in scores:
-        if score.error:
-            click.echo(f"\n{score.method}: not possible here. {score.error}")
+    floor, target_ks = before.compared.ks_floor, options["target_ks"]
+    which = EVALUATED_ON["test" if given.test else "validation" if given.validation else "heldout"]
+    also = "" if given.test else ", which also chose the points of our methods"
+    start = f"Fitted on {len(learn):,} rows, evaluated on {len(judge):,}, {which}{also}; target KS ≤ {target_ks:g}; "
+    answer(
+        {
+            "model": given.model, "data": given.data, "validation": given.validation, "test": given.test,
+            "target_ks": target_ks, "ks_floor": floor, "rows_fit": len(learn), "rows_test": len(judge),
+            "scores": scores,
+        },
+        wrapped(f"{start}noise level {share(floor)}."), _table(scores),
+        wrapped(too_small(before.groups_set_aside)) if before.groups_set_aside else "",
+        *(f"{score['method']}: not possible here. {score['error']}" for score in scores if score["error"]),
+        as_json=as_json,
+    )  # fmt: skip
 
 
-def _table(scores: list[Score]) -> str:
-    groups = next(list(score.group_mse) for score in scores if score.group_mse)
-    of_groups = [f"MSE of {name}" for name in distinct_names(groups)]
-    header = ["", "KS", "95% interval", "MSE", "R²", *of_groups, "needs", "same model", "time"]
+def _table(scores: list[dict[str, Any]]) -> str:
+    groups = next(list(score["group_mse"]) for score in scores if score["group_mse"])
     lines = []
     for s in scores:
-        errors = [number(None if s.group_mse is None else s.group_mse[g]) for g in groups]
-        seconds = "–" if s.seconds is None else f"{s.seconds:.1f} s"
-        facts = ["–" if s.needs == "nothing" else "group", "yes" if s.same_model else "no", seconds]
-        figures = [share(s.ks), interval(s.ks_interval, share), number(s.mse), share(s.r2)]
-        lines.append([s.method, *figures, *errors, *facts])
-    return cli.text_table(header, lines)
+        figures = [share(s["ks"]), interval(s["ks_interval"], share), number(s["mse"]), share(s["r2"])]
+        errors = [number((s["group_mse"] or {}).get(name)) for name in groups]
+        needs, same = "–" if s["needs"] == "nothing" else "group", "yes" if s["same_model"] else "no"
+        lines.append([s["method"], *figures, *errors, needs, same, "–" if s["error"] else f"{s['seconds']:.1f} s"])
+    errors = [f"MSE of {name}" for name in groups]
+    return text_table(["", "KS", "95% interval", "MSE", "R²", *errors, "needs", "same model", "time"], lines)
 
 
 # --- the comparison ------------------------------------------------------------------------------------------------
@@ -188,31 +154,21 @@ def methods() -> list[Method]:
     ]
 
 
-def run_method(case: Case, method: Method) -> Score:
+def run_method(case: Case, method: Method) -> dict[str, Any]:
     """Fit a method and judge it; one that cannot be applied here says why."""
-    from esvdfair.core.metrics import group_mse, ks_distance, ks_distance_ci
-
-    score = Score(method.name, method.needs, method.same_model)
+    figures = dict.fromkeys(("mse", "r2", "ks", "ks_interval", "group_mse", "seconds", "error"))
+    score = {"method": method.name, "needs": method.needs, "same_model": method.same_model, **figures}
     start = perf_counter()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ESVDFairWarning)  # a target that is not met shows in the numbers
-            prediction = np.asarray(method.run(case), dtype=np.float64)
+            prediction = method.run(case)
     except ValueError as error:
-        return replace(score, error=cli.in_options(error))
-    seconds, judge = perf_counter() - start, case.judge
-    truth = np.asarray(case.adapter.predict(judge.X) if judge.y is None else judge.y)
-    mse = float(np.average((prediction - truth) ** 2, weights=judge.weight))
-    variance = float(np.average((truth - np.average(truth, weights=judge.weight)) ** 2, weights=judge.weight))
-    return replace(
-        score,
-        mse=mse,
-        r2=1 - mse / variance if variance > 0 else 0.0,
-        ks=ks_distance(prediction, **judge.compared),
-        ks_interval=ks_distance_ci(prediction, random_state=case.options["random_state"], **judge.compared),
-        group_mse=group_mse(truth, prediction, **judge.beside),
-        seconds=seconds,
-    )
+        return score | {"error": in_options(error)}
+    seconds, found = perf_counter() - start, case.audit(prediction)
+    errors = {g.group: g.mse for g in found.groups if g.group not in found.groups_set_aside}
+    score |= {"mse": found.mse, "r2": found.r2, "ks": found.compared.ks, "ks_interval": found.compared.ks_interval}
+    return score | {"group_mse": errors, "seconds": seconds}
 
 
 def _learned(rows: "TableRows") -> dict[str, Any]:
@@ -237,19 +193,19 @@ def _repaired(method: str, case: Case) -> Array:
 
 def _from_groups(case: Case, baseline: Any) -> Array:
     """Fit and predict with scores and groups."""
-    baseline.fit(case.adapter.predict(case.fit.X), case.fit.y, **_learned(case.fit))
+    baseline.fit(case.adapter.predict(case.learn.X), case.learn.y, **_learned(case.learn))
     scores = case.adapter.predict(case.judge.X)
     return np.asarray(baseline.predict(scores, sensitive_features=case.judge.groups))
 
 
 def _from_features(case: Case, baseline: Any) -> Array:
     """Fit and predict with what the last layer sees: numbers of like size, whatever the inputs are."""
-    name = case.adapter.layers(case.fit.X.iloc[:1])[-1].name
+    name = case.adapter.layers(case.learn.X.iloc[:1])[-1].name
 
     def seen(x: Any) -> tuple[Array, Array]:
         parts = [case.adapter.capture(x.iloc[i : i + 8192], [name]) for i in range(0, len(x), 8192)]
         return np.concatenate([np.asarray(p[0][name]) for p in parts]), np.concatenate([p[1] for p in parts])
 
-    (train, scores), (test, unseen) = seen(case.fit.X), seen(case.judge.X)
-    baseline.fit(scores, case.fit.y, X=train, **_learned(case.fit))
+    (train, scores), (test, unseen) = seen(case.learn.X), seen(case.judge.X)
+    baseline.fit(scores, case.learn.y, X=train, **_learned(case.learn))
     return np.asarray(baseline.predict(unseen, X=test))

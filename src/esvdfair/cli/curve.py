@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esvdfair.cli import _shared as cli
+from esvdfair.cli import _options as opt
+from esvdfair.cli._reading import EVALUATED_ON, Given
+from esvdfair.cli._terminal import answer, at_work, text_table, wrapped
 from esvdfair.text import interval, number, share
 
 if TYPE_CHECKING:
@@ -17,24 +19,13 @@ SHOWN = 12
 
 
 @click.command()
-@cli.model_and_data
-@cli.table_options()
-@cli.repair_options()
-@cli.flag("--all every", f"List all points, instead of about {SHOWN}.")
-@cli.option("--plot", "FILE", "Also draw the curve: .png, .svg or .pdf.")
-@cli.force_option
-@cli.json_option
-def curve(
-    model: Path,
-    data: Path,
-    reading: cli.Reading,
-    options: dict[str, Any],
-    validation: Path | None,
-    every: bool,
-    plot: Path | None,
-    force: bool,
-    as_json: bool,
-) -> int:
+@opt.given_options(opt.MODEL, opt.DATA, opt.VALIDATION, opt.SEED)
+@opt.repair_options(*opt.METHOD)
+@opt.flag("--all every", f"List all points, instead of about {SHOWN}.")
+@opt.plot_option("Also draw the curve")
+@opt.force_option
+@opt.json_option
+def curve(given: Given, options: dict[str, Any], every: bool, plot: Path | None, force: bool, as_json: bool) -> int:
     """Show the trade-off between parity and error.
 
     Each point is a repaired model, evaluated on rows that it was not fitted on. With --target-ks, → marks the point
@@ -47,40 +38,37 @@ def curve(
     from esvdfair.estimator import fit_curve
 
     target_ks = options.pop("target_ks")
-    options["min_group_rows"] = reading.min_group_rows
-    cli.check_plot(plot)
     written = [plot] if plot else []
-    adapter = cli.load_model(model, options["output"])
-    cli.check_free(written, force=force, inputs=[*cli.model_files(model), data, validation])
-    with cli.at_work(2) as work:
+    model = given.load()
+    opt.check_free(written, force=force, inputs=given.files)
+    with at_work(2) as work:
         work.step("reading")
-        rows, judging = reading.tables(data, validation, adapter, progress=work.read)
+        rows, validation, _ = given.tables(model, progress=work.read)
         work.step("refitting")
-        found = fit_curve(str(model), rows, validation=judging, **options)
+        found = fit_curve(str(given.model), rows, validation=validation, **given.fitting, **options)
         if plot:
             _save_plot(found, target_ks, plot, replace=force)
-    chosen, met = None, None
+    chosen, met, ends = None, None, []
     if target_ks is not None:
         chosen = found.select(target_ks=target_ks)
         met = found.meets(chosen, target_ks)
-    with cli.after_writing(written):
-        if as_json:
-            cli.print_json({
-                "model": model, "data": data, "method": options["method"], "evaluated_on": found.evaluated_on,
-                "ks_floor": found.ks_floor, "mse_refit": found.mse_refit, "target_ks": target_ks, "met": met,
-                "chosen": None if chosen is None else chosen.index,
-                "points": [point.to_dict() | {"index": point.index} for point in found.points],
-            })  # fmt: skip
-        else:
-            _print_curve(found, chosen, every=every)
-            if met is not None:
-                click.echo(f"Target KS ≤ {target_ks:g}: {'met by →' if met else 'not met; → comes closest'}.")
-            if plot:
-                click.echo(f"wrote {plot}")
+        which = "the point → meets it" if met else "no point meets it; → comes closest"
+        ends.append(f"Target KS ≤ {target_ks:g}: {which}.")
+    if plot:
+        ends.append(f"wrote {plot}")
+    answer(
+        {
+            "model": given.model, "data": given.data, "method": options["method"], "evaluated_on": found.evaluated_on,
+            "ks_floor": found.ks_floor, "mse_refit": found.mse_refit, "target_ks": target_ks, "met": met,
+            "chosen": None if chosen is None else chosen.index,
+            "points": [point.to_dict() | {"index": point.index} for point in found.points],
+        },
+        *_curve_blocks(found, chosen, every, ends), as_json=as_json, written=written,
+    )  # fmt: skip
     return 1 if met is False else 0
 
 
-def _print_curve(found: "Curve", chosen: "CurvePoint | None", *, every: bool) -> None:
+def _curve_blocks(found: "Curve", chosen: "CurvePoint | None", every: bool, ends: Sequence[str]) -> list[str]:
     points = found.points if every else spread_out(found.points, chosen)
     shown = "" if len(points) == len(found) else f", {len(points)} of which are listed (--all lists all)"
     notes = [f"Noise level {share(found.ks_floor)}: the KS that chance alone produces at these group sizes."]
@@ -88,12 +76,11 @@ def _print_curve(found: "Curve", chosen: "CurvePoint | None", *, every: bool) ->
         notes.append(f"MSE of the refit without fairness constraint: {number(found.mse_refit)}.")
     order = [*found.points, *([] if chosen is None else [chosen])]
     marks = ["•"] * len(found) + ["◉"] * (len(order) - len(found))
-    where = cli.EVALUATED_ON[found.evaluated_on]
-    cli.print_blocks(
-        cli.wrapped(f"{len(found)} repaired models, evaluated on {where}{shown}"), _point_table(points, chosen),
-        "mean squared error against KS on these rows",
-        scatter([p.ks for p in order], [p.mse for p in order], marks), "\n".join(map(cli.wrapped, notes)),
-    )  # fmt: skip
+    return [
+        wrapped(f"{len(found)} repaired models, evaluated on {EVALUATED_ON[found.evaluated_on]}{shown}"),
+        _point_table(points, chosen), "mean squared error against KS on these rows",
+        scatter([p.ks for p in order], [p.mse for p in order], marks), "\n".join(map(wrapped, [*notes, *ends])),
+    ]  # fmt: skip
 
 
 def spread_out(points: "Sequence[CurvePoint]", chosen: "CurvePoint | None") -> "list[CurvePoint]":
@@ -113,7 +100,7 @@ def _point_table(points: "Sequence[CurvePoint]", chosen: "CurvePoint | None") ->
         figures = [number(point.mse), share(point.r2), number(point.mean_gap)]
         lines.append([mark, f"{point.index}", share(point.ks_population), share(point.ks), within, *figures])
     header = ["point", "estimated population KS", "KS on these rows", "95% interval", "MSE", "R²"]
-    return cli.text_table(["", *header, "difference in means"], lines)
+    return text_table(["", *header, "difference in means"], lines)
 
 
 def _save_plot(found: "Curve", target_ks: float | None, path: Path, *, replace: bool) -> None:
@@ -123,7 +110,7 @@ def _save_plot(found: "Curve", target_ks: float | None, path: Path, *, replace: 
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     plot_curve(found, target_ks=target_ks, ax=figure.subplots())
-    cli.save_figure(figure, path, replace=replace)
+    opt.save_figure(figure, path, replace=replace)
 
 
 def scatter(x: Sequence[float], y: Sequence[float], marks: Sequence[str], *, width: int = 60, height: int = 12) -> str:

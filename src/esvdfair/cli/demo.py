@@ -1,12 +1,14 @@
 """`esvdfair demo`: a small network, repaired; needs no file."""
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from esvdfair.cli import _shared as cli
+from esvdfair.cli import _options as opt
+from esvdfair.cli._terminal import answer, at_work, text_table, wrapped
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.text import summary_table, verdict
 
@@ -19,15 +21,15 @@ SHARES = (0.4, 0.5)  # of all rows not to train on, and of those not to choose o
 
 
 @click.command()
-@cli.target_ks_option(default=0.1)
-@cli.option("--report", "FILE", "Where the report goes.", default="demo-report.html", show_default=True)
-@cli.option("--plot", "FILE", "Also draw the distributions before and after: .png, .svg or .pdf.")
-@cli.force_option
-@cli.seed_option
-@cli.json_option
-@click.pass_context
+@opt.target_ks_option(default=0.1)
+@opt.option("--report", "FILE", "Where the report goes.", default="demo-report.html", show_default=True)
+@opt.plot_option("Also draw the distributions before and after")
+@opt.force_option
+@opt.SEED
+@opt.json_option
+@click.pass_obj
 def demo(
-    ctx: click.Context, target_ks: float, report: Path, plot: Path | None, force: bool, seed: int, as_json: bool
+    command: Sequence[str], target_ks: float, report: Path, plot: Path | None, force: bool, seed: int, as_json: bool
 ) -> int:
     """Repair a small network that predicts wages; needs no file.
 
@@ -49,10 +51,9 @@ def demo(
     from esvdfair.estimator import ESVDFair
     from esvdfair.report import write_report
 
-    cli.check_plot(plot)
     written = [report, *([plot] if plot is not None else [])]
-    cli.check_free(written, force=force, inputs=[])
-    with cli.at_work(3) as work:
+    opt.check_free(written, force=force)
+    with at_work(3) as work:
         work.step("training a network")
         (X, y, sex), validation, test = _split_wages(seed)
         X_test, y_test, sex_test = test
@@ -70,23 +71,19 @@ def demo(
         write_report(
             report, fair, X, y, sensitive_features=sex, test=test,
             model="a network of two hidden layers of 64", data="wages, 6,763 people (Kane and Rouse 1995)",
-            summary=unseen, predicts="hourly wage", unit="logarithms of dollars", command=ctx.obj,
+            summary=unseen, predicts="hourly wage", unit="logarithms of dollars", command=command,
         )  # fmt: skip
-    with cli.after_writing(written):
-        if as_json:
-            cli.print_json({
-                "target_ks": target_ks, "met": unseen["met"], "rows": len(y_test), "report": report,
-                "before": before.to_dict(), "after": after.to_dict(), "summary": fair.summary_, "tested": unseen,
-            })  # fmt: skip
-        else:
-            title = f"Log hourly wages of {len(y_test):,} people whom neither training nor repair has seen, predicted"
-            cli.print_blocks(
-                cli.wrapped(f"{title} by a network that does not know their sex"),
-                cli.text_table(*summary_table(unseen)), cli.wrapped(f"Before: {before.verdict()}"),
-                cli.wrapped(f"After: {verdict(unseen)}"),
-                cli.wrapped("The repaired network has another last layer; it does not need the sex either."),
-                f"wrote {', '.join(map(str, written))}",
-            )  # fmt: skip
+    title = f"Log hourly wages of {len(y_test):,} people whom neither training nor repair has seen, predicted"
+    answer(
+        {
+            "target_ks": target_ks, "met": unseen["met"], "rows": len(y_test), "report": report,
+            "before": before.to_dict(), "after": after.to_dict(), "summary": fair.summary_, "tested": unseen,
+        },
+        wrapped(f"{title} by a network that does not know their sex"), text_table(*summary_table(unseen)),
+        wrapped(f"Before: {before.verdict()}"), wrapped(f"After: {verdict(unseen)}"),
+        wrapped("The repaired network has another last layer; it does not need the sex either."),
+        f"wrote {', '.join(map(str, written))}", as_json=as_json, written=written,
+    )  # fmt: skip
     return 1 if unseen["met"] is False else 0
 
 
@@ -120,4 +117,4 @@ def _save_densities(path: Path, predictions: list[Any], sex: "pd.DataFrame") -> 
         ax.set_title(f"{name}: {ax.get_title(loc='left')}", loc="left", pad=14)
         ax.set_xlabel("predicted log hourly wage")
         ax.locator_params(nbins=5)
-    cli.save_figure(figure, path, replace=True)
+    opt.save_figure(figure, path, replace=True)

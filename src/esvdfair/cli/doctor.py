@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from esvdfair.cli import _shared as cli
+from esvdfair.cli import _options as opt
+from esvdfair.cli._terminal import answer
 from esvdfair.files import version_of
 
 FOR_USERS = ("torch", "onnx", "lightgbm", "xgboost", "catboost", "plots", "data")
@@ -17,7 +18,7 @@ VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @click.command()
-@cli.json_option
+@opt.json_option
 def doctor(as_json: bool) -> None:
     """Print versions of this package and those it needs, for bug reports.
 
@@ -33,24 +34,22 @@ def doctor(as_json: bool) -> None:
         **_packages(),
         "threads": _threads(),
     }
-    if as_json:
-        cli.print_json(found)
-        return
+    lines = []
     for name, value in found.items():
-        lines = [f"{key} {item}" for key, item in value.items()] if isinstance(value, dict) else [value]
-        click.echo(f"{name:10}" + f"\n{'':10}".join(lines))
+        items = [f"{key} {item}" for key, item in value.items()] if isinstance(value, dict) else [value]
+        lines.append(f"{name:10}" + f"\n{'':10}".join(items))
+    answer(found, "\n".join(lines), as_json=as_json)
 
 
 def _packages() -> dict[str, dict[str, str]]:
     """Versions of what is needed always, then of what each extra needs."""
+    found: dict[str, dict[str, str]] = {name: {} for name in ("needs", *FOR_USERS)}
     try:
         needed = requires("esvdfair") or []
     except PackageNotFoundError:
         needed = []
-    found: dict[str, dict[str, str]] = {name: {} for name in ("needs", *FOR_USERS)}
     for line in needed:
-        package = re.match(r"[\w.-]+", line)
-        extra = re.search(r"extra == ['\"]([\w-]+)", line)
+        package, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"]([\w-]+)", line)
         name = extra[1] if extra else "needs"
         if package and name in found:
             missing = "is not installed" + (f": pip install 'esvdfair[{name}]'" if extra else "")
@@ -59,10 +58,9 @@ def _packages() -> dict[str, dict[str, str]]:
 
 
 def _threads() -> dict[str, Any]:
+    """Cores, the libraries that use threads, and what the environment says of these."""
     from threadpoolctl import threadpool_info
 
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     pools = {f"{pool['internal_api']} {pool['version']}": f"uses {pool['num_threads']}" for pool in threadpool_info()}
-    given = {name: f"is {os.environ[name]}" for name in VARIABLES if name in os.environ}
-    return (
-        {"cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()} | pools | given
-    )
+    return {"cores": cores} | pools | {name: f"is {os.environ[name]}" for name in VARIABLES if name in os.environ}

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from esvdfair.cli import _shared as cli
+from esvdfair.cli import _options as opt
+from esvdfair.cli._reading import EVALUATED_ON, EXPLAINED_ROWS, Given, some_rows
+from esvdfair.cli._terminal import answer, at_work, text_table, wrapped
 from esvdfair.text import label_text, number, percent, share
 
 if TYPE_CHECKING:
     from esvdfair.explain import Direction, Directions, LayerScan, People
-    from esvdfair.explain.trees import TreeGap
     from esvdfair.models import ModelAdapter
     from esvdfair.tables import TableRows
 
@@ -20,26 +21,12 @@ ROW_AND_RANK = "row: of the table; rank: share of all people with lower predicti
 
 
 @click.command()
-@cli.model_and_data
-@cli.table_options()
-@cli.validation_option
-@cli.layer_option("Layer of a network whose directions to show: index or name.  [default: last hidden]")
-@cli.option("--repaired", "FILE", "A repaired model; adds whose predictions it changes.")
-@cli.option("--top", "N", "Directions, columns, trees and people to list.", default=5, show_default=True)
-@cli.seed_option
-@cli.json_option
-def explain(
-    model: Path,
-    data: Path,
-    output: str | None,
-    reading: cli.Reading,
-    validation: Path | None,
-    layer: int | str | None,
-    repaired: Path | None,
-    top: int,
-    seed: int,
-    as_json: bool,
-) -> None:
+@opt.given_options(opt.MODEL, opt.DATA, opt.VALIDATION, opt.SEED)
+@opt.layer_option("Layer of a network whose directions to show: index or name.  [default: last hidden]")
+@opt.option("--repaired", "FILE", "A repaired model; adds whose predictions it changes.")
+@opt.option("--top", "N", "Directions, columns, trees and people to list.", default=5, show_default=True)
+@opt.json_option
+def explain(given: Given, layer: int | str | None, repaired: Path | None, top: int, as_json: bool) -> None:
     """Show where in the model the difference between groups comes from.
 
     Of a network: for each linear layer how far the groups are apart after it, and the KS distance and error that an
@@ -51,34 +38,29 @@ def explain(
       esvdfair explain model.onnx people.csv --sensitive sex --target income
       esvdfair explain model.onnx people.csv --sensitive sex --target income --repaired fair.onnx --layer 0
     """
-    with cli.at_work(3) as work:
+    with at_work(3) as work:
         work.step("reading")
-        models = [cli.load_model(path, output) for path in (model, repaired) if path is not None]
+        models = [given.load(path) for path in (given.model, repaired) if path is not None]
         if models[0].trees and layer is not None:
-            raise click.UsageError(f"{str(model)!r} is a tree ensemble and has no layers. Leave out --layer.")
-        options = {"layer": _layer_name(models[0], layer), "top": top, "output": output}
-        whole, judging = reading.of_large_groups().tables(data, validation, *models, progress=work.read)
-        rows = cli.some_rows(whole, cli.EXPLAINED_ROWS, seed=seed)
-        judges = None if judging is None else cli.some_rows(judging, cli.EXPLAINED_ROWS, seed=seed)
+            raise click.UsageError(f"{str(given.model)!r} is a tree ensemble and has no layers. Leave out --layer.")
+        tables = given.of_large_groups().tables(*models, progress=work.read)
+        rows, *apart = (some_rows(table, EXPLAINED_ROWS, seed=given.seed) for table in tables if table is not None)
         work.step("explaining")
-        parts, blocks = (_trees if models[0].trees else _network)(
-            str(model), rows, judges, options, random_state=seed, min_group_rows=reading.min_group_rows
-        )
+        if models[0].trees:
+            found, blocks = _trees(given, rows, top)
+        else:
+            options = {"layer": _layer_name(models[0], layer), "top": top, "output": given.output}
+            found, blocks = _network(given, rows, apart, options)
         work.step("comparing")
         people = None if repaired is None else _changes(models[0], models[1], rows, top)
-    if as_json:
-        cli.print_json(parts | {"people": None if people is None else asdict(people)})
-    else:
-        cli.print_blocks(
-            *blocks, *([] if people is None else _people_blocks(people, ", ".join(reading.roles.sensitive)))
-        )
+    if people is not None:
+        blocks += _people_blocks(people, given.attribute)
+    answer(found | {"people": None if people is None else asdict(people)}, *blocks, as_json=as_json)
 
 
-def _layer_name(model: "ModelAdapter", layer: int | str | None) -> str | None:
+def _layer_name(model: "ModelAdapter", layer: int | str | None) -> str:
     from esvdfair.models import find_layer
 
-    if model.trees:
-        return None
     layers = model.layers()
     return find_layer(layers, max(-2, -len(layers)) if layer is None else layer).name
 
@@ -86,50 +68,38 @@ def _layer_name(model: "ModelAdapter", layer: int | str | None) -> str | None:
 # --- trees ---------------------------------------------------------------------------------------------------------
 
 
-def _trees(
-    model: str, rows: "TableRows", _: "TableRows | None", options: dict[str, Any], **__: Any
-) -> tuple[dict[str, Any], list[str]]:
+def _trees(given: Given, rows: "TableRows", top: int) -> tuple[dict[str, Any], list[str]]:
     """Which columns and trees the difference in means comes from: for machines, and for people."""
     from esvdfair.explain import explain_trees
 
-    found = explain_trees(model, rows.X, **rows.beside, output=options["output"])
-    return asdict(found), _tree_blocks(found, options["top"])
-
-
-def _tree_blocks(found: "TreeGap", top: int) -> list[str]:
+    found = explain_trees(str(given.model), rows.X, **rows.beside, output=given.output)
     names, whole = " − ".join(map(label_text, found.groups)), found.mean_gap or 1.0
 
     def parts(header: str, named: Sequence[tuple[str, float]]) -> str:
         lines = [[name, number(part, beside=whole), percent(part / whole)] for name, part in named[:top]]
-        return cli.text_table([header, "difference in means", "share"], lines)
+        return text_table([header, "difference in means", "share"], lines)
 
     trees = sorted(((f"{index}", part) for index, part in enumerate(found.trees)), key=lambda tree: -abs(tree[1]))
     shown = f"The {min(top, len(trees))} of {len(trees):,} trees with the largest part:"
     difference = f"Difference in mean predictions, {names}: {number(found.mean_gap)}"
-    return [
-        cli.wrapped(f"{difference} (before a link function, if the model has one)."),
-        parts("column", found.columns),
-        shown,
-        parts("tree", trees),
-    ]
+    start = wrapped(f"{difference} (before a link function, if the model has one).")
+    return asdict(found), [start, parts("column", found.columns), shown, parts("tree", trees)]
 
 
 # --- networks ------------------------------------------------------------------------------------------------------
 
 
 def _network(
-    model: str, rows: "TableRows", judges: "TableRows | None", options: dict[str, Any], **scan_options: Any
+    given: Given, rows: "TableRows", apart: "Sequence[TableRows]", options: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """Which layers carry the difference, and along which directions of one: for machines, and for people."""
     from esvdfair.explain import explain_directions, scan_layers
 
-    apart = None if judges is None else (judges.X, judges.y, judges.groups, judges.weight, judges.control)
-    scan = scan_layers(
-        model, rows.X, rows.y, validation=apart, output=options["output"], **scan_options, **rows.compared
-    )
-    directions = explain_directions(model, rows.X, **options, **rows.compared)
+    judging = next(((r.X, r.y, r.groups, r.weight, r.control) for r in apart), None)
+    scan = scan_layers(str(given.model), rows.X, rows.y, validation=judging, **given.fitting, **rows.compared)
+    directions = explain_directions(str(given.model), rows.X, **options, **rows.compared)
     parts = {"layers": asdict(scan), "directions": asdict(directions)}
-    return parts, [*_layer_blocks(scan), *_direction_blocks(directions, ", ".join(map(str, rows.groups)))]
+    return parts, [*_layer_blocks(scan), *_direction_blocks(directions, given.attribute)]
 
 
 def _layer_blocks(scan: "LayerScan") -> list[str]:
@@ -140,11 +110,11 @@ def _layer_blocks(scan: "LayerScan") -> list[str]:
         lines.append([mark, f"{found.index}", found.name, size, *gaps, share(found.ks), number(found.mse)])
     header = ["", "", "layer", "size", "mean gap", "covariance gap", "KS if edited", "MSE if edited"]
     original = f"original model: KS {share(scan.ks_before)}, MSE {number(scan.mse_before)}"
-    where = f"evaluated on {scan.rows:,} rows, {cli.EVALUATED_ON[scan.evaluated_on]}"
+    where = f"evaluated on {scan.rows:,} rows, {EVALUATED_ON[scan.evaluated_on]}"
     return [
-        cli.wrapped(f"Layers in the order of execution ({original}; {where})"),
-        cli.text_table(header, lines, left=3),
-        cli.wrapped("Gaps are relative to the spread of the layer's output. → marks the layer whose edit works best."),
+        wrapped(f"Layers in the order of execution ({original}; {where})"),
+        text_table(header, lines, left=3),
+        wrapped("Gaps are relative to the spread of the layer's output. → marks the layer whose edit works best."),
     ]
 
 
@@ -165,7 +135,7 @@ def _direction_table(what: str, form: str, found: "Directions", directions: "Seq
         lines.append([f"{d.rank}", follows(d), percent(d.share), *map(number, figures)])
     names = [f"{form} of {label_text(group)}" for group in found.groups]
     header = [what, "inputs it follows (correlation)", f"share of {directions[0].share_of}", *names]
-    return cli.text_table(header, lines, left=2, widest=80)
+    return text_table(header, lines, left=2, widest=80)
 
 
 # --- people --------------------------------------------------------------------------------------------------------
@@ -193,8 +163,8 @@ def _people_blocks(people: "People", attribute: str) -> list[str]:
         values, ranks = (m.before, m.after), (m.rank_before, m.rank_after)
         movers.append([f"{m.row + 1:,}", label_text(m.group), *map(number, values), *map(percent, ranks)])
     return [
-        cli.wrapped("Predictions that change (rank correlation: before against after, within the group)"),
-        cli.text_table(header, lines),
-        cli.wrapped(f"Largest changes ({ROW_AND_RANK})"),
-        cli.text_table(["row", attribute, "before", "after", "rank before", "rank after"], movers, left=2),
+        wrapped("Predictions that change (rank correlation: before against after, within the group)"),
+        text_table(header, lines),
+        wrapped(f"Largest changes ({ROW_AND_RANK})"),
+        text_table(["row", attribute, "before", "after", "rank before", "rank after"], movers, left=2),
     ]

@@ -1,15 +1,16 @@
 """`esvdfair summarise`: a summary of one part of the data. `esvdfair show`: what summaries contain."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from esvdfair.cli import _shared as cli
-from esvdfair.files import sha256_of, whole_files
+from esvdfair.cli import _options as opt
+from esvdfair.cli._reading import Given
+from esvdfair.cli._terminal import answer, at_work, text_table
+from esvdfair.files import whole_files
 from esvdfair.text import label_text
 
 if TYPE_CHECKING:
@@ -19,26 +20,19 @@ SUMMARIES = "A summary file, or a pattern in quotation marks ('*.summary')."
 
 
 @click.command("summarise")
-@cli.model_and_data
-@cli.table_options(target="Column with the true value; without it the repair aims at the model's own predictions.")
-@cli.option("--row-id", "COL", "Column that identifies each row (whole numbers or texts). With it, the repair does not "
-            "depend on how rows are divided into parts.")  # fmt: skip
-@cli.option("--part", "NAME", "Name of this part, where there is no --row-id.  [default: the SHA-256 of DATA]")
-@cli.option("--rows", "N", "Most rows to keep, the same for all parts.  [default: 160000]")
-@cli.option("-o --out", "FILE", "Where the summary goes.", required=True)
-@cli.force_option
-@cli.json_option
-def summarise_command(
-    model: Path,
-    data: Path,
-    reading: cli.Reading,
-    part: str | None,
-    rows: int | None,
-    output: str | None,
-    out: Path,
-    force: bool,
-    as_json: bool,
-) -> int:
+@opt.given_options(
+    opt.MODEL,
+    opt.DATA,
+    opt.option("--row-id", "COL", "Column that identifies each row (whole numbers or texts). With it, the repair does "
+               "not depend on how rows are divided into parts."),
+    target="Column with the true value; without it the repair aims at the model's own predictions.",
+)  # fmt: skip
+@opt.option("--part", "NAME", "Name of this part, where there is no --row-id.  [default: the SHA-256 of DATA]")
+@opt.option("--rows", "N", "Most rows to keep, the same for all parts.  [default: 160000]")
+@opt.option("-o --out", "FILE", "Where the summary goes.", required=True)
+@opt.force_option
+@opt.json_option
+def summarise_command(given: Given, part: str | None, rows: int | None, out: Path, force: bool, as_json: bool) -> None:
     """Summarise a part of the data for `esvdfair repair --summary`.
 
     Summarise each part where it is, on any machine, with the same model; the repair adds the summaries up. A summary
@@ -51,28 +45,23 @@ def summarise_command(
     from esvdfair.gather import summarise
     from esvdfair.summary import KEPT_ROWS
 
-    adapter = cli.load_model(model, output)
-    cli.check_free([out], force=force, inputs=[*cli.model_files(model), data])
-    with cli.at_work(2) as work:
+    model = given.load()
+    opt.check_free([out], force=force, inputs=given.files)
+    with at_work(2) as work:
         work.step("reading")
-        table = reading.table(data, adapter, min_groups=1, progress=work.read)
-        table.part = part if part is not None else table.scan.sha256
+        table, _, _ = given.tables(model, min_groups=1, progress=work.read)
+        table.part = table.scan.sha256 if part is None else part
         work.step("summarising")
-        found = summarise(str(model), table, output=output, rows=rows or KEPT_ROWS)
+        found = summarise(str(given.model), table, output=given.output, rows=rows or KEPT_ROWS)
         with whole_files(out, replace=force) as places:
             found.save(places[out])
-    with cli.after_writing([out]):
-        if as_json:
-            cli.print_json(describe(out, found))
-        else:
-            print_summary(out, found)
-    return 0
+    answer(_described_summary(out, found), *_summary_blocks(out, found), as_json=as_json, written=[out])
 
 
 @click.command("show")
 @click.argument("summaries", metavar="SUMMARY...", nargs=-1, required=True)
-@cli.json_option
-def show_command(summaries: tuple[str, ...], as_json: bool) -> int:
+@opt.json_option
+def show_command(summaries: tuple[str, ...], as_json: bool) -> None:
     """Print what summaries contain, each of them and their sum.
 
     \b
@@ -80,55 +69,30 @@ def show_command(summaries: tuple[str, ...], as_json: bool) -> int:
       esvdfair show people.summary
       esvdfair show '*.summary' --json
     """
-    with cli.at_work():
+    with at_work():
         found = load_summaries(summaries)
-    if as_json:
-        cli.print_json([describe(path, each) for path, each in found.each.items()])
-        return 0
-    for path, each in found.each.items():
-        print_summary(path, each)
-    if len(found.each) > 1:
-        print_summary(None, found.total)
-    return 0
+        whole: list[tuple[Any, Any]] = [("sum", sum(found.values()))] * (len(found) > 1)
+    answer(
+        [_described_summary(path, each) for path, each in found.items()],
+        *(block for name, each in [*found.items(), *whole] for block in _summary_blocks(name, each)), as_json=as_json,
+    )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Summaries:
-    """Summaries of parts, by file, and their sum."""
-
-    each: Mapping[Path, "Summary"]
-    total: "Summary"
-
-    @property
-    def name(self) -> str:
-        """The file, or how many there are."""
-        return next(iter(self.each)).name if len(self.each) == 1 else f"{len(self.each)} summaries"
-
-    def described(self) -> dict[str, Any]:
-        """What a record says of them."""
-        return {
-            "summaries": {str(path): sha256_of(path) for path in self.each},
-            "rows": int(self.total.rows.sum()),
-            "features": list(self.total.columns),
-        }
-
-
-def load_summaries(patterns: Sequence[str]) -> Summaries:
-    """Read summary files, named one by one or by patterns, and add them up. Of none the sum is empty."""
+def load_summaries(patterns: Sequence[str]) -> "dict[Path, Summary]":
+    """Read summary files, named one by one or by patterns."""
     from esvdfair.summary import Summary
 
-    paths: dict[Path, None] = {}
+    paths: list[str] = []
     for pattern in patterns:
         matched = sorted(glob(pattern)) if has_magic(pattern) and not Path(pattern).exists() else [pattern]
         if not matched:
             raise FileNotFoundError(f"no file matches {pattern!r}.")
-        paths |= dict.fromkeys(map(Path, matched))
-    each = {path: Summary.load(path) for path in paths}
-    return Summaries(each, sum(each.values()) or Summary("", 0))
+        paths += matched
+    return {path: Summary.load(path) for path in map(Path, paths)}
 
 
-def describe(path: Path, summary: "Summary") -> dict[str, Any]:
-    """What a summary contains, as numbers."""
+def _described_summary(path: Path, summary: "Summary") -> dict[str, Any]:
+    """What a summary contains, for machines."""
     return {
         "path": path,
         "contains_rows": len(summary.kept),
@@ -142,12 +106,14 @@ def describe(path: Path, summary: "Summary") -> dict[str, Any]:
     }
 
 
-def print_summary(path: Path | None, summary: "Summary") -> None:
-    """Print what a summary contains."""
-    kept, total = len(summary.kept), int(summary.rows.sum())
-    beside = [name for name, there in (("labels", summary.labelled), ("weights", summary.weighted)) if there]
-    click.echo(f"{'sum' if path is None else path}: {total:,} rows\n")
+def _summary_blocks(name: Path | str, summary: "Summary") -> list[str]:
+    """What a summary contains, for people."""
     lines = [[label_text(label), f"{rows:,}"] for label, rows in summary.group_rows.items()]
-    click.echo(cli.text_table(["group", "rows"], lines) + "\n")
+    beside = ["labels"] * summary.labelled + ["weights"] * summary.weighted
     words = ", ".join(["inputs of the last layer", "predictions", *beside, "groups"])
-    click.echo(f"Contains {kept:,} of these rows ({words}): treat it as the data.\n" if kept else "Contains no rows.\n")
+    kept = f"Contains {len(summary.kept):,} of these rows ({words}): treat it as the data."
+    return [
+        f"{name}: {int(summary.rows.sum()):,} rows",
+        text_table(["group", "rows"], lines),
+        kept if len(summary.kept) else "Contains no rows.",
+    ]
