@@ -1,7 +1,4 @@
-"""Group moments: count, mean and scatter of every group, additive over rows, batches, workers and sites.
-
-Long because it is a public class: half of it says what its methods take and return.
-"""
+"""Group moments: count, mean and scatter of every group, additive over rows, batches, workers and sites."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
