@@ -55,8 +55,7 @@ class Data:
         return is_stream(self.X)
 
 
-COLUMNS = tuple(column.name for column in fields(Data)[2:])
-"""What may stand beside X and y."""
+COLUMNS = tuple(column.name for column in fields(Data)[2:])  # what may stand beside X and y
 
 
 @dataclass(frozen=True)
@@ -82,12 +81,13 @@ class Batch:
 
     def take(self, index: NDArray[np.intp] | slice) -> "Batch":
         """Some of the rows."""
-        names = [name for name in ("y", "codes", "weight", "row_id") if getattr(self, name) is not None]
-        return replace(self, x=take(self.x, index), **{name: getattr(self, name)[index] for name in names})
+        y, weight = (None if column is None else column[index] for column in (self.y, self.weight))
+        return replace(
+            self, x=take(self.x, index), y=y, codes=self.codes[index], weight=weight, row_id=self.row_id[index]
+        )
 
 
-Batches: TypeAlias = Iterable[Batch]
-"""Batches of rows, most of which can be read again."""
+Batches: TypeAlias = Iterable[Batch]  # most can be read again
 
 
 class ArrayBatches:
@@ -158,11 +158,9 @@ def _check_indexes(data: Data) -> None:
 
     Indexes with other labels, or with labels that occur twice, do not tell which order is meant.
     """
-    indexes: list[tuple[str, pd.Index[Any]]] = []
-    for field in fields(data):
-        value = getattr(data, field.name)
-        parts = list(value.values()) if isinstance(value, Mapping) and field.name in COLUMNS else [value]
-        indexes += [(field.name, part.index) for part in parts if isinstance(part, pd.DataFrame | pd.Series)]
+    given = [(name, part) for name, value in vars(data).items()
+             for part in (value.values() if isinstance(value, Mapping) and name in COLUMNS else [value])]  # fmt: skip
+    indexes = [(name, part.index) for name, part in given if isinstance(part, pd.DataFrame | pd.Series)]
     for name, index in indexes[1:]:
         of, first = indexes[0]
         alike = len(index) == len(first) and index.nlevels == first.nlevels and not index.equals(first)
@@ -231,9 +229,8 @@ def make_batches(data: Data, *, row_id: Any = None, batch_size: int = 8192, **op
                 "fit(X, y, sensitive_features=a). Prediction will not need it."
             )
         return ArrayBatches(replace(data, X=as_rows(data.X)), row_id=row_id, batch_size=batch_size, **options)
-    beside = [field.name for field in fields(data)[1:] if getattr(data, field.name) is not None]
-    beside += [] if row_id is None else ["row_id"]
-    if beside:
+    given = vars(data) | {"X": None, "row_id": row_id}
+    if beside := [name for name, value in given.items() if value is not None]:
         raise ValueError(
             f"X yields batches, yet {' and '.join(beside)} came beside it; a shuffled loader would misalign them "
             "silently. Yield (X, y, sensitive[, weight[, control[, row_id]]]) batches instead."
@@ -285,7 +282,7 @@ def row_key(row_id: NDArray[Any], seed: int) -> Array:
     return (z >> np.uint64(11)).astype(np.float64) / 2.0**53
 
 
-Splitter = Callable[[NDArray[Any]], NDArray[np.bool_]]
+Splitter: TypeAlias = Callable[[NDArray[Any]], NDArray[np.bool_]]
 
 
 def held_out(fraction: float, seed: int) -> Splitter:
@@ -298,27 +295,16 @@ def held_out(fraction: float, seed: int) -> Splitter:
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows at the input of the last layer.
+    """Some rows at the input of the last layer."""
 
-    Attributes
-    ----------
-    features : (n, p) inputs of the layer, in the dtype of the model
-    prediction : (n,) what the model predicts for them
-    y : (n,) labels; the untouched model's own predictions when there are none
-    codes : (n,) groups, positions in a list of labels
-    weight : (n,) sample weights, scaled up where a group was sampled
-    adjusted, strata : (n,) where gaps are adjusted, the weights that give all groups the same mix of strata, and those
-    id : (n,) what identifies each row (:func:`row_ids`)
-    """
-
-    features: NDArray[Any]
-    prediction: Array
-    y: Array
-    codes: NDArray[np.intp]
-    weight: Array
-    adjusted: Array | None = None
+    features: NDArray[Any]  # (n, p) in the dtype of the model
+    prediction: Array  # (n,) of the original model
+    y: Array  # (n,) labels; the original model's predictions where there are none
+    codes: NDArray[np.intp]  # (n,) groups, positions in a list of labels
+    weight: Array  # (n,) scaled up where a group was sampled
+    adjusted: Array | None = None  # (n,) the weights that give all groups the same mix of strata
     strata: NDArray[np.intp] | None = None
-    id: NDArray[np.uint64] | None = None
+    id: NDArray[np.uint64] | None = None  # what identifies each row (`row_ids`)
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -332,15 +318,12 @@ class Rows:
         """Some of the rows; no copies of rows that follow each other."""
         adjoin = index.dtype != bool and len(index) and (np.diff(index) == 1).all()
         part = slice(index[0], index[-1] + 1) if adjoin else index
-        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        taken: dict[str, Any] = {name: None if v is None else v[part] for name, v in columns.items()}
-        return Rows(**taken)
+        return Rows(*(None if column is None else column[part] for column in vars(self).values()))  # type: ignore
 
     def joined(self, other: "Rows") -> "Rows":
         """These rows, and then others."""
-        pairs = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
-        columns: dict[str, Any] = {n: None if pair[0] is None else np.concatenate(pair) for n, pair in pairs.items()}
-        return Rows(**columns)
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Rows(*(None if pair[0] is None else np.concatenate(pair) for pair in pairs))  # type: ignore
 
     @classmethod
     def none(cls, width: int) -> "Rows":

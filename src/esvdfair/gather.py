@@ -139,7 +139,7 @@ def gather(
     first = next(stream, None)
     if first is None:
         return Summary(model, rows)
-    # What the model is looked at with is small, however wide it is; predictions that are not finite are refused below.
+    # The model is looked at with few rows, however wide it is; predictions that are not finite are refused below.
     with few_threads(0), np.errstate(over="ignore", invalid="ignore"):
         layers = layers_of(adapter, first.x)
         if output is None:

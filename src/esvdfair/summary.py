@@ -282,7 +282,6 @@ def _from_file(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Summa
         return Summary(**plain)
     output = _output(header["output"], arrays)
     kept, tables = Rows(**{n: arrays[f"kept_{n}"] for n in _KEPT}), {n: arrays[n] for n in _TABLES}
-    _check_shapes(kept, tables, len(groups), len(strata), output.layer.weight.shape[1])
     rest = GroupMoments.from_file(header["rest"], {name: arrays[f"rest_{name}"] for name in FIELDS if header["rest"]})
     return Summary(**plain | tables, output=output, kept=kept, rest=rest)
 
@@ -295,16 +294,3 @@ def _output(known: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> OutputLay
     }
     readout = None if known["readout"] is None else Readout.from_json(known["readout"])
     return OutputLayer(layer, Head(**head), readout, None if known["added"] is None else tuple(known["added"]))
-
-
-def _check_shapes(kept: Rows, tables: dict[str, NDArray[Any]], groups: int, strata: int, width: int) -> None:
-    """Raise unless the arrays of a file fit together."""
-    shapes = {"rows": (groups, strata), "mass": (groups, strata), "cut": (groups,)}
-    lengths = {len(getattr(kept, name)) for name in _KEPT}
-    if len(lengths) != 1 or kept.features.shape[1:] != (width,) or any(tables[n].shape != s for n, s in shapes.items()):
-        raise ValueError("its arrays have other shapes than they should")
-    for codes, count in ((kept.codes, groups), (kept.strata, strata)):
-        if codes is None or (len(codes) and not 0 <= codes.min() <= codes.max() < count):
-            raise ValueError("its rows are of groups that it does not have")
-    if not all(np.isfinite(getattr(kept, name)).all() for name in _KEPT):
-        raise ValueError("its rows are not finite")
