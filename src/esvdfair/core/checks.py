@@ -312,6 +312,8 @@ def encode_groups(groups: Any, *, missing: str = "error") -> Encoded:
     columns = _label_columns(groups)
     if not columns:
         raise InputError("`sensitive_features` has no column; pass one label for each row.")
+    if len(lengths := {len(column) for column in columns}) > 1:
+        raise InputError(f"`sensitive_features` has columns of different lengths, {sorted(lengths)}.")
     encoded = [_encode_column(column, missing) for column in columns]
     return encoded[0] if len(encoded) == 1 else _intersect(encoded)
 
@@ -321,13 +323,13 @@ def _label_columns(groups: Any) -> list[Any]:
     if isinstance(groups, pd.DataFrame):
         return [groups.iloc[:, i] for i in range(groups.shape[1])]  # by position: names may occur twice
     if isinstance(groups, Mapping):  # columns by name, as Fairlearn takes them
-        return _named_columns(groups)
+        return [column for values in groups.values() for column in _label_columns(values)]
     if isinstance(groups, pd.Series | pd.Index | pd.Categorical):
         return _split_rows(list(groups)) if groups.dtype == object else [groups]
     if isinstance(groups, list | tuple) and len(groups):
         return _split_rows(groups)
     masked = isinstance(groups, np.ma.MaskedArray)
-    values = _or_none(np.ma.getmaskarray(groups), groups.data) if masked else to_numpy(groups)
+    values = _without(groups.data, np.ma.getmaskarray(groups)) if masked else to_numpy(groups)
     if values.ndim not in (1, 2):
         raise InputError(
             f"`sensitive_features` has shape {values.shape}; expected one label for each row, shape (rows,), or one "
@@ -338,21 +340,8 @@ def _label_columns(groups: Any) -> list[Any]:
     return [values] if values.ndim == 1 else list(values.T)
 
 
-def _named_columns(groups: Mapping[Any, Any]) -> list[Any]:
-    if not all(hasattr(column, "__len__") for column in groups.values()):
-        raise InputError("`sensitive_features` is a mapping, but not of names to columns of labels.")
-    lengths = {name: row_count(column) for name, column in groups.items()}
-    if len(set(lengths.values())) > 1:
-        listing = ", ".join(f"{name}: {rows}" for name, rows in lengths.items())
-        raise InputError(f"`sensitive_features` has columns of different lengths ({listing}).")
-    return [column for values in groups.values() for column in _label_columns(values)]
-
-
-def _or_none(missing: NDArray[np.bool_], values: NDArray[Any]) -> NDArray[Any]:
-    if missing.any():
-        values = values.astype(object)
-        values[missing] = None
-    return values
+def _without(values: NDArray[Any], missing: NDArray[np.bool_]) -> NDArray[Any]:
+    return np.where(missing, np.array(None), values) if missing.any() else values
 
 
 def _split_rows(rows: Sequence[Any]) -> list[Any]:
@@ -425,7 +414,7 @@ def _readable(column: Any) -> Any:
         return pd.Series(column)  # as an object, a datetime64[ns] would be a whole number
     if kind in "US":
         text = column.astype(str)
-        return _or_none(text == "nan", text)  # no missing text in NumPy: np.array(["a", np.nan]) holds three letters
+        return _without(text, text == "nan")  # no missing text in NumPy: np.array(["a", np.nan]) holds three letters
     return column.astype(column.dtype.newbyteorder("="), copy=False)  # pandas takes no other byte order
 
 
