@@ -122,26 +122,15 @@ def _not_there(name: str, file: TableFile) -> InputError:
 
 @dataclass(frozen=True, eq=False)
 class TableRows:
-    """Some rows of a table in memory, none with a missing value; the index of every column is their place in the file.
+    """Some rows of a table in memory, none with a missing value; their index is their place in the file."""
 
-    Attributes
-    ----------
-    X : inputs of the model, of the types that they have in the file
-    y : (rows,) labels or None
-    predictions : (rows,) or None
-    groups : the sensitive columns
-    weight : (rows,) or None
-    control : the columns that gaps are adjusted for, or None
-    ids : (rows,) what identifies each row, where a column does
-    """
-
-    X: pd.DataFrame
+    X: pd.DataFrame  # inputs of the model, of the types that they have in the file
     y: "pd.Series[float] | None"
     predictions: "pd.Series[float] | None"
-    groups: pd.DataFrame
+    groups: pd.DataFrame  # the sensitive columns
     weight: "pd.Series[float] | None"
-    control: pd.DataFrame | None
-    ids: "pd.Series[Any] | None"
+    control: pd.DataFrame | None  # the columns that gaps are adjusted for
+    ids: "pd.Series[Any] | None"  # what identifies each row, where a column does
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -339,33 +328,19 @@ class TableBatches:
 
 @dataclass(frozen=True)
 class Scan:
-    """What one pass over a whole table finds.
-
-    Attributes
-    ----------
-    sha256 : of the file
-    total : rows of the file
-    dropped : those with a missing value
-    labels, sizes : the groups that are used, and how many rows each has
-    small : groups that have too few rows -> how many
-    joined : the group that they became; None where they were left out
-    head : the inputs of the first complete row, in the types of the whole file
-    texts : columns that are text, though some rows alone look like numbers
-    floats : columns of whole numbers that are fractions, or missing, elsewhere
-    inputs_read : whether all inputs were looked at
-    """
+    """What one pass over a whole table finds."""
 
     sha256: str
-    total: int
-    dropped: int
-    labels: tuple[Label, ...]
-    sizes: tuple[int, ...]
-    small: dict[Label, int]
-    joined: Label | None
-    head: pd.DataFrame
-    texts: Sequence[str]
-    floats: Sequence[str]
-    inputs_read: bool
+    total: int  # rows of the file
+    dropped: int  # those with a missing value
+    labels: tuple[Label, ...]  # the groups that are used
+    sizes: tuple[int, ...]  # and how many rows each has
+    small: dict[Label, int]  # groups that have too few rows, and how many
+    joined: Label | None  # the group that they became; None where they were left out
+    head: pd.DataFrame  # the inputs of the first complete row, in the types of the whole file
+    texts: Sequence[str]  # columns that are text, though some rows alone look like numbers
+    floats: Sequence[str]  # columns of whole numbers that are fractions, or missing, elsewhere
+    inputs_read: bool  # whether all inputs were looked at
 
     @property
     def rows(self) -> int:

@@ -24,26 +24,15 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ExplainableSVD:
-    """``W S = Σ σ_i u_i v_iᵀ`` and what moving each σ_i costs.
+    """``W S = Σ σ_i u_i v_iᵀ`` and what moving each σ_i costs."""
 
-    Attributes
-    ----------
-    factor : (n, q) S
-    u : (m, r) left singular vectors: directions of the layer's output
-    sigma : (r,) singular values: the gap along them
-    v : (q, r) right singular vectors
-    step : (r, n) rows p_i; raising σ_i by 1 adds ``u_i p_i`` to the weight
-    cost : (r,) k_i, the squared change of the layer's outputs (summed over rows) when σ_i moves by 1
-    sign : (q,) of the eigenvalue of M behind each column of S; 1 where S comes from a positive semi-definite matrix
-    """
-
-    factor: Array
-    u: Array
-    sigma: Array
-    v: Array
-    step: Array
-    cost: Array
-    sign: Array
+    factor: Array  # (n, q) S
+    u: Array  # (m, r) directions of the layer's output
+    sigma: Array  # (r,) the gap along them
+    v: Array  # (q, r) right singular vectors
+    step: Array  # (r, n) rows p_i; raising σ_i by 1 adds u_i p_i to the weight
+    cost: Array  # (r,) k_i, the squared change of the layer's outputs, summed over rows, when σ_i moves by 1
+    sign: Array  # (q,) of the eigenvalue of M behind each column of S; 1 for a positive semi-definite matrix
 
     def change(self, sigma_after: Array) -> Array:
         """(m, n) change of the weight that takes σ to σ'."""
