@@ -9,6 +9,7 @@ import pandas as pd
 import scipy.linalg
 from numpy.typing import NDArray
 
+from esvdfair.core.checks import Label
 from esvdfair.core.edits import LayerEdit
 from esvdfair.core.ks import outside_support
 from esvdfair.core.quadratic import Fit
@@ -53,6 +54,37 @@ class FitReport(dict[str, Any]):
     rows : number of rows that these figures are of
     negative_coefficients : of a linear model with ``positive=True``, how many of its repaired coefficients are negative
     """
+
+    method: str
+    target_ks: float | None
+    confidence: float | None
+    met: bool | None
+    certified: bool | None
+    decided_by: str
+    constant: bool
+    mse_before: float
+    mse_after: float
+    mse_refit: float | None
+    r2_before: float
+    r2_after: float
+    ks_before: float
+    ks_after: float
+    ks_population: float
+    ks_upper: float
+    ks_interval: tuple[float, float]
+    ks_floor: float
+    mean_gap_before: float
+    mean_gap_after: float
+    variance_gap_before: float
+    variance_gap_after: float
+    group_sizes: dict[Label, int]
+    groups_set_aside: dict[Label, int]
+    group_mse_before: dict[Label, float]
+    group_mse_after: dict[Label, float]
+    pairs: list[dict[str, Any]]
+    evaluated_on: str
+    error_against: str
+    rows: int
 
     def __getattr__(self, name: str) -> Any:
         try:
