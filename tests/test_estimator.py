@@ -35,12 +35,6 @@ PAPER = pytest.param(
     "paper", marks=pytest.mark.filterwarnings("ignore:The repaired model predicts no better than a constant")
 )
 METHODS = [PAPER, "exact", "parity", "transport"]
-SUMMARY_KEYS = {
-    "method", "target_ks", "met", "certified", "confidence", "decided_by", "constant", "mse_before", "mse_refit",
-    "mse_after", "r2_before", "r2_after", "ks_before", "ks_after", "ks_population", "ks_upper", "ks_interval",
-    "ks_floor", "group_sizes", "group_mse_before", "group_mse_after", "mean_gap_before", "mean_gap_after",
-    "variance_gap_before", "variance_gap_after", "pairs", "groups_set_aside", "evaluated_on", "error_against", "rows",
-}  # fmt: skip
 
 
 def people(rows=1200, seed=0, groups=2):
@@ -90,7 +84,6 @@ def test_every_method_closes_the_gap_accounts_for_it_and_leaves_the_model_alone(
     after = ks_distance(fair.predict(fresh), sensitive_features=group)
     assert before > 0.3
     assert after < (0.75 if method == "paper" else 0.5) * before
-    assert set(fair.summary_) == SUMMARY_KEYS
     assert fair.summary_["evaluated_on"] == "heldout"
     assert fair.summary_["ks_after"] < fair.summary_["ks_before"]
     assert sum(fair.summary_["group_sizes"].values()) == fair.summary_["rows"]
@@ -112,12 +105,6 @@ def test_a_target_is_met_on_held_out_rows_or_said_not_to_be(model, data, method)
     assert summary["met"] or any(w.category is ESVDFairWarning for w in caught)
     if method in ("parity", "transport", "exact"):
         assert summary["met"]
-
-
-def test_a_looser_target_costs_less(model, data):
-    loose, tight = (fitted(model, data, target_ks=t).summary_ for t in (0.3, 0.18))
-    assert loose["mse_after"] < tight["mse_after"]
-    assert loose["ks_after"] > tight["ks_after"]
 
 
 def test_max_mse_increase_takes_the_fairest_within(model, data):
@@ -300,11 +287,6 @@ def test_batches_give_what_arrays_give(model, data, method):
     assert streamed.n_features_in_ == 4
 
 
-def test_a_spent_iterator_is_explained(model):
-    with pytest.raises(ValueError, match="no rows to fit on"):
-        ESVDFair(model).fit(iter([]))
-
-
 # --- bad input -----------------------------------------------------------------------------------------------------
 
 
@@ -373,15 +355,13 @@ def test_bad_rows_are_explained(model, data, change, message):
             ESVDFair(model, targets="predictions").fit(X, y, sensitive_features=a)
 
 
-def test_labels_as_a_target_need_labels(model, data):
-    X, _, a = data
+@pytest.mark.filterwarnings("ignore:the model predicts the labels worse than a constant")
+def test_what_leaves_nothing_to_fit_is_refused(model, data):
+    X, y, a = data
     with pytest.raises(ValueError, match="there is no y"):
         ESVDFair(model, targets="labels").fit(X, sensitive_features=a)
-
-
-@pytest.mark.filterwarnings("ignore:the model predicts the labels worse than a constant")
-def test_constant_predictions_are_refused(data):
-    X, y, a = data
+    with pytest.raises(ValueError, match="no rows to fit on"):
+        ESVDFair(model).fit(iter([]))
     flat = MLPRegressor(hidden_layer_sizes=(4,), max_iter=1, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -465,21 +445,6 @@ def test_units_are_compared_with_the_weights_of_the_rows(model, data):
     mixed = np.where(wrong, 1000 * y + 30_000, y)
     assert [m for m in messages(model, X, mixed, sensitive_features=a) if "worse" in m]
     assert not [m for m in messages(model, X, mixed, sensitive_features=a, sample_weight=~wrong * 1.0) if "worse" in m]
-
-
-def test_rows_of_a_pandas_table_are_not_taken_in_another_order(model, data):
-    X, y, a = data
-    table, labels = pd.DataFrame(X), pd.Series(y).sample(frac=1, random_state=0)
-    with pytest.raises(ValueError, match=r"`y` has the index of `X` in another order.*with y\.loc\[X\.index\]"):
-        ESVDFair(model).fit(table, labels, sensitive_features=a)
-    fresh = people(seed=2, rows=500)
-    apart = pd.DataFrame(fresh[0]), fresh[1], pd.Series(fresh[2]).sample(frac=1, random_state=0)
-    with pytest.raises(ValueError, match="`sensitive_features` has the index of `X` in another order"):
-        ESVDFair(model).fit(table, y, sensitive_features=a, validation=apart)
-    options = {"effort": Effort.quick(), "targets": "labels"}
-    fair = ESVDFair(model, **options).fit(table, labels.loc[table.index], sensitive_features=pd.Series(a))
-    expected = ESVDFair(model, **options).fit(X, y, sensitive_features=a)
-    np.testing.assert_array_equal(fair.predict(X), expected.predict(X))
 
 
 def test_validation_that_repeats_training_rows_warns_and_does_not_certify(model, data):

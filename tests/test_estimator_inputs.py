@@ -303,13 +303,6 @@ def test_a_parametrised_hidden_layer_stops_only_who_edits_it(method):
 # --- small things --------------------------------------------------------------------------------------------------
 
 
-def test_labels_in_bfloat16():
-    X, y, sex = small()
-    fair = ESVDFair(network(), method="parity", **QUICK)
-    fair.fit(torch.tensor(X), torch.tensor(y).bfloat16(), sensitive_features=sex)
-    assert fair.summary_["error_against"] == "labels"
-
-
 def test_columns_of_a_frame_may_be_reordered_for_predict():
     X, y, sex = small()
     frame = pd.DataFrame(X, columns=["a", "b", "c"])
@@ -320,21 +313,6 @@ def test_columns_of_a_frame_may_be_reordered_for_predict():
         fair.predict(frame.rename(columns={"a": "z"}))
     torch_fair = ESVDFair(network(), method="parity", **QUICK).fit(frame, y, sensitive_features=sex)
     np.testing.assert_array_equal(torch_fair.predict(frame[["c", "a", "b"]]), torch_fair.predict(frame))
-
-
-def test_a_bare_product_at_the_end_is_described_as_such():
-    class Bare(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.w = nn.Linear(3, 16), nn.Parameter(torch.randn(16))
-
-        def forward(self, x):
-            return (torch.relu(self.body(x)) * self.w).sum(dim=1)
-
-    X, y, sex = small()
-    with pytest.raises(ValueError, match="bare parameter") as error:
-        ESVDFair(Bare()).fit(X, y, sensitive_features=sex)
-    assert "nn.Linear" in str(error.value)
 
 
 @pytest.mark.parametrize("method", ["exact", "paper"])
@@ -447,45 +425,3 @@ def test_tables_with_categories(jobs, model, kind):
 
 
 # --- whole numbers for an embedding, and inputs that may be left out -------------------------------------------------
-
-
-class Jobs(nn.Module):
-    """Whole numbers into an embedding; the mask may be left out."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.table, self.body, self.leave = nn.Embedding(9, 4), nn.Linear(4, 8), nn.Linear(8, 1)
-        self.table.weight.data[:, 0] = torch.arange(9) / 3
-
-    def forward(self, ids, mask=None):
-        rows = self.table(ids).reshape(len(ids), -1)
-        return self.leave(torch.tanh(self.body(rows if mask is None else rows * mask)))
-
-
-@pytest.mark.parametrize(
-    "give",
-    [
-        *(lambda ids, dtype=dtype: ids.astype(dtype) for dtype in ("int64", "int32", "int8", "uint16")),
-        lambda ids: pd.DataFrame({"job": ids[:, 0]}),
-        lambda ids: pd.DataFrame({"job": pd.array(ids[:, 0], "Int64")}),
-        lambda ids: pytest.importorskip("polars", reason="needs an extra").DataFrame({"job": ids[:, 0]}),
-        lambda ids: pytest.importorskip("pyarrow", reason="needs an extra").table({"job": ids[:, 0]}),
-        lambda ids: (ids, None),
-        lambda ids: [ids, None],
-        lambda ids: {"ids": ids, "mask": None},
-        lambda ids: (ids, np.ones((len(ids), 1), bool)),
-    ],
-    ids=["int64", "int32", "int8", "uint16", "frame", "Int64", "polars", "pyarrow", "tuple", "list", "mapping", "mask"],
-)
-def test_whole_numbers_reach_an_embedding_and_inputs_may_be_none(give):
-    rng = np.random.default_rng(0)
-    sex = rng.integers(0, 2, 1500)
-    ids = (rng.integers(0, 7, 1500) + 2 * sex)[:, None]
-    with torch.no_grad():
-        y = Jobs()(torch.tensor(ids))[:, 0].numpy() + 0.1 * rng.normal(size=1500)
-    fair = ESVDFair(Jobs(), **QUICK, target_ks=0.17).fit(give(ids), y, sensitive_features=sex)
-    assert fair.summary_["ks_after"] < 0.9 * fair.summary_["ks_before"]
-    with torch.no_grad():
-        expected = fair.estimator_(torch.tensor(ids))[:, 0].numpy()
-    np.testing.assert_allclose(fair.predict(give(ids)), expected, rtol=1e-6)

@@ -7,14 +7,12 @@ import pandas as pd
 import pytest
 from sklearn.base import clone, is_classifier
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import ElasticNet, Lasso, LinearRegression, LogisticRegression, Ridge, SGDRegressor
-from sklearn.neighbors import KNeighborsRegressor
+from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from esvdfair import Effort, ESVDFair, ESVDFairWarning, ks_distance
-from esvdfair.models import adapt
 
 # Untrained networks do for what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore:the model predicts the labels worse than a constant")
@@ -77,19 +75,6 @@ def test_one_target_of_several(wide, method):
     for before, after in zip(wide.coefs_[-1].T[[0, 2]], fair.estimator_.coefs_[-1].T[[0, 2]], strict=True):
         np.testing.assert_array_equal(before, after)
     assert fair.edits_[-1].weight_after.shape == (1, 8)
-
-
-def test_a_column_must_be_named(wide):
-    with pytest.raises(ValueError, match="predicts 3 columns"):
-        repaired(wide, Y)
-
-
-@pytest.mark.parametrize("output", [1, "1", "variable:1", ("variable", 1)])
-def test_one_column_of_an_onnx_file(output):
-    model = to_onnx(LinearRegression().fit(X, np.column_stack([Y, 2 * Y + X[:, 2], Y - X[:, 3]])))
-    fair = closes_the_gap(repaired(model, Y, method="parity", output=output))
-    before, after = (adapt(item, output=0).predict(X) for item in (model, fair.estimator_))
-    np.testing.assert_array_equal(before, after)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -173,28 +158,6 @@ def test_labels_of_another_question_are_refused(classifiers):
         repaired(classifiers["network"], CLASS * 2)
 
 
-def test_more_classes_are_refused():
-    three = np.digitize(Y, [-0.5, 1])
-    for model in (LogisticRegression(), CLASSIFIERS["network"]):
-        with pytest.raises(ValueError, match="tells 3 classes apart"):
-            repaired(quietly(model, three), CLASS)
-
-
-@pytest.mark.parametrize("name", CLASSIFIERS)
-@pytest.mark.parametrize("zipmap", [True, False])
-def test_onnx_files_of_classifiers(classifiers, name, zipmap):
-    model = classifiers[name]
-    options = {"options": {id(model): {"zipmap": zipmap}}} if name != "network in a pipeline" else {}
-    file = to_onnx(model, **options)
-    fair = closes_the_gap(repaired(file, CLASS, method="parity"))
-    onnxruntime = pytest.importorskip("onnxruntime")
-    session = onnxruntime.InferenceSession(fair.estimator_, providers=["CPUExecutionProvider"])
-    label, scores = session.run(None, {session.get_inputs()[0].name: X})
-    scores = np.array([row[1] for row in scores])
-    np.testing.assert_allclose(scores, fair.predict(X), atol=1e-6)
-    np.testing.assert_array_equal(label, (scores > 0.5).astype(int))
-
-
 def network(*end):
     torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
     torch.manual_seed(0)
@@ -262,31 +225,6 @@ def test_an_onnx_file_that_ends_in_one_logit(classifiers):
 
 
 # --- linear models -------------------------------------------------------------------------------------------------
-
-LINES = [LinearRegression(), Ridge(), Lasso(0.01), ElasticNet(0.01), SGDRegressor(random_state=0)]
-
-
-@pytest.mark.parametrize("model", LINES, ids=lambda model: type(model).__name__)
-@pytest.mark.parametrize("method", ["parity", "transport"])
-def test_linear_models(model, method):
-    for given in (quietly(model, Y), quietly(make_pipeline(StandardScaler(), model), Y)):
-        fair = closes_the_gap(repaired(given, Y, method=method))
-        assert type(fair.estimator_) is type(given)
-        np.testing.assert_allclose(fair.estimator_.predict(X), fair.predict(X))
-
-
-@pytest.mark.parametrize("model", LINES, ids=lambda model: type(model).__name__)
-def test_onnx_files_of_linear_models(model):
-    closes_the_gap(repaired(to_onnx(quietly(model, Y)), Y, method="parity"))
-
-
-def test_other_models_are_refused_with_a_pointer():
-    with pytest.raises(TypeError, match=r"KNeighborsRegressor.*esvdfair\.baselines"):
-        repaired(KNeighborsRegressor(2).fit(X, Y), Y)
-    with pytest.raises(TypeError, match="Supported are"):
-        repaired(lambda x: x, Y)
-    with pytest.raises((TypeError, ValueError), match=r"no linear layer|baselines"):
-        repaired(to_onnx(KNeighborsRegressor(2).fit(X, Y)), Y)
 
 
 def test_an_unfitted_pipeline_takes_weights():

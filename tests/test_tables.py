@@ -16,7 +16,7 @@ import pytest
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPRegressor
 
-from esvdfair import Effort, ESVDFair, fit_curve
+from esvdfair import Effort, ESVDFair
 from esvdfair import table_files as files
 from esvdfair import tables as table_module
 from esvdfair.batches import row_key
@@ -198,13 +198,6 @@ def test_sensitive_columns_of_too_many_values(small_chunks, monkeypatch, tmp_pat
         TableBatches(path, Roles(("a",), "y"))
 
 
-def test_the_last_row_is_read_also_without_a_line_end(small_chunks, tmp_path):
-    path = tmp_path / "odd.csv"
-    for rows in range(8, 12):
-        path.write_text("a,sex\n" + "\n".join(["1,f", "2,m"] * rows))
-        assert TableBatches(path, Roles(("sex",))).scan.rows == 2 * rows
-
-
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("seed", range(3))
 def test_records_end_where_pandas_says(small_chunks, tmp_path, end, seed):
@@ -259,32 +252,6 @@ def test_a_repair_in_pieces_is_that_from_memory(small_chunks, tmp_path, network,
         assert streamed.summary_[name] == pytest.approx(held.summary_[name], rel=error), name
     for old, new in zip(held.edits_, streamed.edits_, strict=True):
         assert np.linalg.norm(new.weight_after - old.weight_after) < weights * np.linalg.norm(old.weight_after)
-
-
-@pytest.mark.filterwarnings("ignore:The repaired model is worse than the original")
-def test_a_repair_from_one_chunk_is_that_from_memory_to_the_last_digit(tmp_path, network):
-    path = save(people(800), tmp_path)
-    held, streamed = from_memory_and_file(network, "transport", path, pd.read_csv(path))
-    assert streamed.summary_ == held.summary_
-    np.testing.assert_array_equal(streamed.edits_[-1].weight_after, held.edits_[-1].weight_after)
-
-
-@pytest.mark.filterwarnings("ignore:The repaired model predicts no better than a constant")  # the fairest of the scan
-def test_validation_rows_may_stream_as_well(small_chunks, tmp_path, network):
-    data, new = people(300), people(200, seed=1)
-    options = {"method": "parity", "random_state": 0, "effort": Effort.quick()}
-    held = fit_curve(
-        network, data[FEATURES], data["y"], sensitive_features=data["sex"],
-        validation=(new[FEATURES], new["y"], new["sex"]), **options,
-    )  # fmt: skip
-    (tmp_path / "new").mkdir()
-    fitting, judging = (
-        TableBatches(save(table, folder), Roles(("sex",), "y"))
-        for table, folder in ((data, tmp_path), (new, tmp_path / "new"))
-    )
-    streamed = fit_curve(network, fitting, validation=(judging, None, None), **options)
-    assert [p.ks for p in streamed.points] == pytest.approx([p.ks for p in held.points])
-    assert streamed.evaluated_on == "validation"
 
 
 # --- samples -------------------------------------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 """A fit on a narrow network runs on one thread and leaves the caller's settings as they were."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -91,3 +94,34 @@ def test_several_threads_at_once_leave_them_too():
     assert set(seen) == {1}
     assert blas() == {2}
     assert torch.get_num_threads() == 2
+
+
+def test_a_fork_after_torch_used_two_threads():
+    """In a process of its own: what this one's pools of threads have done must not matter."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS], timeout=120, check=False, env={**os.environ, "OMP_NUM_THREADS": "2"}
+    )
+    assert done.returncode == 0
+
+
+FORKS = """
+import os, signal, sys
+import numpy as np, torch
+from esvdfair import Effort, ESVDFair
+
+torch.set_num_threads(2)
+(torch.ones(600, 600) @ torch.ones(600, 600)).sum().item()  # starts the pool, which a fork does not have
+X = np.random.default_rng(0).normal(size=(200, 4))
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).double()
+
+def fitted():
+    fair = ESVDFair(model, method="parity", effort=Effort.quick(), validation_fraction=0.0)
+    return fair.fit(X, X.sum(axis=1), sensitive_features=X[:, 0] > 0).predict(X)
+
+known = fitted()
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    os._exit(0 if np.array_equal(fitted(), known) else 1)
+sys.exit(os.waitpid(child, 0)[1])
+"""

@@ -88,6 +88,12 @@ def test_a_missing_group_may_be_a_group():
     assert (labels, codes.tolist()) == ((("a", 1), ("b", MISSING)), [0, 1])
 
 
+def test_many_whole_numbers_look_continuous():
+    with pytest.raises(ValueError, match="looks continuous"):
+        check_groups(np.arange(60), 60)
+    assert len(check_groups(np.arange(60).astype(str), 60)[0]) == 60
+
+
 def test_torch_labels():
     torch = pytest.importorskip("torch", reason="needs the extra esvdfair[torch]")
     assert encode_groups(torch.tensor([3, 1]))[0] == (1, 3)
