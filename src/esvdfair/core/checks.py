@@ -320,14 +320,19 @@ def encode_groups(groups: Any, *, missing: str = "error") -> Encoded:
 
 def _label_columns(groups: Any) -> list[Any]:
     """One column for each attribute, each something that pandas can factorise without losing what is missing."""
-    if isinstance(groups, pd.DataFrame):
-        return [groups.iloc[:, i] for i in range(groups.shape[1])]  # by position: names may occur twice
     if isinstance(groups, Mapping):  # columns by name, as Fairlearn takes them
         return [column for values in groups.values() for column in _label_columns(values)]
-    if isinstance(groups, pd.Series | pd.Index | pd.Categorical):
-        return _split_rows(list(groups)) if groups.dtype == object else [groups]
-    if isinstance(groups, list | tuple) and len(groups):
-        return _split_rows(groups)
+    if isinstance(groups, pd.DataFrame):
+        return [groups.iloc[:, i] for i in range(groups.shape[1])]  # by position: names may occur twice
+    of_pandas = isinstance(groups, pd.Series | pd.Index | pd.Categorical)
+    if of_pandas and groups.dtype != object:
+        return [groups]
+    if (of_pandas or isinstance(groups, list | tuple)) and len(groups):
+        return _split_rows(list(groups))
+    return _array_columns(groups)
+
+
+def _array_columns(groups: Any) -> list[Any]:
     masked = isinstance(groups, np.ma.MaskedArray)
     values = _without(groups.data, np.ma.getmaskarray(groups)) if masked else to_numpy(groups)
     if values.ndim not in (1, 2):
