@@ -1,6 +1,7 @@
 """What `test_keras.py` runs in a process that has keras on the torch backend."""
 
 import json
+import pickle
 import sys
 import traceback
 from unittest import mock
@@ -106,6 +107,9 @@ def repair():
         assert ks_distance(fair.predict(rows), sensitive_features=group) < 0.2
         np.testing.assert_allclose(predicted(fair.estimator_, rows), fair.predict(rows), atol=1e-5)
         fair.estimator_.fit(rows, y, epochs=1, verbose=0)  # compiled as the model was
+        if build is functional:
+            again = pickle.loads(pickle.dumps(fair.estimator_))
+            np.testing.assert_array_equal(predicted(again, rows), predicted(fair.estimator_, rows))
 
 
 def several_inputs():
@@ -133,8 +137,8 @@ class Closed(keras.Model):
 def refusals():
     closed = Closed(x for x in ())
     closed(X[:1])
-    shared = layers.Dense(6)
-    twice = keras.Sequential([keras.Input((6,)), shared, shared, layers.Dense(1)])
+    inputs, shared = keras.Input((6,)), layers.Dense(1)
+    twice = keras.Model(inputs, layers.Add()([shared(inputs), shared(layers.ReLU()(inputs))]))
     updated = sequential()
     updated.layers[0].enable_lora(2)
     cases = [

@@ -500,19 +500,26 @@ def tie(kind):
 
 
 @pytest.mark.parametrize("kind", ["parameter", "bias", "transposed", "module", "loop", "functional"])
-def test_tied_weights(kind):
+def test_a_hidden_layer_with_tied_weights_cannot_be_edited_and_is_no_obstacle_to_the_last(kind):
     model, match = tie(kind)
+    adapter = adapt(model)
+    *hidden, last = adapter.layers(X)
+    tied = next(layer for layer in hidden if f"'{layer.name}'" in match)
     with pytest.raises(ValueError, match=match):
-        adapt(model).layers(X)
+        adapter.replace({tied.name: (tied.weight, None)})
+    if kind in ("module", "loop"):
+        with pytest.raises(ValueError, match=match):
+            adapter.capture(X, [tied.name])
+    assert adapter.head(X).kind == "identity"
+    edited = adapter.replace({last.name: (0 * last.weight, last.bias + 1)})
+    np.testing.assert_allclose(edited.predict(X), np.full(300, last.bias + 1), rtol=1e-6)
 
 
-def test_capture_and_replace_refuse_tied_weights_too():
-    model, _ = tie("module")
-    with pytest.raises(ValueError, match="'1' shares"):
-        adapt(model).capture(X, ["1"])
-    model, _ = tie("parameter")
-    with pytest.raises(ValueError, match="'3' shares"):
-        adapt(model).replace({"3": (np.zeros((8, 8)), None)})
+def test_a_last_layer_with_tied_weights_is_named():
+    last = nn.Linear(6, 1)
+    twice = Wrapped(lambda self, x: self.last(x) + self.last(x.relu()), last=last)
+    with pytest.raises(ValueError, match="'last' shares its weights"):
+        adapt(twice).layers(X)
 
 
 def test_ties_that_do_not_matter_are_no_error():

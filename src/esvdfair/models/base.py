@@ -18,13 +18,12 @@ Everything above `models/` speaks to a network through `ModelAdapter` alone. Rul
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.core.checks import check_numbers, row_count, row_slice, to_numpy
+from esvdfair.core.checks import check_numbers, row_count, row_slice, take, to_numpy
 from esvdfair.core.quadratic import Head
 from esvdfair.exceptions import InputError
 from esvdfair.models.heads import close, find_head, probe_points, rounding, same_values, spacing
@@ -116,10 +115,9 @@ class ModelAdapter(ABC):
         """Let coefficients of a linear model that are 0 change like the others; returns self."""
         return self
 
-    def _predict_at(self, x: Any, readout: Readout, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Predictions (rows,) if what `readout` reads of the last layers were these values."""
-        tail = self._tail(x)
-        return tail.at(Line.of(tail, readout).outputs(values))[1].astype(np.float64)
+    def _tail_of(self, x: Any, readout: Readout) -> Tail:
+        """What follows the last layers that are known, seen on any rows."""
+        return self._tail(x)
 
     def _position_weights(self, x: Any) -> dict[str, Any]:
         """(rows, positions) weights of the positions of every last layer, where they differ between rows."""
@@ -141,7 +139,9 @@ class ModelAdapter(ABC):
         readout = find_readout(tail)
         if readout is None or tail.joined is None:
             return readout
-        return replace(readout, offset=find_offset(tail, readout, self._predict_at))
+        return replace(
+            readout, offset=find_offset(tail, readout, lambda row: self._tail_of(take(tail.rows, row), readout))
+        )
 
     def _joined(self, layers: Sequence[LinearLayer], readout: Readout) -> tuple[LinearLayer, ...]:
         """The layers, with those that the prediction is read off as one at the end."""
@@ -168,8 +168,9 @@ class ModelAdapter(ABC):
         weights = self._position_weights(x) if moving else {}
         pooled = [part.pool(inputs[part.layer], weights.get(part.layer)) for part in readout.parts]
         if readout.offset is not None:
-            offsets = offsets_of(partial(self._predict_at, x, readout), readout.offset, row_count(x))
-            pooled.append(as_array_of(pooled[0], offsets[:, None]))
+            offsets = offsets_of(Line.of(self._tail_of(x, readout), readout), readout.offset)[:, None]
+            like = pooled[0]
+            pooled.append(offsets.astype(like.dtype) if isinstance(like, np.ndarray) else like.new_tensor(offsets))
         found = {name: inputs[name] for name in names if name != readout.name}
         return found | {readout.name: pooled[0] if len(pooled) == 1 else side_by_side(pooled)}, prediction
 
@@ -215,9 +216,9 @@ class ModelAdapter(ABC):
                 raise ValueError(bypassed(tail, None))
             raise ValueError(
                 f"the last linear layer {tail.layer!r} gives shape {tail.output.shape} for {row_count(tail.rows)} "
-                f"rows, and {tail.operation} makes one prediction a row of them, which is no weighted sum. Use "
-                "`output` to choose one column. A product with a bare parameter is not seen as a layer: make it an "
-                "nn.Linear."
+                f"rows, and {tail.operation} makes one prediction a row of them, which is no weighted sum. Choose one "
+                "column with `output`, or make what follows this layer an nn.Linear, which is seen where a product "
+                "with a bare parameter may not be."
             )
         if readout.offset is not None:
             return self._checked(readout.offset, tail.rows, tail.eps or spacing(tail.output))
@@ -292,31 +293,24 @@ def bypassed(tail: Tail, line: Line | None) -> str:
     found = f"the prediction of a row depends on more than its output of the last linear layer {tail.layer!r}: "
     if row_count(tail.rows) < FEWEST_ROWS:
         return f"{found}{operation} brings in something else. Pass at least {FEWEST_ROWS} rows, which show what it is."
-    advice = {
-        "offset": "adds a term that depends on `X` and is not part of that layer (an offset). Subtract it from y and "
-        "repair the network without it.",
-        "factor": "multiplies by a factor that depends on `X` and is not part of that layer (an exposure). Divide y by "
-        "it and repair the network without it.",
-        "branch": "brings in another branch of the model that is no weighted sum of linear layers, or other rows. This "
-        "architecture is not supported; esvdfair.baselines change the predictions of any model.",
-    }
-    return f"{found}{operation} {advice['branch' if line is None else _beside(line)]}"
+    if line is not None and _multiplies(line):
+        return (
+            f"{found}{operation} multiplies by a factor that depends on `X` and is not part of that layer (an "
+            "exposure). Divide y by it and repair the network without it."
+        )
+    return (
+        f"{found}{operation} brings in another branch of the model that is no weighted sum of linear layers, or other "
+        "rows. This architecture is not supported; esvdfair.baselines change the predictions of any model."
+    )
 
 
-def _beside(line: Line) -> str:
-    """What else the prediction depends on: an "offset" that is added, a "factor", or another "branch"."""
+def _multiplies(line: Line) -> bool:
+    """Whether what else the prediction depends on is a factor of each row."""
     rows = min(row_count(line.tail.rows), 32)
     with np.errstate(all="ignore"):
-        low, high = (line.tail.at(line.outputs(np.full(rows, value)))[1].astype(np.float64) for value in (-0.5, 1.0))
+        low, high = (line.run(np.full(rows, value))[1].astype(np.float64) for value in (-0.5, 1.0))
         ratio = high / low
-        if np.ptp(high) > 0 and np.ptp(high - low) <= 1e-3 * np.ptp(high):
-            return "offset"
-        return "factor" if np.ptp(high) > 0 and np.ptp(ratio) <= 1e-3 * np.abs(ratio).max() < np.inf else "branch"
-
-
-def as_array_of(like: Any, values: NDArray[Any]) -> Any:
-    """Values as an array, or a tensor, of the same type."""
-    return values.astype(like.dtype) if isinstance(like, np.ndarray) else like.new_tensor(values)
+        return bool(np.ptp(high) > 0 and np.ptp(ratio) <= 1e-3 * np.abs(ratio).max() < np.inf)
 
 
 def first_rows(x: Any) -> Any:

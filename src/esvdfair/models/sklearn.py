@@ -1,13 +1,13 @@
-"""A fitted scikit-learn network or linear model as a `ModelAdapter`, also inside the estimators that usually wrap it.
+"""Fitted networks and linear models of scikit-learn as a `ModelAdapter`, means of them, and what usually wraps them.
 
 A linear model is any estimator with ``coef_`` and ``intercept_``: that its predictions are made of them is checked on
-rows. A classifier of two classes is taken for the score P(second class | x) that it predicts.
+rows. A classifier of two classes is taken for the score P(second class | x) that it predicts. A mean of linear layers
+is one linear layer with all their inputs, and is repaired as one.
 """
 
 import copy
 import warnings
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,7 @@ from sklearn import linear_model
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import TransformedTargetRegressor
-from sklearn.cross_decomposition import PLSRegression
-from sklearn.ensemble import StackingClassifier, StackingRegressor
-from sklearn.exceptions import NotFittedError
-from sklearn.frozen import FrozenEstimator
-from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
+from sklearn.ensemble import BaggingRegressor, StackingClassifier, StackingRegressor, VotingRegressor
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.svm import LinearSVR
@@ -30,10 +26,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from esvdfair.core.checks import check_features, several_inputs, to_numpy
 from esvdfair.exceptions import ESVDFairWarning, InputError
 from esvdfair.models.base import LinearLayer, ModelAdapter, OutputLayer, Tail, Weights, rounded
+from esvdfair.models.tails import Section
 
 _NETWORKS = (MLPRegressor, MLPClassifier)
 _RIDGES = (linear_model.RidgeClassifier, linear_model.RidgeClassifierCV)
 _LINEAR = {"coef_", "intercept_"}
+_LINEAR_MODULES = ("sklearn.linear_model.", "sklearn.cross_decomposition.")
 _ACTIVATIONS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
     "identity": lambda a: a,
     "logistic": expit,
@@ -41,15 +39,106 @@ _ACTIVATIONS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
     "relu": lambda a: np.maximum(a, 0),
     "exp": np.exp,  # output of a Poisson loss
     "half": lambda a: (a + 1) / 2,  # ridge classifiers are fitted on -1 and 1
+    "clipped": lambda a: np.clip((a + 1) / 2, 0, 1),  # modified Huber loss
 }
+Arrays = list[tuple[NDArray[Any], NDArray[Any] | None]]
+"""Weight (m, n) and bias (m,) of every layer."""
+
+
+class Member:
+    """One network or linear model, and the estimators that wrap it."""
+
+    def __init__(self, model: Any, output: Any) -> None:
+        self.levels = _known_levels(model)
+        for level in self.levels:
+            if not getattr(level, "__dict__", {}).keys() >= _LINEAR:  # which need not be scikit-learn's own
+                check_is_fitted(level)
+        self.last = self.levels[-1]
+        self.kind = type(self.last).__name__
+        self.network = isinstance(self.last, _NETWORKS)
+        self.classes = getattr(self.last, "classes_", None)
+        self.used: NDArray[np.intp] | None = None  # inputs of a linear model that have a weight; None for all
+        calibrated = any(isinstance(level, CalibratedClassifierCV) for level in self.levels)
+        if not self.network:
+            _check_line(self.last, calibrated=calibrated)
+            ((coefficients, _),) = self.whole()
+            used = np.flatnonzero(coefficients.any(axis=0))
+            self.used = used if 0 < len(used) < coefficients.shape[1] else None
+        self.place = _check_place(len(self.whole()[-1][0]), output, self.classes)
+        self.names = [f"coefs_[{i}]" for i in range(len(self.whole()))] if self.network else ["coef_"]
+        # After the last layer. Calibration takes scores where there are some.
+        link = str(self.last.out_activation_) if self.network else _link_of(self.last)
+        self.activation = "identity" if calibrated and hasattr(self.last, "decision_function") else link
+
+    @property
+    def negative(self) -> int | None:
+        """Number of negative coefficients of a linear model with ``positive=True``; None of other models."""
+        return int(np.sum(self.last.coef_ < 0)) if getattr(self.last, "positive", False) else None
+
+    def whole(self) -> Arrays:
+        """The layers as the estimator holds them."""
+        if self.network:
+            return [(c.T, b) for c, b in zip(self.last.coefs_, self.last.intercepts_, strict=True)]
+        weight = np.atleast_2d(self.last.coef_)
+        if not getattr(self.last, "fit_intercept", True):
+            return [(weight, None)]
+        bias = np.broadcast_to(self.last.intercept_, len(weight))
+        return [(weight, bias - weight @ self.last._x_mean if hasattr(self.last, "_x_mean") else bias)]
+
+    def arrays(self) -> Arrays:
+        """The layers, of a linear model without the inputs that have no weight."""
+        whole = self.whole()
+        return whole if self.used is None else [(weight[:, self.used], bias) for weight, bias in whole]
+
+    def write(self, index: int, weight: NDArray[Any], bias: NDArray[Any] | None) -> None:
+        """Give a layer new weights, in place."""
+        name, (held, old_bias) = self.names[index], self.whole()[index]
+        # A view, of the same memory layout, so that products round as before.
+        held[:, slice(None) if self.used is None else self.used] = rounded(name, weight, held.dtype)
+        if not self.network:
+            _set_line(self.last, held, old_bias if bias is None else bias)
+        elif bias is not None:
+            self.last.intercepts_[index][...] = rounded(name, bias, self.last.intercepts_[index].dtype)
+
+    def forward(self, x: Any) -> tuple[list[NDArray[Any]], NDArray[Any]]:
+        """Input of every layer, and output of the last, (rows, outputs)."""
+        value = self._transform(x)
+        inputs: list[NDArray[Any]] = []
+        with np.errstate(over="ignore", invalid="ignore"):  # a prediction that is not finite is an error of its own
+            for weight, bias in self.arrays():
+                first = value if self.used is None else value[:, self.used]
+                inputs.append(_ACTIVATIONS[self.last.activation](value) if inputs else first)
+                value = inputs[-1] @ weight.T + (0 if bias is None else bias)
+        return inputs, value
+
+    def _transform(self, x: Any) -> NDArray[Any]:
+        """What the steps before the model make of `x`."""
+        x = before_last(self.levels, x)
+        if hasattr(x, "columns") and hasattr(self.last, "feature_names_in_"):
+            validate_data(self.last, x, skip_check_array=True, reset=False)  # the names
+        table, width = check_features(x), self.whole()[0][0].shape[1]
+        if table.shape[1] != width:
+            raise InputError(
+                f"X has {table.shape[1]} features, but {self.kind} is expecting {width} features as input."
+            )
+        return table
+
+    def finish(self, z: NDArray[Any]) -> NDArray[Any]:
+        """Prediction (rows,) of the last layer's output (rows, outputs)."""
+        return self.column_of(finish_target(self.levels, _ACTIVATIONS[self.activation](z)))
+
+    def column_of(self, prediction: NDArray[Any]) -> NDArray[Any]:
+        """(rows,) of what the model predicts."""
+        return prediction.ravel() if self.place is None else prediction[:, self.place]
 
 
 class SklearnAdapter(ModelAdapter):
-    """A network or a linear model, through its `coefs_` or its `coef_`.
+    """A network or a linear model, through its `coefs_` or its `coef_`, or a mean of such models.
 
     Parameters
     ----------
-    model : MLPRegressor, MLPClassifier, or an estimator with ``coef_`` and ``intercept_``
+    model : MLPRegressor, MLPClassifier, an estimator with ``coef_`` and ``intercept_``, or a VotingRegressor or
+        BaggingRegressor of these
         Or a Pipeline, TransformedTargetRegressor, FrozenEstimator, GridSearchCV, RANSACRegressor that ends in one, in
         any nesting; a classifier must tell two classes apart. Fitted; `NotFittedError` otherwise. Coefficients that are
         0, as those of a Lasso, stay 0: the layer has the other inputs alone.
@@ -57,30 +146,32 @@ class SklearnAdapter(ModelAdapter):
         Which column of several that the model predicts.
     """
 
-    _used: NDArray[np.intp] | None = None  # inputs of a linear model that have a weight; None for all
-
     def __init__(self, model: Any, *, output: Any = None) -> None:
-        self._model = model
-        self._levels = _known_levels(model)
-        for level in self._levels:
-            if not getattr(level, "__dict__", {}).keys() >= _LINEAR:  # which need not be scikit-learn's own
-                check_is_fitted(level)
-        self._last = self._levels[-1]
-        self._network = isinstance(self._last, _NETWORKS)
-        self.classes = getattr(self._last, "classes_", None)
-        calibrated = any(isinstance(level, CalibratedClassifierCV) for level in self._levels)
-        if self._network:
-            _check_network(self._last)
-        else:
-            _check_line(self._last, calibrated=calibrated)
-            ((coefficients, _),) = self._whole()
-            used = np.flatnonzero(coefficients.any(axis=0))
-            self._used = used if 0 < len(used) < coefficients.shape[1] else None
-        self._place = _check_place(len(self._whole()[-1][0]), output, self.classes)
-        self._names = [f"coefs_[{i}]" for i in range(len(self._whole()))] if self._network else ["coef_"]
-        # After the last layer. Calibration takes scores where there are some.
-        link = str(self._last.out_activation_) if self._network else _link_of(self._last)
-        self._activation = "identity" if calibrated and hasattr(self._last, "decision_function") else link
+        self._model, self._output = model, output
+        *_, last = found = levels(model)
+        self._mean = last if isinstance(last, VotingRegressor | BaggingRegressor) else None
+        self._outer = found if self._mean is not None else ()  # of the mean; other levels belong to the one member
+        for level in self._outer:
+            check_is_fitted(level)
+        members = [model] if self._mean is None else self._mean.estimators_
+        self._members = [self._member(member) for member in members]
+        self._shares = None if self._mean is None else _shares_of(self._mean)
+        self.classes = self._members[0].classes
+        names = [(i, j, name) for i, member in enumerate(self._members) for j, name in enumerate(member.names)]
+        prefix = "" if self._mean is None else "estimators_[{}]."
+        self._places = {prefix.format(i) + name: (i, j) for i, j, name in names}  # member and layer, by name
+
+    def _member(self, member: Any) -> Member:
+        try:
+            return Member(member, self._output)
+        except TypeError as error:
+            if self._mean is None:
+                raise
+            raise TypeError(
+                f"cannot repair a {type(self._mean).__name__} that holds a {type(levels(member)[-1]).__name__}: all of "
+                "its models must be networks or linear models of scikit-learn. Fit it without that one, or repair each "
+                "model alone."
+            ) from error
 
     @property
     def n_features(self) -> int | None:
@@ -90,12 +181,14 @@ class SklearnAdapter(ModelAdapter):
 
     @property
     def negative(self) -> int | None:
-        """Number of negative coefficients of a linear model with ``positive=True``; None of other models."""
-        return int(np.sum(self._last.coef_ < 0)) if getattr(self._last, "positive", False) else None
+        """Number of negative coefficients of linear models with ``positive=True``; None where there are none."""
+        counts = [member.negative for member in self._members if member.negative is not None]
+        return sum(counts) if counts else None
 
     def free_zeros(self) -> "SklearnAdapter":
-        """Let coefficients of a linear model that are 0 change like the others; returns self."""
-        self._used = None
+        """Let coefficients of linear models that are 0 change like the others; returns self."""
+        for member in self._members:
+            member.used = None
         return self
 
     def with_output(self, known: OutputLayer) -> "SklearnAdapter":
@@ -110,108 +203,83 @@ class SklearnAdapter(ModelAdapter):
         return self
 
     def _all_layers(self, x: Any) -> tuple[LinearLayer, ...]:
+        arrays = [pair for member in self._members for pair in member.arrays()]
         return tuple(
-            LinearLayer(
-                name, index, weight.astype(np.float64), None if bias is None else np.array(bias, dtype=np.float64)
-            )
-            for index, (name, (weight, bias)) in enumerate(zip(self._names, self._arrays(), strict=True))
+            LinearLayer(name, i, weight.astype(float), None if bias is None else np.array(bias, dtype=float))
+            for i, (name, (weight, bias)) in enumerate(zip(self._places, arrays, strict=True))
         )
 
-    def _arrays(self) -> list[tuple[NDArray[Any], NDArray[Any] | None]]:
-        """Weight (m, n) and bias (m,) of every layer, of a linear model without the inputs that have no weight."""
-        whole = self._whole()
-        return whole if self._used is None else [(weight[:, self._used], bias) for weight, bias in whole]
+    def _forward(self, x: Any) -> list[tuple[list[NDArray[Any]], NDArray[Any]]]:
+        """Of every member the inputs of its layers and the output of the last."""
+        if several_inputs(x) is not None:
+            raise InputError("`X` is several inputs; a scikit-learn model takes one table.")
+        x = before_last(self._outer, to_numpy(x) if hasattr(x, "detach") else x)
+        if not isinstance(self._mean, BaggingRegressor):
+            return [member.forward(x) for member in self._members]
+        table, columns = check_features(x), self._mean.estimators_features_
+        return [member.forward(table[:, own]) for member, own in zip(self._members, columns, strict=True)]
 
-    def _whole(self) -> list[tuple[NDArray[Any], NDArray[Any] | None]]:
-        """Weight (m, n) and bias (m,) of every layer, as the estimator holds them."""
-        if self._network:
-            return [(c.T, b) for c, b in zip(self._last.coefs_, self._last.intercepts_, strict=True)]
-        weight = np.atleast_2d(self._last.coef_)
-        if not getattr(self._last, "fit_intercept", True):
-            return [(weight, None)]
-        bias = np.broadcast_to(self._last.intercept_, len(weight))
-        return [(weight, bias - weight @ self._last._x_mean if isinstance(self._last, PLSRegression) else bias)]
+    def _finish(self, outputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Predictions (rows,) of what the last layer of each member gives."""
+        finished = [member.finish(z) for member, z in zip(self._members, outputs, strict=True)]
+        if self._shares is None:
+            return finished[0]
+        mean = np.average(np.column_stack(finished), axis=1, weights=self._shares)
+        return np.asarray(finish_target(self._outer, mean[:, None])).ravel()
 
     def _capture(self, x: Any, names: Sequence[str]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
-        """Run one forward pass: inputs of the named layers and the prediction."""
-        wanted = {name: self._layer(name).index for name in names}
-        inputs, last = self.forward(x)
-        return {name: inputs[index] for name, index in wanted.items()}, self.finish(last)
+        wanted = {name: self._places[self._layer(name).name] for name in names}
+        passes = self._forward(x)
+        return {name: passes[i][0][j] for name, (i, j) in wanted.items()}, self._finish([last for _, last in passes])
 
     def _edited(self, weights: Weights) -> "SklearnAdapter":
-        twin = SklearnAdapter(copy.deepcopy(self._model), output=self._place)
-        twin._used = self._used
+        twin = SklearnAdapter(copy.deepcopy(self._model), output=self._output)
+        for mine, its in zip(self._members, twin._members, strict=True):
+            its.used = mine.used
         for name, (weight, bias) in weights.items():
-            index = self._names.index(name)
-            held, old_bias = twin._whole()[index]  # a view, of the same memory layout, so that products round as before
-            held[:, slice(None) if self._used is None else self._used] = rounded(name, weight, held.dtype)
-            if not self._network:
-                _set_line(twin._last, held, old_bias if bias is None else bias)
-            elif bias is not None:
-                twin._last.intercepts_[index][...] = rounded(name, bias, twin._last.intercepts_[index].dtype)
-        if twin.negative:
-            words = f"{twin.negative} of {np.size(twin._last.coef_)} repaired coefficients are negative."
-            message = f"The {type(twin._last).__name__} has positive=True, but {words}"
-            warnings.warn(ESVDFairWarning(message), stacklevel=3)
+            i, j = self._places[name]
+            twin._members[i].write(j, weight, bias)
+        for member in twin._members:
+            if member.negative:
+                words = f"{member.negative} of {np.size(member.last.coef_)} repaired coefficients are negative."
+                warnings.warn(ESVDFairWarning(f"The {member.kind} has positive=True, but {words}"), stacklevel=3)
         return twin
 
     def _predict(self, x: Any) -> NDArray[Any]:
         """By the model's own `predict`, or `predict_proba`."""
-        x = to_numpy(x) if hasattr(x, "detach") else x
+        x, first = to_numpy(x) if hasattr(x, "detach") else x, self._members[0]
         if self.classes is None:
-            return self._column_of(np.asarray(self._model.predict(x)))
-        if self._activation == "half":
+            prediction = np.asarray(self._model.predict(x))
+            return prediction.ravel() if self._mean is not None else first.column_of(prediction)
+        if first.activation == "half":
             return np.asarray((self._model.decision_function(x) + 1) / 2)
         return np.asarray(self._model.predict_proba(x)[:, 1])
 
     def _tail(self, rows: Any) -> Tail:
-        """The output activation and the target transformers."""
-        last = self.forward(rows)[1]
-        activation = [] if self._activation == "identity" else [self._activation]
-        operation = ", ".join([*activation, *target_steps(self._levels)]) or "nothing"
+        lasts = [last for _, last in self._forward(rows)]
+        names = [name for name, (i, j) in self._places.items() if j == len(self._members[i].names) - 1]
+        output, ends = np.column_stack(lasts), np.cumsum([last.shape[1] for last in lasts])[:-1]
 
         def run(z: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
-            values = z.astype(last.dtype)
+            values = z.astype(output.dtype)
             with np.errstate(all="ignore"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a transformer may complain of values beyond its domain
-                return values, self.finish(values)
+                return values, self._finish(np.split(values, ends, axis=1))
 
-        return Tail(self._names[-1], rows, last, run, operation=operation)
+        link = "a mean of models" if self._mean is not None else self._members[0].activation
+        steps = [link, *target_steps(self._outer or self._members[0].levels)]
+        operation = ", ".join(step for step in steps if step != "identity") or "nothing"
+        sections = tuple(Section(name, 1, last.shape[1]) for name, last in zip(names, lasts, strict=True))
+        return Tail(" + ".join(names), rows, output, run, operation, sections=sections)
 
-    def find(self, name: str) -> int:
-        """Index of a layer."""
-        return self._names.index(name)
 
-    def forward(self, x: Any) -> tuple[list[NDArray[Any]], NDArray[Any]]:
-        """Input of every layer, and output of the last, (rows, outputs)."""
-        value = self._transform(x)
-        inputs: list[NDArray[Any]] = []
-        with np.errstate(over="ignore", invalid="ignore"):  # a prediction that is not finite is an error of its own
-            for weight, bias in self._arrays():
-                first = value if self._used is None else value[:, self._used]
-                inputs.append(_ACTIVATIONS[self._last.activation](value) if inputs else first)
-                value = inputs[-1] @ weight.T + (0 if bias is None else bias)
-        return inputs, value
-
-    def _transform(self, x: Any) -> NDArray[Any]:
-        """Input of the network: what the steps before it make of `x`."""
-        if several_inputs(x) is not None:
-            raise InputError("`X` is several inputs; a scikit-learn model takes one table.")
-        x = before_last(self._levels, x)
-        if hasattr(x, "columns") and hasattr(self._last, "feature_names_in_"):
-            validate_data(self._last, x, skip_check_array=True, reset=False)  # the names
-        table, width = check_features(x), self._whole()[0][0].shape[1]
-        if table.shape[1] != width:
-            kind = type(self._last).__name__
-            raise InputError(f"X has {table.shape[1]} features, but {kind} is expecting {width} features as input.")
-        return table
-
-    def finish(self, z: NDArray[Any]) -> NDArray[Any]:
-        """Prediction (rows,) of the last layer's output (rows, outputs)."""
-        return self._column_of(finish_target(self._levels, _ACTIVATIONS[self._activation](z)))
-
-    def _column_of(self, prediction: NDArray[Any]) -> NDArray[Any]:
-        return prediction.ravel() if self._place is None else prediction[:, self._place]
+def _shares_of(mean: Any) -> NDArray[np.float64]:
+    """(members,) weight of each, which add up to 1."""
+    weights = getattr(mean, "weights", None)
+    if weights is None:
+        return np.full(len(mean.estimators_), 1 / len(mean.estimators_))
+    kept = [w for (_, estimator), w in zip(mean.estimators, weights, strict=True) if not isinstance(estimator, str)]
+    return np.asarray(np.array(kept, dtype=np.float64) / np.sum(kept))
 
 
 def _set_line(model: Any, weight: NDArray[Any], bias: NDArray[Any] | None) -> None:
@@ -219,7 +287,7 @@ def _set_line(model: Any, weight: NDArray[Any], bias: NDArray[Any] | None) -> No
     model.coef_ = weight.reshape(np.shape(model.coef_))
     if bias is None:
         return
-    if isinstance(model, PLSRegression):  # it subtracts the mean first
+    if hasattr(model, "_x_mean"):  # partial least squares subtracts the mean first
         bias = bias + weight @ model._x_mean
     new = rounded("coef_", bias, np.asarray(model.intercept_).dtype)
     if np.ndim(model.intercept_):
@@ -234,18 +302,22 @@ def fit_model(model: Any, x: Any, y: Any, weight: Any = None) -> Any:
     return clone(model).fit(x, y, **({} if weight is None else {f"{steps}sample_weight": weight}))
 
 
-def _check_network(network: Any) -> None:
-    """Raise unless the weights are numbers that fit together: somebody may have changed them since the fit."""
-    if not hasattr(network, "coefs_") or not hasattr(network, "intercepts_"):
-        raise NotFittedError(f"the {type(network).__name__} has no weights; fit it.")
-    shapes = [np.shape(c) for c in network.coefs_]
-    fit = all(len(s) == 2 for s in shapes) and all(a[1] == b[0] for a, b in pairwise(shapes))
-    kinds = {np.asarray(part).dtype.kind for part in (*network.coefs_, *network.intercepts_)}
-    if not fit or [s[1:] for s in shapes] != [np.shape(b) for b in network.intercepts_] or kinds - set("f"):
-        raise ValueError(
-            f"the layers of the {type(network).__name__} do not fit together (weights of shapes {shapes}, dtypes "
-            f"{sorted(kinds)}); were coefs_ or intercepts_ changed after the fit?"
+# --- which models -----------------------------------------------------------------------------------------------------
+
+
+def _known_levels(model: Any) -> tuple[Any, ...]:
+    """The model and what it wraps, down to the one with the layers; `TypeError` if there is none."""
+    *_, last = found = levels(model)
+    known = isinstance(last, (*_NETWORKS, LinearSVR)) or type(last).__module__.startswith(_LINEAR_MODULES)
+    if not known and not getattr(last, "__dict__", {}).keys() >= _LINEAR:
+        inside = "" if len(found) == 1 else f" (inside a {type(model).__name__})"
+        raise TypeError(
+            f"cannot repair a {type(last).__name__}{inside}, which has no linear layer that is known here. Of "
+            "scikit-learn, networks, linear models and tree ensembles are supported, alone, as last step of a "
+            "Pipeline, or inside a TransformedTargetRegressor, FrozenEstimator or GridSearchCV. Other models: see "
+            "esvdfair.baselines, which change scores."
         )
+    return found
 
 
 def _check_line(model: Any, *, calibrated: bool) -> None:
@@ -266,21 +338,10 @@ def _link_of(model: Any) -> str:
     if isinstance(model, _RIDGES):
         return "half"
     if hasattr(model, "classes_"):
-        return "logistic"
+        return "clipped" if getattr(model, "loss", None) == "modified_huber" else "logistic"
     if isinstance(model, linear_model.TweedieRegressor):
         return "identity" if model.link == "identity" or (model.link == "auto" and model.power <= 0) else "exp"
     return "exp" if isinstance(model, linear_model.PoissonRegressor | linear_model.GammaRegressor) else "identity"
-
-
-def is_skorch(model: Any) -> bool:
-    """Whether a model is a network of skorch, which is an estimator too."""
-    return any(base.__module__.startswith("skorch.") for base in type(model).__mro__)
-
-
-def _is_line(model: Any) -> bool:
-    """Whether a model has one linear layer and keeps its coefficients; if not fitted, scikit-learn's are known."""
-    known = isinstance(model, LinearSVR | PLSRegression) or type(model).__module__.startswith("sklearn.linear_model")
-    return known or getattr(model, "__dict__", {}).keys() >= _LINEAR
 
 
 def _check_place(columns: int, output: Any, classes: Sequence[Any] | None) -> int | None:
@@ -300,30 +361,15 @@ def _check_place(columns: int, output: Any, classes: Sequence[Any] | None) -> in
     return None if columns == 1 else int(output)
 
 
-def _known_levels(model: Any) -> tuple[Any, ...]:
-    """The model and what it wraps, down to the one with the layers; `TypeError` if there is none."""
-    found = levels(model)
-    if not isinstance(found[-1], _NETWORKS) and not _is_line(found[-1]):
-        inside = "" if len(found) == 1 else f" (inside a {type(model).__name__})"
-        raise TypeError(
-            f"cannot repair a {type(found[-1]).__name__}{inside}, which has no linear layer that is known here. Of "
-            "scikit-learn, networks, linear models and tree ensembles are supported, alone, as last step of a "
-            "Pipeline, or inside a TransformedTargetRegressor, FrozenEstimator or GridSearchCV. Other models: see "
-            "esvdfair.baselines, which change scores."
-        )
-    return found
-
-
 # --- estimators that wrap a model: what they do before it and after it ------------------------------------------------
 
-_INNER: dict[type, tuple[str, str, Any]] = {  # where a wrapper has its model, once fitted and before; the usual one
-    FrozenEstimator: ("estimator", "estimator", None),
-    TransformedTargetRegressor: ("regressor_", "regressor", linear_model.LinearRegression()),
-    GridSearchCV: ("best_estimator_", "estimator", None),
-    RandomizedSearchCV: ("best_estimator_", "estimator", None),
-    linear_model.RANSACRegressor: ("estimator_", "estimator", linear_model.LinearRegression()),
-    StackingRegressor: ("final_estimator_", "final_estimator", linear_model.RidgeCV()),
-    StackingClassifier: ("final_estimator_", "final_estimator", linear_model.LogisticRegression()),
+_INNER: dict[str, tuple[str, str, Any]] = {  # where a wrapper has its model, once fitted and before; the usual one
+    "FrozenEstimator": ("estimator", "estimator", None),
+    "TransformedTargetRegressor": ("regressor_", "regressor", linear_model.LinearRegression()),
+    "BaseSearchCV": ("best_estimator_", "estimator", None),
+    "RANSACRegressor": ("estimator_", "estimator", linear_model.LinearRegression()),
+    "StackingRegressor": ("final_estimator_", "final_estimator", linear_model.RidgeCV()),
+    "StackingClassifier": ("final_estimator_", "final_estimator", linear_model.LogisticRegression()),
 }
 
 
@@ -333,8 +379,9 @@ def levels(model: Any) -> tuple[Any, ...]:
         return (model, *levels(model.steps[-1][1]))
     if isinstance(model, CalibratedClassifierCV):
         return (model, *levels(_calibrated(model)[0]))
-    for kind, (fitted, given, usual) in _INNER.items():
-        if isinstance(model, kind):
+    for base in type(model).__mro__:
+        if base.__module__.startswith("sklearn.") and base.__name__ in _INNER:
+            fitted, given, usual = _INNER[base.__name__]
             inner = getattr(model, fitted, getattr(model, given))
             return (model, *levels(usual if inner is None else inner))
     return (model,)

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.core.checks import row_count, take
+from esvdfair.core.checks import row_count
 from esvdfair.core.quadratic import KINDS, Head
 from esvdfair.models.heads import find_head, probe_points, spacing
 from esvdfair.models.readouts import Part, Readout
@@ -146,30 +145,26 @@ def find_readout(tail: Tail) -> Readout | None:
 FEWEST_ROWS = 8
 """That tell an offset from a factor, or from anything else that a model may bring in."""
 
-PredictAt = Callable[[Any, Readout, Array], Array]
-"""Predictions for some rows if a readout gave some values instead of what it gives for them; else a `ValueError`."""
 
-
-def find_offset(tail: Tail, readout: Readout, predict_at: PredictAt) -> Head | None:
+def find_offset(tail: Tail, readout: Readout, tail_of: Callable[[NDArray[np.intp]], Tail]) -> Head | None:
     """The head that follows the sum of the last layers and an offset that depends on the row; None if none does.
 
     An exposure by which ``exp`` is multiplied is an offset too: its logarithm. A constant that is added to all offsets
-    and taken from the head changes nothing, so the head has none.
+    and taken from the head changes nothing, so the head has none. ``tail_of`` gives the tail of some of the rows.
     """
-    count, eps = row_count(tail.rows), tail.eps or spacing(tail.output)
+    count, eps, line = row_count(tail.rows), tail.eps or spacing(tail.output), Line.of(tail, readout)
     if count < FEWEST_ROWS:
         return None
-    points = probe_points(Line.of(tail, readout).read(tail.flat)).astype(tail.output.dtype).astype(np.float64)
+    points = probe_points(line.read(tail.flat)).astype(tail.output.dtype).astype(np.float64)
     try:
-        middle = np.argsort(predict_at(tail.rows, readout, np.zeros(count)))[count // 2]
-        seen = predict_at(take(tail.rows, np.full(len(points), middle)), readout, points)
-        found = find_head(points, seen, kinds=tail.kinds, eps=eps)
+        middle = np.argsort(line.run(np.zeros(count))[1])[[count // 2]]
+        found = find_head(*Line.of(tail_of(middle), readout).run(points), kinds=tail.kinds, eps=eps)
     except ValueError:  # no head of a known kind, or a framework that cannot be asked
         return None
     which, tolerance = np.arange(len(points)) % count, max(1e-7, 256 * eps)
-    seen = predict_at(take(tail.rows, which), readout, points)
+    seen = line.run(points)[1].astype(np.float64)
     for head in _without_constants(found, eps):
-        offsets = offsets_of(partial(predict_at, tail.rows, readout), head, count)[which]
+        offsets = offsets_of(line, head)[which]
         z, unsure = points + offsets, tolerance * (np.abs(points) + np.abs(offsets))
         made, low, high = (head.apply(z + sign * unsure) for sign in (0.0, -1.0, 1.0))
         if np.all(np.abs(made - seen) <= np.abs(high - low) + tolerance * np.abs(made)):
@@ -187,12 +182,12 @@ def _without_constants(head: Head, eps: float) -> list[Head]:
     return [Head(head.kind, sign, 0.0, inner), Head(head.kind, scale, head.offset, inner)]
 
 
-def offsets_of(predict_at: Callable[[Array], Array], head: Head, count: int) -> Array:
-    """(count,) what a model adds to the output of its last layer: predictions where that is 0, without the head."""
-    offsets = head.inverse(predict_at(np.zeros(count)))
+def offsets_of(line: Line, head: Head) -> Array:
+    """(rows,) what a model adds to the output of its last layer: predictions where that is 0, without the head."""
+    offsets = head.inverse(line.run(np.zeros(row_count(line.tail.rows)))[1])
     if head.is_affine or (head.kind == "exp" and not head.offset):
         return offsets
-    return offsets + head.inverse(predict_at(-offsets))  # again where the head is steep
+    return offsets + head.inverse(line.run(-offsets)[1])  # again where the head is steep
 
 
 def _parts_of(tail: Tail, slopes: Array, pooled: bool, tolerance: float, eps: float) -> list[Part] | None:

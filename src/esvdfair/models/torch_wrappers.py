@@ -1,0 +1,223 @@
+"""Models of Keras and skorch, which hold a torch network: the wrapper goes in, and the wrapper comes out."""
+
+import copy
+import sys
+from collections import Counter
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from sklearn.exceptions import NotFittedError
+from torch import nn
+
+from esvdfair.core.checks import to_numpy
+from esvdfair.models.base import Weights, rounded
+from esvdfair.models.sklearn import before_last, finish_target, levels
+from esvdfair.models.torch import TorchAdapter
+from esvdfair.models.torch_modules import Inputs, Product, Selector
+
+
+class SkorchAdapter(TorchAdapter):
+    """A `NeuralNetRegressor` of skorch: the network inside, seen through the steps around it.
+
+    Parameters
+    ----------
+    model : skorch.NeuralNetRegressor
+        Or a Pipeline, TransformedTargetRegressor, FrozenEstimator or GridSearchCV that ends in one. Fitted;
+        `NotFittedError` otherwise.
+    output : as of :class:`TorchAdapter`
+    """
+
+    def __init__(self, model: Any, *, output: Selector | None = None) -> None:
+        self._wrapper, self._levels = model, levels(model)
+        net = self._levels[-1]
+        if not hasattr(net, "module_"):
+            raise NotFittedError(f"the {type(net).__name__} is not fitted; fit it first.")
+        if not any(base.__name__ == "NeuralNetRegressor" for base in type(net).__mro__):
+            raise TypeError(
+                f"cannot repair a {type(net).__name__}; of skorch, a NeuralNetRegressor is supported. Pass its "
+                "network, the attribute module_."
+            )
+        super().__init__(net.module_, output=output)
+
+    @property
+    def model(self) -> Any:
+        """The wrapper."""
+        return self._wrapper
+
+    @property
+    def n_features(self) -> int | None:
+        """Number of columns that the first step, or else the network, takes."""
+        alone = len(self._levels) == 1
+        width: int | None = super().n_features if alone else getattr(self._wrapper, "n_features_in_", None)
+        return width
+
+    def _inputs(self, x: Any) -> Inputs:
+        if not isinstance(x, torch.Tensor):  # which the steps before the network have made
+            x = before_last(self._levels, x)
+        return super()._inputs(x)
+
+    def _run(self, *args: Any, **options: Any) -> torch.Tensor:
+        prediction = super()._run(*args, **options)
+        if not any(hasattr(level, "transformer_") for level in self._levels):
+            return prediction
+        return torch.as_tensor(finish_target(self._levels, to_numpy(prediction)[:, None]).ravel())
+
+    def _edited(self, weights: Weights) -> "SkorchAdapter":
+        edited, wrapper = super()._edited(weights), copy.deepcopy(self._wrapper)
+        levels(wrapper)[-1].module_.load_state_dict(edited.model.state_dict())
+        twin = SkorchAdapter.__new__(SkorchAdapter)
+        twin.__setstate__(self.__getstate__() | {"model": wrapper})
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"model": self._wrapper}
+
+
+# --- Keras ------------------------------------------------------------------------------------------------------------
+
+
+class KerasAdapter(TorchAdapter):
+    """A Keras model, seen through its `Dense` layers.
+
+    Keras calls its layers without torch's hooks, so what runs is a private clone in which an `nn.Linear` does the work
+    of every `Dense` layer. New weights are assigned to another clone, which is what a caller gets.
+
+    Parameters
+    ----------
+    model : keras.Model
+        Sequential, functional or subclassed, built, on the torch backend.
+    output : as of :class:`TorchAdapter`
+    """
+
+    _compared = False  # whether the clone was seen to predict as the model does
+
+    def __init__(self, model: Any, *, output: Selector | None = None) -> None:
+        backend = sys.modules["keras"].config.backend()
+        if backend != "torch":
+            raise TypeError(
+                f"got a Keras model on the backend {backend!r}; 'torch' is supported. Set KERAS_BACKEND=torch before "
+                "keras is imported and load the model again, or export it to ONNX with "
+                "model.export('model.onnx', format='onnx')."
+            )
+        if not model.built:
+            raise ValueError("the Keras model is not built yet, so it has no weights. Train it, then repair it.")
+        super().__init__(model, output=output)
+
+    def _private(self, model: Any) -> nn.Module:
+        return _Core(_clone(model))
+
+    @property
+    def n_features(self) -> int | None:
+        """Input width, where the model tells."""
+        shape = getattr(self._model, "input_shape", None) if hasattr(self._model, "_functional") else None
+        return shape[1] if isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[1], int) else None
+
+    def _run(self, x: Inputs, *args: Any, **options: Any) -> torch.Tensor:
+        if not self._compared:
+            self._compared = True
+            with torch.no_grad():
+                original, clone = _leaves(self._model(x, training=False)), _leaves(self._core(x))
+            if len(original) != len(clone) or not all(map(_alike, original, clone)):
+                kind = type(self._model).__name__
+                raise ValueError(f"a copy of the {kind} predicts other values. Export it to ONNX and repair the file.")
+        return super()._run(x, *args, **options)
+
+    def _find_added(self, *args: Any) -> None:
+        return None
+
+    def _find_products(self) -> dict[str, Product]:
+        return {}
+
+    def _edited(self, weights: Weights) -> "KerasAdapter":
+        model = _clone(self._model)
+        layers = _dense_layers(model)
+        for name, (weight, bias) in weights.items():
+            layer = layers[name]
+            for variable, values in ((layer.kernel, np.transpose(weight)), (layer.bias, bias)):
+                if values is not None and variable is not None:
+                    variable.assign(rounded(name, values, variable.dtype))
+        return KerasAdapter(model, output=self._output)
+
+
+class _Core(nn.Module):
+    """A Keras model in which `nn.Linear` modules do the work of its `Dense` layers."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        for name, layer in _dense_layers(model).items():
+            if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None):
+                kind = "has a LoRA update" if getattr(layer, "lora_enabled", False) else "is quantised"
+                raise ValueError(
+                    f"layer {name!r} {kind}. Repair the float model before that, or save and load the model, which "
+                    "merges the update."
+                )
+            kernel, bias = layer.kernel.value, None if layer.bias is None else layer.bias.value
+            inputs, outputs = kernel.shape
+            linear = nn.Linear(inputs, outputs, bias is not None, kernel.device, kernel.dtype)
+            linear.load_state_dict({"weight": kernel.T} | ({} if bias is None else {"bias": bias}))
+            self.add_module(name, linear.requires_grad_(False))
+            layer.call = _calling(linear, layer.activation)
+
+    def forward(self, x: Any) -> Any:
+        return self.model(x, training=False)
+
+
+def _calling(linear: nn.Module, activation: Any) -> Callable[..., Any]:
+    def call(inputs: torch.Tensor, training: Any = None) -> Any:
+        z = linear(inputs)
+        return z if activation is None else activation(z)
+
+    return call
+
+
+def _dense_layers(model: Any) -> dict[str, Any]:
+    """The `Dense` layers of a model, wherever they stand in it, by name, or by path where names are not unique."""
+    dense = sys.modules["keras"].layers.Dense
+    found = [layer for layer in model._flatten_layers() if isinstance(layer, dense) and layer.built]
+    names = Counter(layer.name for layer in found)
+    return {(x.name if names[x.name] == 1 else x.path).replace(".", "_"): x for x in found}
+
+
+_COPYING = Lock()
+
+
+def _clone(model: Any) -> Any:
+    """A copy of a model, its weights, and what it was compiled with.
+
+    Keras copies by writing a file and reading it, which needs classes that are registered, and a subclassed model made
+    with arguments comes back without them. Here the objects themselves are copied.
+    """
+    saveable = next(base for base in type(model).__mro__ if base.__name__ == "KerasSaveable")
+    parts = [value for layer in model._flatten_layers() for value in vars(layer).values()]
+    shared = [*sys.modules.values(), *(part for part in parts if type(part).__name__ == "DynamicBackend")]
+    memo = {id(part): part for part in shared}  # what computes, and holds nothing of the model
+    try:
+        with _COPYING, mock.patch.object(saveable, "__reduce__", object.__reduce__):
+            twin = copy.deepcopy(model, memo)
+    except Exception as error:  # whatever the parts of a model raise when they are copied
+        raise ValueError(
+            f"the {type(model).__name__} cannot be copied ({str(error).splitlines()[0]}). Build it of parts that "
+            "copy.deepcopy can copy."
+        ) from error
+    for layer in twin._flatten_layers():
+        own = vars(layer)
+        own.pop("build", None)  # Keras puts a function there that knows the original layer
+        if nodes := own.get("_nodes"):  # of a functional model, by which it is saved: "{id of a layer}_ib-0"
+            apart = [node.partition("_") for node in nodes]
+            own["_nodes"] = {f"{id(memo[int(key)])}_{rest}" for key, _, rest in apart}
+    return twin
+
+
+def _leaves(result: Any) -> list[torch.Tensor]:
+    """The tensors of what a model returned."""
+    return [leaf for leaf in sys.modules["keras"].tree.flatten(result) if isinstance(leaf, torch.Tensor)]
+
+
+def _alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+    size = float(first.abs().max()) if first.numel() else 0.0
+    return first.shape == second.shape and torch.allclose(first, second, rtol=1e-3, atol=1e-4 * size, equal_nan=True)
