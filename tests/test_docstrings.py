@@ -49,7 +49,7 @@ METHODS = [
     f"esvdfair.{owner}.{name}"
     for owner, names in {
         "Curve": "estimates meets select closest_to_parity model plot to_frame",
-        "Decisions": "to_frame to_dict cutoff_words ratio_words",
+        "Decisions": "to_frame cutoff_words ratio_words",
         "ESVDFair": "fit fit_summary predict assess",
         "GroupMoments": "update merge mean_differences covariances pooled_mean pooled_scatter save load",
         "Summary": "save load",

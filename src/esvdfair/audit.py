@@ -1,6 +1,6 @@
 """Measure predictions by group: distances between pairs of groups, errors by group, and a verdict."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -82,8 +82,8 @@ class Distances:
     @property
     def largest(self) -> PairFigures | None:
         """The largest difference that is established."""
-        found = [pair for pair in self.pairs if pair.established]
-        return max(found, key=lambda pair: pair.ks_population) if found else None
+        found = (pair for pair in self.pairs if pair.established)
+        return max(found, key=lambda pair: pair.ks_population, default=None)
 
     def meets(self, target_ks: float) -> bool:
         """Whether every pair keeps the target; the rule of `ESVDFair`."""
@@ -93,6 +93,27 @@ class Distances:
         """Whether some pair misses the target, as far as these rows can tell: else it may be met or not."""
         seen = any(pair.ks_floor <= target_ks < pair.ks_population for pair in self.pairs)
         return seen or self.ks_interval[0] > target_ks
+
+    def words(self) -> str:
+        """The largest difference that is established, or that there is none."""
+        pair, widest = self.largest, self.widest
+        if pair is None:
+            chance = f"where chance alone shows up to about {share(self.ks_floor)} at these group sizes"
+            return f"No difference beyond chance: KS {share(self.ks)}, {chance}."
+        noise = f"chance alone shows about {share(pair.ks_floor)}"
+        parts = [
+            f"Predictions differ between {pair.groups[0]} and {pair.groups[1]}: KS {share(pair.ks)} (95% interval "
+            f"{interval(pair.ks_interval, share)}; {noise})."
+        ]
+        if pair.ks_interval is None or pair.ks_interval[0] < pair.ks / 2:
+            parts.append("How large the difference is remains uncertain.")
+        parts.append(
+            f"{widest['more_share']:.0%} of {widest['more']} but {widest['fewer_share']:.0%} of {widest['fewer']} "
+            f"score at or below {number(widest['threshold'])}."
+        )
+        if len(self.pairs) > 1:
+            parts.append(f"{sum(p.established for p in self.pairs)} of {len(self.pairs)} pairs of groups differ.")
+        return " ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -123,7 +144,7 @@ class Audit:
 
     def verdict(self) -> str:
         """What the figures say, in plain words."""
-        parts = [_difference(self.between)]
+        parts = [self.between.words()]
         if self.adjusted is not None:
             left = f"KS {share(self.adjusted.ks)}, {share(self.between.ks)} without adjusting"
             still = "the groups still differ" if self.adjusted.largest else "no difference beyond chance"
@@ -137,28 +158,6 @@ class Audit:
             largest = f"largest for {worst}: mean squared error {number(high)}, against {number(low)} for {best}."
             parts.append("Error is " + ("similar across groups." if low_end >= high_start else largest))
         return " ".join(parts)
-
-
-def _difference(found: Distances) -> str:
-    """The largest difference that is established, or that there is none."""
-    pair = found.largest
-    if pair is None:
-        return (
-            f"No difference beyond chance: KS {share(found.ks)}, where chance alone shows up to about "
-            f"{share(found.ks_floor)} at these group sizes."
-        )
-    widest = found.widest
-    low = 0.0 if pair.ks_interval is None else pair.ks_interval[0]
-    parts = [
-        f"Predictions differ between {pair.groups[0]} and {pair.groups[1]}: KS {share(pair.ks)} (95% interval "
-        f"{interval(pair.ks_interval, share)}; chance alone shows about {share(pair.ks_floor)}).",
-        "How large the difference is remains uncertain." if low < pair.ks / 2 else "",
-        f"{widest['more_share']:.0%} of {widest['more']} but {widest['fewer_share']:.0%} of {widest['fewer']} score at "
-        f"or below {number(widest['threshold'])}.",
-    ]
-    if len(found.pairs) > 1:
-        parts.append(f"{sum(p.established for p in found.pairs)} of {len(found.pairs)} pairs of groups differ.")
-    return " ".join(part for part in parts if part)
 
 
 def audit_predictions(
@@ -220,22 +219,23 @@ def audit_predictions(
             "two. Pass more rows, or lower it."
         )
     rows = np.flatnonzero(np.isin(everybody.codes, judged))
-    kept, inside, within = tuple(names[g] for g in judged), scores[rows], everybody.take(rows)
-    compared = Groups.of(np.searchsorted(judged, within.codes), len(judged), within.weight)
+    inside, weight = scores[rows], None if everybody.weight is None else everybody.weight[rows]
+    codes, kept = np.searchsorted(judged, everybody.codes[rows]), tuple(names[g] for g in judged)
+    compared = Groups.of(codes, len(judged), weight)
     adjusted, outside = None, None
     if strata is not None:
-        plain, own = np.ones(len(rows)) if within.weight is None else within.weight, strata[live][rows]
-        weights = adjusted_weights(compared.codes, compared.count, own, plain)
-        adjusted = _distances(inside, Groups.of(compared.codes, compared.count, weights, own), kept, seed)
+        plain, own = np.ones(len(rows)) if weight is None else weight, strata[live][rows]
+        weights = adjusted_weights(codes, len(judged), own, plain)
+        adjusted = _distances(inside, Groups.of(codes, len(judged), weights, own), kept, seed)
         outside = outside_support(plain, weights)
     return Audit(
         rows=len(scores),
         between=_distances(inside, compared, kept, seed),
         variance_gap=float(np.ptp(compared.variances(inside))),
-        wasserstein=wasserstein_distance(inside, sensitive_features=compared.codes, sample_weight=within.weight),
+        wasserstein=wasserstein_distance(inside, sensitive_features=codes, sample_weight=weight),
         mse=None if truth is None else float(np.average((scores - truth) ** 2, weights=everybody.weight)),
         r2=None if truth is None else float(r2_score(truth, scores, sample_weight=everybody.weight)),
-        groups=_figures(names, everybody, scores, truth),
+        groups=tuple(_all_figures(names, everybody, scores, truth)),
         groups_set_aside={names[g]: int(n) for g, n in enumerate(sizes) if n < fewest},
         adjusted=adjusted,
         outside_support=outside,
@@ -247,7 +247,7 @@ def _distances(scores: Array, groups: Groups, names: tuple[str, ...], seed: int)
     pairs = Pairs(groups, scores, seed)
     found, ends = pairs.compare(scores), np.transpose(pairs.index)
     shown = set(found.order[-SHOWN_PAIRS:].tolist())
-    figures = [
+    figures = tuple(
         PairFigures(
             groups=(names[g], names[h]),
             ks=float(found.distances[i]),
@@ -258,44 +258,42 @@ def _distances(scores: Array, groups: Groups, names: tuple[str, ...], seed: int)
             established=bool(found.established[i]),
         )
         for i, (g, h) in enumerate(ends)
-    ]
-    pair = ends[found.order[-1]]
-    rows = np.flatnonzero(np.isin(groups.codes, pair))
+    )
+    widest = ends[found.order[-1]]
+    rows = np.flatnonzero(np.isin(groups.codes, widest))
     weight = None if groups.weight is None else groups.weight[rows]
-    peak = ks_peak(scores[rows], Groups.of((groups.codes[rows] == pair[1]).astype(np.intp), 2, weight))
-    more, less = names[pair[peak.high_group]], {"fewer": names[pair[peak.low_group]], "fewer_share": peak.low_share}
+    peak = ks_peak(scores[rows], Groups.of((groups.codes[rows] == widest[1]).astype(np.intp), 2, weight))
+    more, fewer = (names[widest[group]] for group in (peak.high_group, peak.low_group))
+    shares = {"more": more, "more_share": peak.high_share, "fewer": fewer, "fewer_share": peak.low_share}
     return Distances(
         ks=float(found.distances.max()),
         ks_population=found.largest,
         ks_interval=pairs.largest_interval(scores),
         ks_floor=float(found.floors.max()),
         mean_gap=float(np.ptp(groups.means(scores))),
-        pairs=tuple(figures),
-        widest={"threshold": peak.threshold, "more": more, "more_share": peak.high_share, **less},
+        pairs=figures,
+        widest={"threshold": peak.threshold, **shares},
     )
 
 
-def _figures(names: Sequence[str], groups: Groups, scores: Array, truth: Array | None) -> tuple[GroupFigures, ...]:
-    """The figures of every group."""
-    to_rest, found = ks_to_rest(scores, groups), []
+def _all_figures(names: Sequence[str], groups: Groups, scores: Array, truth: Array | None) -> Iterator[GroupFigures]:
+    to_rest, means, variances = ks_to_rest(scores, groups), groups.means(scores), groups.variances(scores)
+    error = np.zeros(len(scores)) if truth is None else scores - truth
+    squares, errors = groups.means(error**2), groups.means(error)
     for g, (name, rows) in enumerate(zip(names, groups.members, strict=True)):
-        mine, w = scores[rows], groups.shares[rows]
-        error = None if truth is None else mine - truth[rows]
-        found.append(
-            GroupFigures(
-                group=name,
-                rows=len(mine),
-                mean=float(w @ mine),
-                mean_interval=mean_interval(mine, w, (scores.min(), scores.max())),
-                std=float(np.cov(mine, aweights=w)) ** 0.5 if w @ w < 1 - 1e-9 else 0.0,
-                ks_to_rest=float(to_rest.distance[g]),
-                ks_to_rest_interval=(float(to_rest.low[g]), float(to_rest.high[g])),
-                mse=None if error is None else float(w @ error**2),
-                mse_interval=None if error is None else mean_interval(error**2, w),
-                mean_error=None if error is None else float(w @ error),
-            )
+        w = groups.shares[rows]
+        yield GroupFigures(
+            group=name,
+            rows=len(rows),
+            mean=float(means[g]),
+            mean_interval=mean_interval(scores[rows], w, (scores.min(), scores.max())),
+            std=float(variances[g] ** 0.5),
+            ks_to_rest=float(to_rest.distance[g]),
+            ks_to_rest_interval=(float(to_rest.low[g]), float(to_rest.high[g])),
+            mse=None if truth is None else float(squares[g]),
+            mse_interval=None if truth is None else mean_interval(error[rows] ** 2, w),
+            mean_error=None if truth is None else float(errors[g]),
         )
-    return tuple(found)
 
 
 def mean_interval(

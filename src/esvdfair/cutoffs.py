@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -87,16 +87,6 @@ class Decisions:
         cutoffs = {"cutoff_before": self.cutoff_before, "cutoff_after": self.cutoff_after}
         return pd.DataFrame(columns, index=index.rename("group")).assign(**cutoffs)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return all figures as plain values, ready for JSON.
-
-        Returns
-        -------
-        dict
-            The figures.
-        """
-        return asdict(self)
-
     @property
     def one_model(self) -> bool:
         """Whether both models decide alike, as where one model is compared with itself."""
@@ -117,8 +107,8 @@ class Decisions:
             One or two sentences.
         """
         if self.one_model:
-            return f"A cut-off of {cutoff_text(self.cutoff_before)} selects {percent(self.share_before, 1)}."
-        old, new = cutoff_text(self.cutoff_before), cutoff_text(self.cutoff_after)
+            return f"A cut-off of {self.cutoff_before:.10g} selects {percent(self.share_before, 1)}."
+        old, new = f"{self.cutoff_before:.10g}", f"{self.cutoff_after:.10g}"
         was, kept = percent(self.share_before, 1), percent(self.share_old_cutoff, 1)
         parts = [f"The old cut-off of {old} would now select {kept} instead of {was}: use {new}."]
         if self.share_old_cutoff == self.share_before:
@@ -224,7 +214,7 @@ def decisions(
         raise InputError(f"`cutoff={cutoff}` must be a finite number.")
     sign = 1.0 if select == "above" else -1.0
     own, now = Scores(sign * old, groups.weight), Scores(sign * new, groups.weight)
-    at_before = sign * cutoff if cutoff is not None else own.cutoff(float(select_share or 0))
+    at_before = own.cutoff(select_share) if cutoff is None else sign * cutoff  # type: ignore[arg-type]
     wanted = own.share(at_before)
     if not wanted:
         raise InputError(
@@ -242,10 +232,7 @@ def decisions(
 
 
 def _group_figures(
-    labels: Sequence[Label],
-    groups: Groups,
-    predictions: tuple[Array, Array],
-    yes: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+    labels: Sequence[Label], groups: Groups, predictions: Sequence[Array], yes: Sequence[NDArray[np.bool_]]
 ) -> dict[str, Any]:
     """The most selected group before and after, and every figure of `Decisions` that each group has."""
     rows = np.bincount(groups.codes, minlength=groups.count)
@@ -263,8 +250,8 @@ def _group_figures(
     intervals[top] = 1.0, 1.0
     found["ratio_low"], found["ratio_high"] = np.transpose(intervals)
     for name, moved in (("gained", yes[1] & ~yes[0]), ("lost", yes[0] & ~yes[1])):
-        weight = moved.astype(np.float64) if groups.weight is None else moved * groups.weight
-        found[name] = np.bincount(groups.codes, weight, groups.count)
+        weight = 1.0 if groups.weight is None else groups.weight
+        found[name] = np.bincount(groups.codes, moved * weight, groups.count)
     return references | {name: dict(zip(labels, of.tolist(), strict=True)) for name, of in found.items()}
 
 
@@ -305,20 +292,14 @@ class Scores:
     def cutoff(self, share: float) -> float:
         """The cut-off whose share is nearest, as the shortest number between the last selected and the next."""
         place = int(np.abs(self._shares - share).argmin())
-        last = -float(self._levels[place])
-        return last if place == len(self._levels) - 1 else _shortest(-float(self._levels[place + 1]), last)
+        last, after = -float(self._levels[place]), -float(self._levels[min(place + 1, len(self._levels) - 1)])
+        shortened = (float(f"{after + (last - after) / 2:.{digits}g}") for digits in range(1, 17))
+        return next((number for number in shortened if after < number <= last), last)
 
     def tied(self, cutoff: float) -> float:
         """Share of all people that score as the last one selected does, if several do."""
         place = int(np.searchsorted(self._levels, -cutoff, side="right")) - 1
         return float(self._mass[place]) if place >= 0 and self._people[place] > 1 else 0.0
-
-
-def _shortest(above: float, at_most: float) -> float:
-    """The number of fewest digits in (above, at_most], near the middle."""
-    middle = above + (at_most - above) / 2
-    found = (float(f"{middle:.{digits}g}") for digits in range(1, 17))
-    return next((number for number in found if above < number <= at_most), at_most)
 
 
 def ratio_interval(share: float, size: float, reference: float, reference_size: float) -> tuple[float, float]:
@@ -346,11 +327,6 @@ def ratio_interval(share: float, size: float, reference: float, reference_size: 
     centre = math.log(max(share / reference, 1e-9))
     low = math.exp(brentq(excess, centre - 30, centre)) if share > 0 else 0.0
     return low, math.exp(brentq(excess, centre, centre + 30))
-
-
-def cutoff_text(cutoff: float) -> str:
-    """A cut-off as it can be typed."""
-    return f"{cutoff:.10g}"
 
 
 def decision_table(found: Decisions, attribute: str) -> tuple[list[str], list[list[str]]]:

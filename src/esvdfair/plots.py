@@ -22,8 +22,6 @@ Array = NDArray[np.float64]
 GROUPS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07d00", "#56b4e9", "#8a8000", "#000000")
 INK, ACCENT, QUIET = "#222222", GROUPS[0], "#999999"
 LINES = ("-", "--", ":", "-.")
-NAMED_AT_LINES = 4
-"""Groups that are named at their lines; names of more would cover each other, so they get a legend."""
 REPRESENTATIVES = 512
 """A larger sample is replaced by so many of its quantiles, which a smooth density cannot tell from it."""
 
@@ -56,18 +54,15 @@ def plot_curve(curve: Any, *, target_ks: float | None = None, ax: "Axes | None" 
     >>> axes = plot_curve(curve, target_ks=0.2)
     """
     ax = _axes() if ax is None else ax
-    ks, mse = (np.array([getattr(point, name) for point in curve.points]) for name in ("ks", "mse"))
-    widths = [
-        np.maximum(ks - [point.ks_low for point in curve.points], 0.0),
-        np.maximum([point.ks_high for point in curve.points] - ks, 0.0),
-    ]
+    ks, mse, low, high = np.transpose([(point.ks, point.mse, point.ks_low, point.ks_high) for point in curve.points])
+    widths = np.maximum([ks - low, high - ks], 0.0)
     ax.errorbar(ks, mse, xerr=widths, fmt="none", ecolor=QUIET, elinewidth=0.6, alpha=0.35, zorder=1)
     ax.plot(ks, mse, "o", color=ACCENT, markersize=4, zorder=2, label="repaired models")
     if (original := curve.original) is not None:
         ax.plot([original.ks], [original.mse], "*", color=INK, markersize=9, zorder=4, label="original model")
     if curve.mse_refit is not None:
-        look: dict[str, Any] = {"color": QUIET, "linewidth": 0.8, "linestyle": "--", "zorder": 1}
-        ax.axhline(curve.mse_refit, label="refit without fairness constraint", **look)
+        name = "refit without fairness constraint"
+        ax.axhline(curve.mse_refit, color=QUIET, linewidth=0.8, linestyle="--", zorder=1, label=name)
     if target_ks is not None:
         chosen = curve.select(target_ks=target_ks)
         ax.axvline(target_ks, color=INK, linewidth=0.8, linestyle=":", label=f"target {target_ks:g}")
@@ -84,9 +79,8 @@ def finish_tradeoff(ax: "Axes", *, floor: float | None = None, rows: str = "") -
     ax.margins(y=0.12)
     if floor is not None:
         ax.axvspan(0, floor, color=QUIET, alpha=0.15, linewidth=0, zorder=0)
-        place = ax.get_xaxis_transform()
-        ax.text(floor / 2, 0.02, "noise level", transform=place, rotation=90, ha="center", va="bottom", fontsize=8,
-                color=QUIET, zorder=0.5)  # fmt: skip
+        look: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": 8, "color": QUIET}
+        ax.text(floor / 2, 0.02, "noise level", transform=ax.get_xaxis_transform(), zorder=0.5, **look)
     ax.set_xlabel("KS distance between groups" + (f" ({rows})" if rows else ""))
     ax.set_ylabel("mean squared error")
     ax.spines[["top", "right"]].set_visible(False)
@@ -124,20 +118,14 @@ def plot_densities(y_pred: Any, *, sensitive_features: Any, ax: "Axes | None" = 
     labels, codes = check_groups(sensitive_features, len(values), "error")
     ks = ks_distance(values, sensitive_features=codes)
     ax = _axes() if ax is None else ax
-    names = [label_text(label) for label in labels]
-    samples = {name: values[codes == g] for g, name in enumerate(names)}
-    grid = make_grid(samples.values())
-    places = sorted(samples, key=lambda name: float(samples[name].mean()))
-    for g, (name, mine) in enumerate(samples.items()):
-        look: dict[str, Any] = {"color": GROUPS[g % len(GROUPS)]}
-        heights = density(mine, grid)
-        ax.plot(grid, heights, LINES[g % len(LINES)], linewidth=2, label=name, **look)
-        ax.plot([mine.mean()] * 2, [0, 0.08], transform=ax.get_xaxis_transform(), linewidth=1.2, **look)
-        if len(samples) <= NAMED_AT_LINES:
-            ax.fill_between(grid, heights, alpha=0.13, linewidth=0, **look)
-            _name_at_line(ax, name, grid, heights, place=places.index(name) / (len(places) - 1), color=look["color"])
-    if len(samples) > NAMED_AT_LINES:
-        ax.legend(frameon=False, fontsize=9)
+    samples = [values[codes == g] for g in range(len(labels))]
+    grid = make_grid(samples)
+    for g, (label, mine) in enumerate(zip(labels, samples, strict=True)):
+        color, heights = GROUPS[g % len(GROUPS)], density(mine, grid)
+        ax.plot(grid, heights, LINES[g % len(LINES)], color=color, linewidth=2, label=label_text(label))
+        ax.fill_between(grid, heights, color=color, alpha=0.1, linewidth=0)
+        ax.plot([mine.mean()] * 2, [0, 0.08], transform=ax.get_xaxis_transform(), color=color, linewidth=1.2)
+    ax.legend(frameon=False, fontsize=9)
     ax.set_title(f"KS distance {ks:.3f}", loc="left", fontsize=11, color=INK)
     ax.set_ylim(bottom=0)
     ax.set_yticks([])
@@ -177,10 +165,9 @@ def plot_ratios(
     """
     ax = _axes() if ax is None else ax
     ax.axhline(0.8, color=QUIET, linewidth=0.8, linestyle="--", zorder=1)
-    for predictions, name, look in ((before, "original", (QUIET, "--")), (after, "repaired", (ACCENT, "-"))):
+    for predictions, name, color, line in ((before, "original", QUIET, "--"), (after, "repaired", ACCENT, "-")):
         points = ratios_by_share(predictions, sensitive_features=sensitive_features, **options)
-        shares, ratios = np.transpose(points) if points else np.zeros((2, 0))
-        ax.plot(shares, ratios, look[1], color=look[0], linewidth=2, label=name)
+        ax.plot(*np.reshape(points, (-1, 2)).T, line, color=color, linewidth=2, label=name)
     ax.legend(frameon=False, fontsize=9)
     ax.set_xlim(0, 1)
     ax.set_ylim(0, 1.02)
@@ -222,24 +209,6 @@ def plot_before_and_after(before: Any, after: Any, *, sensitive_features: Any, a
     for ax in axes:
         ax.set_xlim(ends[:, 0].min(), ends[:, 1].max())
     return axes
-
-
-def _name_at_line(ax: "Axes", name: str, grid: Array, heights: Array, *, place: float, color: str) -> None:
-    """Write a group's name on its outer flank: the lowest mean (place 0) on the left, the highest (1) on the right."""
-    right, top = place >= 0.5, int(heights.argmax())
-    flank = np.arange(top, len(grid)) if right else np.arange(top, -1, -1)
-    wanted = heights[top] * (0.5 + 0.4 * abs(2 * place - 1))  # those in between lower down
-    at = flank[int((heights[flank] <= wanted).argmax())]
-    ax.annotate(
-        name,
-        (grid[at], heights[at]),
-        xytext=(7 if right else -7, 3),
-        textcoords="offset points",
-        ha="left" if right else "right",
-        fontsize=10,
-        fontweight="bold",
-        color=color,
-    )
 
 
 def _axes(rows: int = 1) -> Any:

@@ -180,20 +180,17 @@ class WassersteinBarycenter(ScoreMap):
         values = values + rng.normal(scale=self.noise_scale_, size=values.size)
         mass = np.bincount(codes, weights=weight)
         self.proportions_ = mass / mass.sum()
-        parts: tuple[list[Codes], list[Codes]] = [], []
+        halves = []
         for label, members in zip(self.labels_, Groups(codes, len(mass)).members, strict=True):
-            members = members[weight[members] > 0]
-            if self.split and members.size < 2:
+            rows = members[weight[members] > 0]
+            if self.split and rows.size < 2:
                 raise ValueError(
-                    f"group {label!r} has {members.size} row; two halves need at least 2. Pass more rows or "
-                    "split=False."
+                    f"group {label!r} has {rows.size} row; two halves need at least 2. Pass more rows or split=False."
                 )
-            halves = np.array_split(rng.permutation(members), 2) if self.split else (members, members)
-            for part, half in zip(parts, halves, strict=True):
-                part.append(half)
+            halves.append(np.array_split(rng.permutation(rows), 2) if self.split else [rows, rows])
         self.cdfs_, self.quantiles_ = (
             tuple(sorted_groups(values[rows], Groups.of(codes[rows], len(mass), weight[rows])))
-            for rows in map(np.concatenate, parts)
+            for rows in map(np.concatenate, zip(*halves, strict=True))
         )
 
     def _move(self, f: Floats, codes: Codes) -> Floats:
@@ -201,8 +198,7 @@ class WassersteinBarycenter(ScoreMap):
         f = f + rng.normal(scale=self.noise_scale_, size=f.size)
         level = np.empty(f.size)
         for code in np.unique(codes):
-            values, levels = self.cdfs_[code]
-            level[codes == code] = _level(values, levels, f[codes == code], rng)
+            level[codes == code] = _level(self.cdfs_[code], f[codes == code], rng)
         # g(x, a) = Σ_b p_b Q_b(F_a(f(x))): once F_a is applied, the map is the same for every group
         moved = np.zeros(f.size)
         for share, (values, levels) in zip(self.proportions_, self.quantiles_, strict=True):
@@ -211,12 +207,13 @@ class WassersteinBarycenter(ScoreMap):
         return moved
 
 
-def _level(values: Floats, levels: Floats, t: Floats, rng: np.random.Generator) -> Floats:
+def _level(cdf: tuple[Floats, Floats], t: Floats, rng: np.random.Generator) -> Floats:
     """F(t), with the mass of an atom spread evenly over the rows that fall on it.
 
     A score tied with m fitted values gets one of their m levels at random: the limit of a jitter that goes to zero,
     without a scale to choose. Where nothing is tied this is the plain F(t) and draws nothing.
     """
+    values, levels = cdf
     below, upto = (np.searchsorted(values, t, side=side) for side in ("left", "right"))
     ties, share = upto - below, np.ones(t.shape)
     tied = ties > 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from esvdfair.batches import Batches, Data, as_rows, is_stream, make_batches, row_key
 from esvdfair.core import gaps
-from esvdfair.core.checks import Label, several_inputs, take_rows, to_numpy
+from esvdfair.core.checks import Label, several_inputs, to_numpy
 from esvdfair.core.edits import edit_exact
 from esvdfair.core.moments import GroupMoments
 from esvdfair.estimator import ESVDFair
@@ -196,34 +197,25 @@ def explain_directions(
     data = Data(X, None, sensitive_features, sample_weight, control_features)
     batches = make_batches(data, missing=missing, batch_size=batch_size)
     adapter, repaired = _adapters(model, output)
-    before, halves = _see(adapter, batches, layer)
+    before, *halves = _read_layer(adapter, batches, layer)
+    old = before.layer
     if repaired is None:
-        old = before.layer
         edit = edit_exact(old.weight, before.moments, bias=old.bias, layer=old.name)[-1]
         after = _LayerState(replace(old, weight=edit.weight_after, bias=edit.bias_after), before.moments)
     else:
-        after, _ = _see(repaired, batches, before.layer.index)
-    axes = {kind: before.axes(kind) for kind in ("mean", "covariance")}
-    shown = [u[:, :top] for _, u in axes.values()]
-    followed, correlations = correlate(*_project(adapter, batches, before.layer, np.hstack(shown)), X, names)
-    parts = np.split(correlations, [shown[0].shape[1]])
-    directions = {
-        kind: tuple(_describe_directions(kind, *axes[kind], part, followed, before=before, after=after, halves=halves))
-        for kind, part in zip(axes, parts, strict=True)
-    }
-    return Directions(
-        layer=before.layer.name,
-        index=before.layer.index,
-        after="exact edit" if repaired is None else "repaired model",
-        groups=before.moments.labels,
-        mean_gap_before=gaps.squared_mean_gap(before.layer.weight, before.moments),
-        mean_gap_after=gaps.squared_mean_gap(after.layer.weight, after.moments),
-        covariance_gap_before=gaps.squared_covariance_gap(before.layer.weight, before.moments),
-        covariance_gap_after=gaps.squared_covariance_gap(after.layer.weight, after.moments),
-        spectrum_before=tuple(covariance_sigmas(before.layer.weight, before.moments).tolist()),
-        spectrum_after=tuple(covariance_sigmas(after.layer.weight, after.moments).tolist()),
-        **directions,
-    )
+        after = _read_layer(repaired, batches, old.index)[0]
+    shown = [u[:, :top] for _, u in before.axes.values()]
+    followed, correlations = correlate(*_project(adapter, batches, old, np.hstack(shown)), X, names)
+    found: dict[str, Any] = {}
+    for kind, along in zip(before.axes, np.split(correlations, [shown[0].shape[1]]), strict=True):
+        found[kind] = tuple(before.describe(kind, along, followed, after, halves))
+    for when, state in (("before", before), ("after", after)):
+        w, moments = state.layer.weight, state.moments
+        found[f"mean_gap_{when}"] = gaps.squared_mean_gap(w, moments)
+        found[f"covariance_gap_{when}"] = gaps.squared_covariance_gap(w, moments)
+        found[f"spectrum_{when}"] = tuple(covariance_sigmas(w, moments).tolist())
+    what = "exact edit" if repaired is None else "repaired model"
+    return Directions(layer=old.name, index=old.index, after=what, groups=before.moments.labels, **found)
 
 
 @dataclass(frozen=True)
@@ -242,8 +234,13 @@ class _LayerState:
         found = self.layer.weight @ axes
         return np.asarray((found * values) @ found.T)
 
-    def axes(self, kind: str) -> tuple[Array, Array]:
-        """(k,) gaps σ² that are more than rounding, the largest first, and their (m, k) u: ``A = Σ ±σ_i² u_i u_iᵀ``."""
+    @cached_property
+    def axes(self) -> dict[str, tuple[Array, Array]]:
+        """Of each kind (k,) gaps σ², the largest first, and their (m, k) u: ``A = Σ ±σ_i² u_i u_iᵀ``."""
+        return {kind: self._axes(kind) for kind in ("mean", "covariance")}
+
+    def _axes(self, kind: str) -> tuple[Array, Array]:
+        """Those that are more than rounding."""
         values, u = scipy.linalg.eigh(self.form(kind))
         order = np.argsort(-np.abs(values), kind="stable")
         gap = np.abs(values[order])  # squared differences of means, or differences of variances
@@ -259,45 +256,37 @@ class _LayerState:
         sds = (float(np.sqrt(max(p @ covariance @ p, 0.0))) for covariance in self.moments.covariances())
         return tuple((self.moments.means @ p + shift).tolist()), tuple(sds)
 
-
-def _describe_directions(
-    kind: str,
-    gap: Array,
-    u: Array,
-    correlations: Array,
-    names: Sequence[str],
-    *,
-    before: _LayerState,
-    after: _LayerState,
-    halves: Sequence[_LayerState],
-) -> Iterator[Direction]:
-    """The first directions u of a kind, those of which the correlations (k, p) with the p named inputs are known."""
-    power, rest = gap ** (1 if kind == "mean" else 2), after.form(kind)
-    again = [half.axes(kind)[1].T for half in halves]
-    for i, along in enumerate(correlations):
-        strongest = np.argsort(-np.abs(along), kind="stable")[:FEATURES]
-        # A singular vector has no sign of its own: let the feature that it follows most grow along it.
-        sign = -1.0 if len(strongest) and along[strongest[0]] < 0 else 1.0
-        axis = sign * u[:, i]
-        means, sds = before.along(axis)
-        two, known = len(means) == 2, again and i < min(map(len, again))
-        difference = means[0] - means[1] if kind == "mean" else sds[0] ** 2 - sds[1] ** 2
-        yield Direction(
-            kind=kind,
-            rank=i + 1,
-            sigma_before=float(gap[i] ** 0.5),
-            sigma_after=float(abs(axis @ rest @ axis) ** 0.5),
-            share=float(power[i] / power.sum()),
-            group_means=means,
-            group_sds=sds,
-            features=tuple((names[j], float(sign * along[j])) for j in strongest),
-            share_of="gap" if kind == "mean" or two else "bound",
-            difference=difference if two else None,
-            stability=min(abs(float(again[0][i] @ again[1][i])), 1.0) if known else None,
-        )
+    def describe(
+        self, kind: str, correlations: Array, names: Sequence[str], after: "_LayerState", halves: list["_LayerState"]
+    ) -> Iterator[Direction]:
+        """The first directions u of a kind, those whose correlations (k, p) with the p named inputs are given."""
+        gap, u = self.axes[kind]
+        power, rest = gap ** (1 if kind == "mean" else 2), after.form(kind)
+        again = [half.axes[kind][1].T for half in halves]
+        for i, along in enumerate(correlations):
+            strongest = np.argsort(-np.abs(along), kind="stable")[:FEATURES]
+            # A singular vector has no sign of its own: let the feature that it follows most grow along it.
+            sign = -1.0 if len(strongest) and along[strongest[0]] < 0 else 1.0
+            axis = sign * u[:, i]
+            means, sds = self.along(axis)
+            two, known = len(means) == 2, again and i < min(map(len, again))
+            difference = means[0] - means[1] if kind == "mean" else sds[0] ** 2 - sds[1] ** 2
+            yield Direction(
+                kind=kind,
+                rank=i + 1,
+                sigma_before=float(gap[i] ** 0.5),
+                sigma_after=float(abs(axis @ rest @ axis) ** 0.5),
+                share=float(power[i] / power.sum()),
+                group_means=means,
+                group_sds=sds,
+                features=tuple((names[j], float(sign * along[j])) for j in strongest),
+                share_of="gap" if kind == "mean" or two else "bound",
+                difference=difference if two else None,
+                stability=min(abs(float(again[0][i] @ again[1][i])), 1.0) if known else None,
+            )
 
 
-def _see(adapter: ModelAdapter, batches: Batches, which: int | str) -> tuple[_LayerState, tuple[_LayerState, ...]]:
+def _read_layer(adapter: ModelAdapter, batches: Batches, which: int | str) -> list[_LayerState]:
     """A layer with the moments of its inputs over all rows, and over two halves of them if each has all groups."""
     first = next(iter(batches), None)
     if first is None:
@@ -311,12 +300,11 @@ def _see(adapter: ModelAdapter, batches: Batches, which: int | str) -> tuple[_La
         for moments, chosen in ((whole, 1.0), (halves[0], left), (halves[1], ~left)):
             moments.update_codes(inputs, batch.labels, batch.codes, weight * chosen)
     full = all(half.labels == whole.labels and half.rows.min() >= 2 for half in halves)
-    seen = [whole, *halves] if full else [whole]
+    found = [whole, *halves] if full else [whole]
     if first.group_parts:
-        seen = [moments.adjusted(first.group_parts) for moments in seen]
-    seen[0].require_groups(rows=2)
-    state, *others = (_LayerState(layer, moments) for moments in seen)
-    return state, tuple(others)
+        found = [moments.adjusted(first.group_parts) for moments in found]
+    found[0].require_groups(rows=2)
+    return [_LayerState(layer, moments) for moments in found]
 
 
 def _adapters(model: Any, output: Any) -> tuple[ModelAdapter, ModelAdapter | None]:
@@ -333,11 +321,10 @@ def _project(adapter: ModelAdapter, batches: Batches, layer: LinearLayer, u: Arr
     """(rows, k) ``Z u`` up to the bias, averaged over middle axes (a sequence); and the weight of every row."""
     projected, weights = [], []
     for batch in batches:
-        inputs = adapter.capture(batch.x, [layer.name])[0][layer.name]
-        rows = np.arange(len(batch.codes))
-        x = take_rows(inputs, rows).astype(np.float64).reshape(len(rows), -1, layer.weight.shape[1]).mean(axis=1)
+        inputs = to_numpy(adapter.capture(batch.x, [layer.name])[0][layer.name]).astype(np.float64)
+        x = inputs.reshape(len(batch.codes), -1, layer.weight.shape[1]).mean(axis=1)
         projected.append(x @ (layer.weight.T @ u))
-        weights.append(np.ones(len(rows)) if batch.weight is None else batch.weight)
+        weights.append(np.ones(len(x)) if batch.weight is None else batch.weight)
     return np.concatenate(projected), np.concatenate(weights)
 
 

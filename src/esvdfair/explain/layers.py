@@ -26,6 +26,7 @@ from esvdfair.models.base import LinearLayer
 from esvdfair.problem import MIN_GROUP_ROWS, Effort
 
 Array = NDArray[np.float64]
+READING = ("missing", "batch_size")
 
 
 @dataclass(frozen=True)
@@ -159,37 +160,32 @@ def scan_layers(
         raise TypeError(
             f"random_state={random_state!r}; expected an int, so that all layers have the same validation rows."
         )
-    columns = {name: options.pop(name) for name in COLUMNS if name in options}
     if is_read_once(X):
         raise ValueError("X is an iterator, which can be read only once. Pass arrays, a DataLoader, or a function.")
     adapter = adapt(model, output=output)
-    reading: dict[str, Any] = {"missing": "error", "batch_size": 8192} | {
-        name: options.pop(name) for name in ("missing", "batch_size") if name in options
-    }
+    columns, reading = ({n: options.pop(n) for n in names if n in options} for names in (COLUMNS, READING))
     validation, effort = options.pop("validation", None), options.pop("effort", None) or Effort()
     batches = make_batches(Data(X, y, **columns), classes=adapter.classes, **reading)
     apart = None if validation is None else make_batches(Data.of(validation), classes=adapter.classes, **reading)
     split: dict[str, Any] = {"seed": int(random_state), "validation_fraction": 0.25, "min_group_rows": MIN_GROUP_ROWS}
     reader = Reader(adapter, batches, apart, effort.rows, split | options)
     layers = reader.layers()
+    asked = {"mean_reduction": mean_reduction, "covariance_reduction": covariance_reduction}
     with few_threads(max(layer.weight.shape[1] for layer in layers)):
-        return _scan(reader, layers, effort, mean_reduction, covariance_reduction)
+        return _scan(reader, layers, effort, asked)
 
 
-def _scan(
-    reader: Reader, layers: Sequence[LinearLayer], effort: Effort, mean_reduction: float, covariance_reduction: float
-) -> LayerScan:
+def _scan(reader: Reader, layers: Sequence[LinearLayer], effort: Effort, asked: dict[str, float]) -> LayerScan:
     moments, problem = reader.moments_of(layers)
     if problem.evaluated_on == "train":
         reader.split["validation_fraction"] = 0.0  # it has warned already that no rows could be held out
-    asked: dict[str, Any] = {"mean_reduction": mean_reduction, "covariance_reduction": covariance_reduction}
-    solve = partial(parity, targets=(problem.error_against,), **asked)
+    solve = partial(parity, targets=(problem.error_against,), **asked)  # type: ignore[arg-type]
     refits, _ = solve_all(problem, solve, effort, scans=False)
     candidates = Candidates.of(problem, [fit for fit in refits if fit.strength])
     curve = evaluate(candidates, reader.original, effort=effort)
     hidden = zip(layers[:-1], moments[:-1], strict=True)
-    reached = [_reached(reader, layer, found, effort, mean_reduction, covariance_reduction) for layer, found in hidden]
-    points = (*reached, min(curve.points, key=lambda point: point.mse))
+    points = [_reached(reader, layer, found, effort, asked) for layer, found in hidden]
+    points.append(min(curve.points, key=lambda point: point.mse))
     rows = problem.validation
     before, here = rows.prediction[:, None], Evaluator(rows, len(problem.labels))
     return LayerScan(
@@ -204,15 +200,13 @@ def _scan(
 
 
 def _reached(
-    reader: Reader, layer: LinearLayer, moments: GroupMoments, effort: Effort, mean: float, covariance: float
+    reader: Reader, layer: LinearLayer, moments: GroupMoments, effort: Effort, asked: dict[str, float]
 ) -> CurvePoint | None:
     """What an edited layer and the refit that ``method="exact"`` makes after it reach; None when there is no refit."""
-    edit = edit_exact(
-        layer.weight, moments, mean_reduction=mean, covariance_reduction=covariance, bias=layer.bias, layer=layer.name
-    )[-1]
+    edit = edit_exact(layer.weight, moments, bias=layer.bias, layer=layer.name, **asked)[-1]
     try:
         edited = reader.read(reader.original.replace({layer.name: (edit.weight_after, edit.bias_after)}))
-        fit = refit_edited(edited, "parity", mean, covariance)
+        fit = refit_edited(edited, "parity", **asked)
         curve = evaluate(Candidates.of(edited, [fit]), reader.original, effort=effort)
     except ValueError as error:
         # The original model ran on these very rows, so this is about the edited one; the other layers still count.

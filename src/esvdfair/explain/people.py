@@ -84,10 +84,6 @@ class People:
         """One row for each group."""
         return pd.DataFrame([asdict(group) for group in self.groups])
 
-    def movers_to_frame(self) -> pd.DataFrame:
-        """One row for each of the people who move most."""
-        return pd.DataFrame([asdict(mover) for mover in self.movers], columns=list(Mover.__dataclass_fields__))
-
 
 def explain_people(
     before: Any,
@@ -144,38 +140,44 @@ def explain_people(
     live, labels, groups = live_groups(sensitive_features, sample_weight, len(old), missing, of="before")
     old, new = old[live], new[live]
     share = np.full(len(old), 1 / len(old)) if groups.weight is None else groups.weight / groups.weight.sum()
-    if threshold is None:
-        threshold = 0.25 * float(np.sqrt(share @ (old - share @ old) ** 2))
+    threshold = 0.25 * float(np.sqrt(share @ (old - share @ old) ** 2)) if threshold is None else threshold
     still = STILL * float(np.ptp(np.concatenate([old, new])))
     change, ranks = new - old, (mid_ranks(old, share), mid_ranks(new, share))
+    distance, rank_change = np.abs(change), ranks[1] - ranks[0]
     columns = {
-        "mean_before": old, "mean_after": new, "mean_change": change, "mean_absolute_change": np.abs(change),
-        "share_up": change > still, "share_down": change < -still, "share_moved": np.abs(change) > threshold,
-        "mean_rank_change": ranks[1] - ranks[0],
-    }  # fmt: skip
-    means = {name: groups.means(np.asarray(column, dtype=np.float64)) for name, column in columns.items()}
-    changes = tuple(
+        "mean_before": old,
+        "mean_after": new,
+        "mean_change": change,
+        "mean_absolute_change": distance,
+        "share_up": change > still,
+        "share_down": change < -still,
+        "share_moved": distance > threshold,
+        "mean_rank_change": rank_change,
+    }
+    means = {name: groups.means(column.astype(np.float64)).tolist() for name, column in columns.items()}
+    changes = (
         GroupChange(
-            group=labels[g],
-            rows=len(rows),
+            labels[g],
+            len(rows),
             rank_correlation=rank_correlation(old[rows], new[rows], share[rows]),
-            **{name: float(of_groups[g]) for name, of_groups in means.items()},
+            **{name: of_groups[g] for name, of_groups in means.items()},
         )
         for g, rows in enumerate(groups.members)
     )
-    farthest = (i for i in np.argsort(-np.abs(change), kind="stable")[:top] if abs(change[i]) > still)
+    movers = (
+        Mover(int(live[i]), labels[groups.codes[i]], *(float(column[i]) for column in (old, new, change, *ranks)))
+        for i in np.argsort(-distance, kind="stable")[:top]
+        if distance[i] > still
+    )
     return People(
-        rows=len(live),
+        len(live),
         threshold=float(threshold),
-        mean_absolute_change=float(share @ np.abs(change)),
-        share_moved=float(share @ (np.abs(change) > threshold)),
+        mean_absolute_change=float(share @ distance),
+        share_moved=float(share @ (distance > threshold)),
         rank_correlation=rank_correlation(old, new, share),
-        mean_absolute_rank_change=float(share @ np.abs(ranks[1] - ranks[0])),
-        groups=changes,
-        movers=tuple(
-            Mover(int(live[i]), labels[groups.codes[i]], *(float(c[i]) for c in (old, new, change, *ranks)))
-            for i in farthest
-        ),
+        mean_absolute_rank_change=float(share @ np.abs(rank_change)),
+        groups=tuple(changes),
+        movers=tuple(movers),
     )
 
 
