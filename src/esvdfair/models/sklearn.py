@@ -64,6 +64,8 @@ class Member:
             ((coefficients, _),) = self.whole()
             used = np.flatnonzero(coefficients.any(axis=0))
             self.used = used if 0 < len(used) < coefficients.shape[1] else None
+        elif any(np.asarray(weight).dtype.kind not in "fiu" for weight, _ in self.whole()):
+            raise ValueError(f"the weights of the {self.kind} are not numbers. Fit it again.")
         self.place = _check_place(len(self.whole()[-1][0]), output, self.classes)
         self.names = [f"coefs_[{i}]" for i in range(len(self.whole()))] if self.network else ["coef_"]
         # After the last layer. Calibration takes scores where there are some.
