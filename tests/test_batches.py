@@ -66,8 +66,17 @@ def test_labels_beside_a_stream_are_refused():
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(np.ones((2, 2)), False), ([[1.0], [2.0]], False), (pd.DataFrame(), False), (iter([]), True), (list, True)],
-    ids=["array", "list", "frame", "iterator", "function"],
+    [
+        (np.ones((2, 2)), False),
+        ([[1.0], [2.0]], False),
+        ([(np.float64(1), 2.0), (np.float64(3), 4.0)], False),
+        ((np.ones((3, 2)), np.ones((3, 1))), False),
+        ([(np.ones((3, 2)), np.ones(3), np.zeros(3))] * 2, True),
+        (pd.DataFrame(), False),
+        (iter([]), True),
+        (list, True),
+    ],
+    ids=["array", "list", "list of pairs", "inputs", "list of batches", "frame", "iterator", "function"],
 )
 def test_what_counts_as_a_stream(value, expected):
     assert is_stream(value) is expected

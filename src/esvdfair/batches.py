@@ -184,8 +184,10 @@ def _named(x: Any, column: Any) -> Any:
 
 def is_stream(x: Any) -> bool:
     """Whether x yields batches (a DataLoader, an iterable, a function that makes one) rather than holding rows."""
-    if hasattr(x, "shape") or isinstance(x, list | tuple | str | bytes | Mapping):
+    if hasattr(x, "shape") or isinstance(x, str | bytes | Mapping):
         return False
+    if isinstance(x, list | tuple):  # of batches, not of rows or of several inputs
+        return bool(x) and all(isinstance(item, tuple) and bool(item and getattr(item[0], "shape", ())) for item in x)
     return callable(x) or isinstance(x, Iterable)
 
 
