@@ -404,19 +404,24 @@ class GroupMoments:
 def _moments_of(x: NDArray[Any], beside: Array | None, index: NDArray[np.intp], weights: Array | None) -> _Moments:
     """Moments of some rows, by products of a few thousand of them at a time."""
     found, n = [], x.shape[1]
+    width = n + (beside is not None)
     at_once = int(np.clip(4 * n, 1024, 4096))  # rows of a product: enough for its speed, and little memory
     for start in range(0, len(index), at_once):
         part = index[start : start + at_once]
-        rows, w = np.empty((len(part), n + (beside is not None))), None if weights is None else weights[part]
-        rows[:, :n] = x[part]
+        values, w = x[part], None if weights is None else weights[part]
+        live = np.flatnonzero(values.any(axis=0))  # of a ReLU network half of the units may be dead
+        rows = np.empty((len(part), len(live) + (beside is not None)))
+        rows[:, : len(live)] = values if len(live) == n else values.take(live, axis=1)
         if beside is not None:
-            rows[:, n] = beside[part]
+            rows[:, -1], live = beside[part], np.append(live, n)
         weight, squares = (float(len(part)),) * 2 if w is None else (float(w.sum()), float(w @ w))
-        mean = rows.mean(0) if w is None else w / weight @ rows
-        rows -= mean
+        centre = rows.mean(0) if w is None else w / weight @ rows
+        rows -= centre
         if w is not None:
             rows *= np.sqrt(w)[:, None]
-        found.append(_Moments(len(part), weight, squares, mean, rows.T @ rows))
+        mean, scatter = np.zeros(width), np.zeros((width, width))
+        mean[live], scatter[live[:, None], live] = centre, rows.T @ rows
+        found.append(_Moments(len(part), weight, squares, mean, scatter))
     return reduce(add, found)
 
 
