@@ -24,7 +24,7 @@ from esvdfair.core.ks import Groups, ks_between
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.optimum import fit_optimum
 from esvdfair.core.parity import ParityProblem
-from esvdfair.core.quadratic import FeatureSpace, Fit, Quadratic, unit_factors
+from esvdfair.core.quadratic import FeatureSpace, Fit, Quadratic, TargetSums, unit_factors
 from esvdfair.core.transport import TransportProblem, transport_path
 from esvdfair.exceptions import InputError
 from esvdfair.models.base import LinearLayer, Weights
@@ -78,12 +78,15 @@ class CrossFitted:
 
 @dataclass(frozen=True)
 class Refits:
-    """What the refits of one last layer share: principal axes and targets."""
+    """What the refits of one last layer share: principal axes and targets.
+
+    ``fold`` is left out of the training rows of ``whole``, which knows what does not depend on it.
+    """
 
     problem: Problem
     effort: Effort
-    whole: "Refits | None" = None  # of all training rows, where these are without a fold
-    index: NDArray[np.intp] | None = None  # the rows of ``whole`` that these are of
+    whole: "Refits | None" = None
+    fold: int | None = None
 
     def __post_init__(self) -> None:
         rows = self.problem.training
@@ -92,6 +95,21 @@ class Refits:
                 f"the model predicts {rows.prediction[0]:.6g} for every row; it is alike for all groups already and "
                 "there is nothing to repair. Check the model and X."
             )
+
+    @cached_property
+    def folds(self) -> NDArray[np.intp]:
+        """(rows,) the fold of each training row; one for all where none is going to be left out."""
+        if self.whole is not None:
+            return self.whole.folds
+        rows = self.problem.training
+        return folds_of(rows) if self.problem.fold_moments else np.zeros(len(rows), dtype=np.intp)
+
+    @cached_property
+    def moments(self) -> GroupMoments:
+        """Of ``[h, y]`` over the training rows."""
+        if self.fold is None:
+            return self.problem.moments
+        return GroupMoments.total([each for k, each in enumerate(self.problem.fold_moments) if k != self.fold])
 
     @cached_property
     def _original(self) -> tuple[Array, float]:
@@ -109,9 +127,9 @@ class Refits:
     @cached_property
     def space(self) -> FeatureSpace:
         """Principal axes of the features."""
-        moments, layer = self.problem.moments, self.problem.layer
+        layer = self.problem.layer
         options: dict[str, Any] = {"intercept": layer.bias is not None, "offset": layer.offset}
-        return FeatureSpace.from_moments(moments, layer.weight.shape[1], factors=self._unit_factors, **options)
+        return FeatureSpace.from_moments(self.moments, layer.weight.shape[1], factors=self._unit_factors, **options)
 
     @cached_property
     def coupling(self) -> TransportProblem:
@@ -124,14 +142,14 @@ class Refits:
     def _bounded(self) -> NDArray[np.intp]:
         """Of every group the first training rows: positions of at most ``effort.transport_rows`` each."""
         codes, groups = self.problem.training.codes, range(len(self.problem.labels))
+        codes = codes if self.fold is None else np.where(self.folds == self.fold, -1, codes)
         return np.concatenate([np.flatnonzero(codes == g)[: self.effort.transport_rows] for g in groups])
 
     def quadratics(self, target: str, ridges: Sequence[float]) -> Iterator[tuple[str, Quadratic]]:
         """The quadratic of every ridge, for "labels", "predictions", or every level of the "optimum"."""
         if target == "optimum":
-            levels, values = self._optimum_values
-            towards = self._towards(np.column_stack([self.problem.head.inverse(column) for column in values]), 0.0)
-            for level, quadratic in zip(levels, towards, strict=True):
+            levels, sums = self._optimum_sums
+            for level, quadratic in zip(levels, self._towards(sums, 0.0), strict=True):
                 for ridge in ridges:
                     yield f"optimum {level:.3g}", replace(quadratic, ridge=ridge)
         else:
@@ -141,20 +159,28 @@ class Refits:
 
     def labels(self, ridge: float) -> Quadratic:
         """Towards the labels, or the predictions where there are none."""
-        head, moments = self.problem.head, self.problem.moments
+        head, moments = self.problem.head, self.moments
         if not head.is_affine:
-            return self._towards(self.head_aware_outputs[:, None], ridge)[0]
+            return self._towards(self._head_aware_sums, ridge)[0]
         known: dict[str, Any] = {"space": self.space, "original": self._original[0], "ridge": ridge}
         quadratic = Quadratic.from_moments(moments, target=moments.width - 1, **known)
         slope, intercept = head.line
         mean = (quadratic.target_mean - intercept) / slope
         return replace(quadratic, cross=quadratic.cross / slope, target_mean=mean)
 
-    def _towards(self, outputs: Array, ridge: float) -> list[Quadratic]:
-        """With each column of outputs (before the head) for the training rows as the target."""
-        rows = self.problem.training
-        known: dict[str, Any] = {"space": self.space, "original": self._original[0], "ridge": ridge}
-        return Quadratic.from_targets(rows.features, outputs, sample_weight=rows.weight, **known)
+    def _towards(self, sums: TargetSums, ridge: float) -> list[Quadratic]:
+        """With each of the targets."""
+        folds = [k for k in range(len(sums.weight)) if k != self.fold]
+        return Quadratic.from_targets(sums, folds, space=self.space, original=self._original[0], ridge=ridge)
+
+    def _sums(self, outputs: Array) -> TargetSums:
+        """With each column of outputs (before the head) for all training rows as a target."""
+        rows, centred = self.problem.training, self.problem.layer.bias is not None
+        return TargetSums.of(rows.features, outputs, rows.weight, self.folds, centred=centred)
+
+    @cached_property
+    def _head_aware_sums(self) -> TargetSums:
+        return self._sums(self.head_aware_outputs[:, None]) if self.whole is None else self.whole._head_aware_sums
 
     @cached_property
     def head_aware_outputs(self) -> Array:
@@ -163,8 +189,6 @@ class Refits:
         They are outputs of the layer of least squared error *after* the head, kept within the range of the model's own:
         where a head is flat, an output far out costs nothing after the head, but would dominate a squared error before.
         """
-        if self.whole is not None:
-            return self.whole.head_aware_outputs[self.index]
         rows, head, space = self.problem.training, self.problem.head, self.space
         rotated = space.rotate(rows.features)
         y, share, variances = rows.y, rows.weight / rows.weight.sum(), space.variances
@@ -188,11 +212,12 @@ class Refits:
         return np.clip(found, known.min(), known.max())
 
     @cached_property
-    def _optimum_values(self) -> tuple[list[float], list[Array]]:
-        """Levels of the attribute-unaware optimum, and its values f*(x) for the training rows (docs/method.md 2.6)."""
+    def _optimum_sums(self) -> tuple[list[float], TargetSums]:
+        """Levels of the attribute-unaware optimum, and its values f*(x) before the head (docs/method.md 2.6)."""
         if self.whole is not None:  # every other level
-            levels, values = self.whole._optimum_values
-            return levels[1::2], [value[self.index] for value in values[1::2]]
+            levels, sums = self.whole._optimum_sums
+            known = sums.middle[1::2], sums.weight, sums.totals[:, 1::2], sums.products[:, 1::2]
+            return levels[1::2], TargetSums(*known)
         training, groups = self.problem.training, len(self.problem.labels)
         weight, bias = self.regression_layer
         eta = apply_layers(training.features, weight[None], np.array([bias]), self.problem.head.apply)[:, 0]
@@ -203,7 +228,8 @@ class Refits:
         levels = [part * before for part in self.effort.levels]
         coarse = {"n_cells": 512, "n_grid": int(np.clip(384 // groups, 48, 64))}  # as good a target as twice as fine
         fitted = fit_optimum(eta[compared], probability[compared], levels=levels, sample_weight=share, **coarse)
-        return levels, [optimum.predict(eta, probability) for optimum in fitted]
+        values = [self.problem.head.inverse(optimum.predict(eta, probability)) for optimum in fitted]
+        return levels, self._sums(np.column_stack(values))
 
     @cached_property
     def group_probability(self) -> Callable[[NDArray[Any]], Array]:
@@ -339,21 +365,16 @@ def solve_all(problem: Problem, solve: Solve, effort: Effort, *, scans: bool) ->
     where the rows are so many next to the features that it would change nothing, or not all of them are kept. What the
     refit aims at is that of all rows; what is left out are the rows of the fold in moments and bins.
     """
-    refits, rows, moments = Refits(problem, effort), problem.training, problem.fold_moments
+    refits, rows = Refits(problem, effort), problem.training
     found = solve(refits, False)
-    if not scans or not moments or min(problem.sizes) >= MANY_ROWS * len(refits.space.variances):
+    if not scans or not problem.fold_moments or min(problem.sizes) >= MANY_ROWS * len(refits.space.variances):
         return found, None
-    fold, less = folds_of(rows), replace(effort, transport_rows=effort.transport_rows // 4)
-    fits: list[Fit] = []
-    predictions = np.empty((len(rows), 0))
+    less = replace(effort, transport_rows=effort.transport_rows // 4)
     for k in range(FOLDS):
-        index = np.flatnonzero(fold != k)
-        without = GroupMoments.total([each for i, each in enumerate(moments) if i != k])
-        part = replace(problem, moments=without, training=rows.take(index))
-        fits = solve(Refits(part, less, whole=refits, index=index), True)
+        fits, out = solve(Refits(problem, less, whole=refits, fold=k), True), refits.folds == k
         if not k:
             predictions = np.empty((len(rows), len(fits)), order="F")
-        predictions[fold == k] = outputs(problem.head, rows.take(fold == k), fits)
+        predictions[out] = outputs(problem.head, rows.take(out), fits)
     return found, CrossFitted(tuple(fits), predictions)
 
 

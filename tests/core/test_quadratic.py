@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esvdfair.core.moments import GroupMoments
-from esvdfair.core.quadratic import FeatureSpace, Quadratic, unit_factors
+from esvdfair.core.quadratic import FeatureSpace, Quadratic, TargetSums, unit_factors
 
 
 def make_rows(seed=0, rows=90, p=5, dead=0, scale=1.0):
@@ -135,12 +135,26 @@ def test_from_targets_agrees_with_from_moments(weighted):
     weights = np.random.default_rng(1).uniform(0.1, 3, len(t)) if weighted else np.ones(len(t))
     known = make_quadratic(h, t, groups, original, ridge=0.01, weights=weights)
 
-    towards = np.column_stack([-t, t])
-    _, other = Quadratic.from_targets(
-        h, towards, space=known.space, original=original, ridge=0.01, sample_weight=weights
-    )
+    sums = TargetSums.of(h, np.column_stack([-t, t]), weights)
+    _, other = Quadratic.from_targets(sums, [0], space=known.space, original=original, ridge=0.01)
 
     np.testing.assert_allclose(other.cross, known.cross, atol=1e-12)
+    assert other.target_mean == pytest.approx(known.target_mean)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_targets_without_a_fold_are_those_of_the_other_rows(intercept):
+    h, t, groups, original = make_rows(dead=1)
+    weights, fold = np.random.default_rng(1).uniform(0.1, 3, len(t)), np.arange(len(t)) % 3
+    kept = fold != 1
+    t = t + 5
+    options = {"ridge": 0.01, "weights": weights[kept], "intercept": intercept}
+    known = make_quadratic(h[kept], t[kept], groups[kept], original, **options)
+
+    sums = TargetSums.of(h, t[:, None], weights, fold, centred=intercept)
+    (other,) = Quadratic.from_targets(sums, [0, 2], space=known.space, original=original, ridge=0.01)
+
+    np.testing.assert_allclose(other.cross, known.cross, atol=1e-11)
     assert other.target_mean == pytest.approx(known.target_mean)
 
 

@@ -16,7 +16,7 @@ it is a plain distance. An offset o, which the model adds to h·w, is a last fea
 of its own, and ``t − o`` is the target of the others.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -257,24 +257,14 @@ class Quadratic:
 
     @classmethod
     def from_targets(
-        cls,
-        features: NDArray[Any],
-        targets: Array,
-        *,
-        space: FeatureSpace,
-        original: Array,
-        ridge: float,
-        sample_weight: Array,
+        cls, sums: "TargetSums", folds: Sequence[int], *, space: FeatureSpace, original: Array, ridge: float
     ) -> "list[Quadratic]":
-        """One for each column of ``targets`` (rows, k), beside the features (rows, p) of the same rows."""
-        share = sample_weight / sample_weight.sum()
-        means = share @ targets if space.intercept else np.zeros(targets.shape[1])
-        weighted = share * (targets - means).T
-        cross = -np.outer(weighted.sum(axis=1), space.mean[space.live])
-        for block in blocks(len(features)):
-            cross += weighted[:, block] @ features[block].take(space.live, axis=1).astype(np.float64)
-        along = cross @ space.axes[space.live]
-        return [cls(space, one, float(mean), original, ridge) for one, mean in zip(along, means, strict=True)]
+        """One for each target, on the rows of some folds, of which ``space`` has the mean."""
+        kept, weight = list(folds), sums.weight[list(folds)].sum()
+        moved = sums.totals[kept].sum(axis=0) / weight  # means over these folds, about those over all
+        cross = (sums.products[kept].sum(axis=0) / weight - np.outer(moved, space.mean)) @ space.axes
+        means = sums.middle + moved if space.intercept else np.zeros(len(moved))
+        return [cls(space, one, float(mean), original, ridge) for one, mean in zip(cross, means, strict=True)]
 
     @classmethod
     def from_layer(cls, space: FeatureSpace, weight: Array, bias: float, ridge: float) -> "Quadratic":
@@ -315,6 +305,49 @@ class Quadratic:
     def fit(self, u: Array, **known: Any) -> Fit:
         """The layer at whitened coordinates u, and whatever else is known of it."""
         return Fit(*self.layer(u), ridge=self.ridge, **known)
+
+
+@dataclass(frozen=True)
+class TargetSums:
+    """Sums over the rows of every fold, from which the quadratics of several targets follow on any of the folds.
+
+    Attributes
+    ----------
+    middle : (k,) mean of each target over all rows, which is subtracted from it; zeros where nothing may be centred
+    weight : (folds,) Σw
+    totals : (folds, k) Σ w t
+    products : (folds, k, p) Σ w t h
+    """
+
+    middle: Array
+    weight: Array
+    totals: Array
+    products: Array
+
+    @classmethod
+    def of(
+        cls,
+        features: NDArray[Any],
+        targets: Array,
+        sample_weight: Array,
+        fold: NDArray[np.intp] | None = None,
+        *,
+        centred: bool = True,
+    ) -> "TargetSums":
+        """Of features (rows, p) and targets (rows, k), with the fold of each row; default one fold."""
+        fold = np.zeros(len(targets), dtype=np.intp) if fold is None else fold
+        weight = np.bincount(fold, sample_weight).astype(np.float64)
+        middle = sample_weight / weight.sum() @ targets if centred else np.zeros(targets.shape[1])
+        parts = np.zeros((len(weight), targets.shape[1], len(targets)))  # w t in the fold of the row, and 0 in others
+        parts[fold, :, np.arange(len(targets))] = sample_weight[:, None] * (targets - middle)
+        live = np.flatnonzero(features.any(axis=0))
+        products = np.zeros((len(weight) * targets.shape[1], features.shape[1]))
+        found = np.zeros((len(products), len(live)))
+        for block in blocks(len(features)):
+            rows = features[block].take(live, axis=1).astype(np.float64)
+            found += parts[:, :, block].reshape(len(products), -1) @ rows
+        products[:, live] = found
+        return cls(middle, weight, parts.sum(axis=2), products.reshape(*parts.shape[:2], -1))
 
 
 # --- what follows the layer ----------------------------------------------------------------------------------------
