@@ -113,9 +113,9 @@ def optimum(trained: Trained, experiment: Experiment) -> Iterator[Outcome]:
     """
     sample = sample_of(trained.network, trained, experiment.effort)
     refits = Refits(sample, experiment.effort)
-    weight, bias = refits.regression_layer
+    known = refits.regression_layer
     there = trained.features(experiment.evaluated_on)
-    eta, eta_there = sample.training.features @ weight + bias, there @ weight + bias
+    eta, eta_there = (features @ known.weight + known.bias for features in (sample.training.features, there))
     probability, probability_there = (refits.group_probability(x) for x in (sample.training.features, there))
     for found in fit_optimum(eta, probability, levels=experiment.optimum_levels):
         yield Outcome(Variant("optimum", level=found.level), found.predict(eta_there, probability_there))

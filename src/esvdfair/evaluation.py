@@ -269,8 +269,9 @@ def _training_squares(candidates: Candidates, seed: int) -> _Training | None:
     squares = np.where(original[:, None], seen - floors**2, seen)
     crossed = candidates.cross_fitted
     if crossed is not None:
-        apart = there.distances(measurable(crossed.predictions, rows.prediction)) ** 2 - floors**2
-        squares = _over_fitted(fits, seen, squares, crossed.fits, apart)
+        some, predictions = crossed
+        apart = there.distances(measurable(predictions, rows.prediction)) ** 2 - floors**2
+        squares = _over_fitted(fits, seen, squares, some, apart)
     return _Training(squares, floors, complete=len(rows) >= min(len(problem.validation), sum(problem.sizes)))
 
 

@@ -24,7 +24,6 @@ from esvdfair.methods import (
     after_edits,
     check_rescales,
     parity_at,
-    plain_fit,
     rescaled,
 )
 from esvdfair.models.base import LinearLayer, ModelAdapter, find_layer
@@ -155,8 +154,10 @@ def solve(
     found.append(Candidates.of(problem, [original_fit(problem.layer)]))
     fits = tuple(fit for each in found for fit in each.fits)
     validation, training = (np.concatenate([getattr(e, n) for e in found], axis=1) for n in ("validation", "training"))
-    labelled = problem.error_against == "labels"
-    plain = (plain_fit(Refits(problem, Effort()).labels(REFIT_RIDGE)),) if labelled else ()
+    plain: tuple[Fit, ...] = ()
+    if problem.error_against == "labels":
+        known = Refits(problem, Effort()).labels(REFIT_RIDGE)
+        plain = (known.fit(known.minimiser),)
     return Candidates(problem, fits, validation, training, None, plain)
 
 

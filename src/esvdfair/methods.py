@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import product
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from esvdfair.core.ks import Groups, ks_between
 from esvdfair.core.moments import GroupMoments
 from esvdfair.core.optimum import fit_optimum
 from esvdfair.core.parity import ParityProblem
-from esvdfair.core.quadratic import FeatureSpace, Fit, Quadratic, TargetSums, unit_factors
+from esvdfair.core.quadratic import FeatureSpace, Fit, Quadratic, target_covariances, unit_factors
 from esvdfair.core.transport import TransportProblem, transport_path
 from esvdfair.exceptions import InputError
 from esvdfair.models.base import LinearLayer, Weights
@@ -36,6 +36,10 @@ TARGETS = ("labels", "predictions", "optimum")
 LARGEST_NEWTON = 2048  # coefficients up to which P(group | features) is found by Newton's method, which needs a Hessian
 FAINT = 1e-3  # principal axes with less than this part of a feature's variance say nothing about the group
 FEW = 3  # every third strength is cross-fitted; the others lie between
+
+
+CrossFitted: TypeAlias = tuple[list[Fit], Array]
+"""Fits made without a fold of the training rows, and their predictions (n, k) for the rows of that fold."""
 
 
 @dataclass(frozen=True)
@@ -55,25 +59,17 @@ class Candidates:
     fits: tuple[Fit, ...]
     validation: Array
     training: Array
-    cross_fitted: "CrossFitted | None" = None
+    cross_fitted: CrossFitted | None = None
     plain: tuple[Fit, ...] = ()
 
     @classmethod
-    def of(cls, problem: Problem, fits: Sequence[Fit], cross_fitted: "CrossFitted | None" = None) -> "Candidates":
+    def of(cls, problem: Problem, fits: Sequence[Fit], cross_fitted: CrossFitted | None = None) -> "Candidates":
         """Fits of the last layer alone."""
         validation = outputs(problem.head, problem.validation, fits)
         same = problem.training is problem.validation
         training = validation if same else outputs(problem.head, problem.training, fits)
         plain = tuple(fit for fit in fits if fit.diagnostics.get("plain"))
         return cls(problem, tuple(fits), validation, training, cross_fitted, plain)
-
-
-@dataclass(frozen=True)
-class CrossFitted:
-    """Fits made without a fold of the training rows, and their predictions (n, k) for the rows of that fold."""
-
-    fits: tuple[Fit, ...]
-    predictions: Array
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,7 @@ class Refits:
     problem: Problem
     effort: Effort
     whole: "Refits | None" = None
-    fold: int | None = None
+    fold: int = -1
 
     def __post_init__(self) -> None:
         rows = self.problem.training
@@ -98,38 +94,29 @@ class Refits:
 
     @cached_property
     def folds(self) -> NDArray[np.intp]:
-        """(rows,) the fold of each training row; one for all where none is going to be left out."""
-        if self.whole is not None:
-            return self.whole.folds
+        """(rows,) the fold of each training row; all the same where none is going to be left out."""
         rows = self.problem.training
         return folds_of(rows) if self.problem.fold_moments else np.zeros(len(rows), dtype=np.intp)
 
     @cached_property
     def moments(self) -> GroupMoments:
         """Of ``[h, y]`` over the training rows."""
-        if self.fold is None:
+        if self.whole is None:
             return self.problem.moments
         return GroupMoments.total([each for k, each in enumerate(self.problem.fold_moments) if k != self.fold])
 
     @cached_property
-    def _original(self) -> tuple[Array, float]:
-        fit = original_fit(self.problem.layer)
-        return fit.weight, fit.bias
-
-    @cached_property
     def _unit_factors(self) -> Array:
         """(p,) of the features."""
-        if self.whole is not None:
-            return self.whole._unit_factors
         rows, centred = self.problem.training, self.problem.layer.bias is not None
         return unit_factors(rows.features, rows.weight, centred=centred)
 
     @cached_property
     def space(self) -> FeatureSpace:
         """Principal axes of the features."""
-        layer = self.problem.layer
+        layer, factors = self.problem.layer, (self.whole or self)._unit_factors
         options: dict[str, Any] = {"intercept": layer.bias is not None, "offset": layer.offset}
-        return FeatureSpace.from_moments(self.moments, layer.weight.shape[1], factors=self._unit_factors, **options)
+        return FeatureSpace.from_moments(self.moments, layer.weight.shape[1], factors=factors, **options)
 
     @cached_property
     def coupling(self) -> TransportProblem:
@@ -142,45 +129,48 @@ class Refits:
     def _bounded(self) -> NDArray[np.intp]:
         """Of every group the first training rows: positions of at most ``effort.transport_rows`` each."""
         codes, groups = self.problem.training.codes, range(len(self.problem.labels))
-        codes = codes if self.fold is None else np.where(self.folds == self.fold, -1, codes)
+        codes = codes if self.whole is None else np.where(self.whole.folds == self.fold, -1, codes)
         return np.concatenate([np.flatnonzero(codes == g)[: self.effort.transport_rows] for g in groups])
 
     def quadratics(self, target: str, ridges: Sequence[float]) -> Iterator[tuple[str, Quadratic]]:
         """The quadratic of every ridge, for "labels", "predictions", or every level of the "optimum"."""
         if target == "optimum":
-            levels, sums = self._optimum_sums
-            for level, quadratic in zip(levels, self._towards(sums, 0.0), strict=True):
+            levels, known = (self.whole or self)._optimum_values
+            towards = list(zip(levels, self._towards(known, 0.0), strict=True))
+            for level, quadratic in towards if self.whole is None else towards[1::2]:
                 for ridge in ridges:
                     yield f"optimum {level:.3g}", replace(quadratic, ridge=ridge)
         else:
+            layer = original_fit(self.problem.layer)
             for ridge in ridges:
-                own = target == "predictions"
-                yield target, Quadratic.from_layer(self.space, *self._original, ridge) if own else self.labels(ridge)
+                own = Quadratic.from_layer(self.space, layer.weight, layer.bias, ridge)
+                yield target, own if target == "predictions" else self.labels(ridge)
 
     def labels(self, ridge: float) -> Quadratic:
         """Towards the labels, or the predictions where there are none."""
         head, moments = self.problem.head, self.moments
         if not head.is_affine:
-            return self._towards(self._head_aware_sums, ridge)[0]
-        known: dict[str, Any] = {"space": self.space, "original": self._original[0], "ridge": ridge}
+            return self._towards((self.whole or self)._head_aware_values, ridge)[0]
+        known: dict[str, Any] = {"space": self.space, "original": self.problem.layer.weight[0], "ridge": ridge}
         quadratic = Quadratic.from_moments(moments, target=moments.width - 1, **known)
         slope, intercept = head.line
         mean = (quadratic.target_mean - intercept) / slope
         return replace(quadratic, cross=quadratic.cross / slope, target_mean=mean)
 
-    def _towards(self, sums: TargetSums, ridge: float) -> list[Quadratic]:
+    def _towards(self, known: list[tuple[Array, Array]], ridge: float) -> list[Quadratic]:
         """With each of the targets."""
-        folds = [k for k in range(len(sums.weight)) if k != self.fold]
-        return Quadratic.from_targets(sums, folds, space=self.space, original=self._original[0], ridge=ridge)
+        (cross, means), original = known[self.fold], self.problem.layer.weight[0]
+        columns = zip(cross @ self.space.axes, means.tolist(), strict=True)
+        return [Quadratic(self.space, along, mean, original, ridge) for along, mean in columns]
 
-    def _sums(self, outputs: Array) -> TargetSums:
-        """With each column of outputs (before the head) for all training rows as a target."""
+    def _covariances(self, outputs: Array) -> list[tuple[Array, Array]]:
+        """Of each column of outputs (before the head) for all training rows, without each fold and on all rows."""
         rows, centred = self.problem.training, self.problem.layer.bias is not None
-        return TargetSums.of(rows.features, outputs, rows.weight, self.folds, centred=centred)
+        return target_covariances(rows.features, outputs, rows.weight, self.folds, centred=centred)
 
     @cached_property
-    def _head_aware_sums(self) -> TargetSums:
-        return self._sums(self.head_aware_outputs[:, None]) if self.whole is None else self.whole._head_aware_sums
+    def _head_aware_values(self) -> list[tuple[Array, Array]]:
+        return self._covariances(self.head_aware_outputs[:, None])
 
     @cached_property
     def head_aware_outputs(self) -> Array:
@@ -192,8 +182,8 @@ class Refits:
         rows, head, space = self.problem.training, self.problem.head, self.space
         rotated = space.rotate(rows.features)
         y, share, variances = rows.y, rows.weight / rows.weight.sum(), space.variances
-        original, bias = self._original
-        start = np.append(original @ space.dual, space.mean @ original + bias)
+        known = original_fit(self.problem.layer)
+        start = np.append(known.weight @ space.dual, space.mean @ known.weight + known.bias)
         penalty = 1e-6 * float(np.var(y)) / max(float(variances @ start[:-1] ** 2), 1e-300)
 
         def loss(v: Array) -> tuple[float, Array]:
@@ -206,21 +196,17 @@ class Refits:
             return float(share @ error**2 + penalty * variances @ pull**2), gradient
 
         best = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 200}).x
-        weight = original + space.axes @ (best[:-1] - start[:-1])
-        known = head.inverse(rows.prediction)
+        weight = known.weight + space.axes @ (best[:-1] - start[:-1])
+        usual = head.inverse(rows.prediction)
         found = rows.features.astype(np.float64) @ weight + float(best[-1] - space.mean @ weight)
-        return np.clip(found, known.min(), known.max())
+        return np.clip(found, usual.min(), usual.max())
 
     @cached_property
-    def _optimum_sums(self) -> tuple[list[float], TargetSums]:
+    def _optimum_values(self) -> tuple[list[float], list[tuple[Array, Array]]]:
         """Levels of the attribute-unaware optimum, and its values f*(x) before the head (docs/method.md 2.6)."""
-        if self.whole is not None:  # every other level
-            levels, sums = self.whole._optimum_sums
-            known = sums.middle[1::2], sums.weight, sums.totals[:, 1::2], sums.products[:, 1::2]
-            return levels[1::2], TargetSums(*known)
         training, groups = self.problem.training, len(self.problem.labels)
-        weight, bias = self.regression_layer
-        eta = apply_layers(training.features, weight[None], np.array([bias]), self.problem.head.apply)[:, 0]
+        known = self.regression_layer
+        eta = apply_layers(training.features, known.weight[None], np.array([known.bias]), self.problem.head.apply)[:, 0]
         probability = self.group_probability(training.features)
         compared = np.flatnonzero(training.codes < groups)
         share = training.parity_weight[compared]
@@ -229,7 +215,7 @@ class Refits:
         coarse = {"n_cells": 512, "n_grid": int(np.clip(384 // groups, 48, 64))}  # as good a target as twice as fine
         fitted = fit_optimum(eta[compared], probability[compared], levels=levels, sample_weight=share, **coarse)
         values = [self.problem.head.inverse(optimum.predict(eta, probability)) for optimum in fitted]
-        return levels, self._sums(np.column_stack(values))
+        return levels, self._covariances(np.column_stack(values))
 
     @cached_property
     def group_probability(self) -> Callable[[NDArray[Any]], Array]:
@@ -265,19 +251,13 @@ class Refits:
         return found[int(np.argmin(losses))]
 
     @cached_property
-    def regression_layer(self) -> tuple[Array, float]:
+    def regression_layer(self) -> Fit:
         """η(x) = E[Y|x]: the original layer or one refitted to the labels, whichever has less validation error."""
         fits, rows = [original_fit(self.problem.layer)], self.problem.validation
         if self.problem.error_against == "labels":
-            fits += [plain_fit(quadratic) for _, quadratic in self.quadratics("labels", self.effort.ridges)]
+            fits += [known.fit(known.minimiser) for _, known in self.quadratics("labels", self.effort.ridges)]
         errors = (outputs(self.problem.head, rows, fits) - rows.y[:, None]) ** 2
-        best = fits[int(np.argmin(np.average(errors, axis=0, weights=rows.weight)))]
-        return best.weight, best.bias
-
-
-def plain_fit(quadratic: Quadratic) -> Fit:
-    """The refit without fairness constraint."""
-    return quadratic.fit(quadratic.minimiser, diagnostics={"plain": True})
+        return fits[int(np.argmin(np.average(errors, axis=0, weights=rows.weight)))]
 
 
 # --- the candidates ---------------------------------------------------------------------------------------------------
@@ -324,7 +304,7 @@ def parity(
         for target in targets
         for name, quadratic in refits.quadratics(target, _ridges(effort, target, targets, few=few))
     ]
-    found = [plain_fit(quadratic) for name, quadratic in quadratics if name == "labels"]
+    found = [q.fit(q.minimiser, diagnostics={"plain": True}) for name, q in quadratics if name == "labels"]
     if given:
         reductions = mean_reduction or 1.0, covariance_reduction or 1.0
         return found + [replace(parity_at(quadratic, *reductions), target=name) for name, quadratic in quadratics]
@@ -375,7 +355,7 @@ def solve_all(problem: Problem, solve: Solve, effort: Effort, *, scans: bool) ->
         if not k:
             predictions = np.empty((len(rows), len(fits)), order="F")
         predictions[out] = outputs(problem.head, rows.take(out), fits)
-    return found, CrossFitted(tuple(fits), predictions)
+    return found, (fits, predictions)
 
 
 # --- a fit and its layer -------------------------------------------------------------------------------------------

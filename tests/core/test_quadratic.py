@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esvdfair.core.moments import GroupMoments
-from esvdfair.core.quadratic import FeatureSpace, Quadratic, TargetSums, unit_factors
+from esvdfair.core.quadratic import FeatureSpace, Quadratic, target_covariances, unit_factors
 
 
 def make_rows(seed=0, rows=90, p=5, dead=0, scale=1.0):
@@ -129,33 +129,24 @@ def test_space_holds_the_group_moments_along_the_axes():
     np.testing.assert_allclose(space.mean_gaps, [first - second], atol=1e-12)
 
 
+@pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_from_targets_agrees_with_from_moments(weighted):
+def test_covariances_of_targets_agree_with_moments(weighted, intercept):
     h, t, groups, original = make_rows(dead=1)
     weights = np.random.default_rng(1).uniform(0.1, 3, len(t)) if weighted else np.ones(len(t))
-    known = make_quadratic(h, t, groups, original, ridge=0.01, weights=weights)
+    t, fold = t + 5, np.arange(len(t)) % 3
 
-    sums = TargetSums.of(h, np.column_stack([-t, t]), weights)
-    _, other = Quadratic.from_targets(sums, [0], space=known.space, original=original, ridge=0.01)
+    found = target_covariances(h, np.column_stack([-t, t]), weights, fold, centred=intercept)
 
-    np.testing.assert_allclose(other.cross, known.cross, atol=1e-12)
-    assert other.target_mean == pytest.approx(known.target_mean)
-
-
-@pytest.mark.parametrize("intercept", [False, True])
-def test_targets_without_a_fold_are_those_of_the_other_rows(intercept):
-    h, t, groups, original = make_rows(dead=1)
-    weights, fold = np.random.default_rng(1).uniform(0.1, 3, len(t)), np.arange(len(t)) % 3
-    kept = fold != 1
-    t = t + 5
-    options = {"ridge": 0.01, "weights": weights[kept], "intercept": intercept}
-    known = make_quadratic(h[kept], t[kept], groups[kept], original, **options)
-
-    sums = TargetSums.of(h, t[:, None], weights, fold, centred=intercept)
-    (other,) = Quadratic.from_targets(sums, [0, 2], space=known.space, original=original, ridge=0.01)
-
-    np.testing.assert_allclose(other.cross, known.cross, atol=1e-11)
-    assert other.target_mean == pytest.approx(known.target_mean)
+    assert len(found) == 4
+    for left_out, (cross, means) in zip((0, 1, 2, 3), found, strict=True):
+        kept = fold != left_out
+        options = {"ridge": 0.01, "weights": weights[kept], "intercept": intercept}
+        known = make_quadratic(h[kept], t[kept], groups[kept], original, **options)
+        np.testing.assert_allclose(cross[1] @ known.space.axes, known.cross, atol=1e-12)
+        assert means[1] == pytest.approx(known.target_mean)
+    ((alone, _),) = target_covariances(h, t[:, None], weights, np.zeros(len(t), dtype=int), centred=intercept)
+    np.testing.assert_allclose(alone[0], found[-1][0][1], atol=1e-12)
 
 
 @pytest.mark.parametrize("intercept", [False, True])

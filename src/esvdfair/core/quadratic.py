@@ -16,7 +16,7 @@ it is a plain distance. An offset o, which the model adds to h·w, is a last fea
 of its own, and ``t − o`` is the target of the others.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -153,15 +153,10 @@ class FeatureSpace:
         first, second = np.triu_indices(len(self.group_means), k=1)
         return np.asarray(self.group_means[first] - self.group_means[second])
 
-    @cached_property
-    def live(self) -> NDArray[np.intp]:
-        """Positions of the features along any axis: of a ReLU network half of the units may be dead."""
-        return np.flatnonzero(self.axes.any(axis=1))
-
     def rotate(self, features: ArrayLike) -> Array:
         """(rows, p) features -> (rows, r) centred coordinates along the axes."""
-        shifted = np.asarray(features).take(self.live, axis=1) - self.mean[self.live]
-        return np.asarray(shifted @ self.axes[self.live])
+        live = np.flatnonzero(self.axes.any(axis=1))  # of a ReLU network half of the units may be dead
+        return np.asarray((np.asarray(features).take(live, axis=1) - self.mean[live]) @ self.axes[live])
 
     def denoised(self) -> "FeatureSpace":
         """With group means and covariances drawn to the pooled ones by what sampling noise adds to them.
@@ -256,17 +251,6 @@ class Quadratic:
         return cls(space, column[: len(space.axes)] @ space.axes, float(mean[target]), original, ridge)
 
     @classmethod
-    def from_targets(
-        cls, sums: "TargetSums", folds: Sequence[int], *, space: FeatureSpace, original: Array, ridge: float
-    ) -> "list[Quadratic]":
-        """One for each target, on the rows of some folds, of which ``space`` has the mean."""
-        kept, weight = list(folds), sums.weight[list(folds)].sum()
-        moved = sums.totals[kept].sum(axis=0) / weight  # means over these folds, about those over all
-        cross = (sums.products[kept].sum(axis=0) / weight - np.outer(moved, space.mean)) @ space.axes
-        means = sums.middle + moved if space.intercept else np.zeros(len(moved))
-        return [cls(space, one, float(mean), original, ridge) for one, mean in zip(cross, means, strict=True)]
-
-    @classmethod
     def from_layer(cls, space: FeatureSpace, weight: Array, bias: float, ridge: float) -> "Quadratic":
         """With the outputs of the original layer themselves as the target: needs no rows."""
         mean = float(space.mean @ weight + bias) if space.intercept else 0.0
@@ -307,47 +291,30 @@ class Quadratic:
         return Fit(*self.layer(u), ridge=self.ridge, **known)
 
 
-@dataclass(frozen=True)
-class TargetSums:
-    """Sums over the rows of every fold, from which the quadratics of several targets follow on any of the folds.
+def target_covariances(
+    features: NDArray[Any], targets: Array, sample_weight: Array, fold: NDArray[np.intp], *, centred: bool = True
+) -> list[tuple[Array, Array]]:
+    """Covariances (k, p) of targets (rows, k) with features (rows, p), and means (k,) of the targets.
 
-    Attributes
-    ----------
-    middle : (k,) mean of each target over all rows, which is subtracted from it; zeros where nothing may be centred
-    weight : (folds,) Σw
-    totals : (folds, k) Σ w t
-    products : (folds, k, p) Σ w t h
+    For the rows without the first fold, without the second, and so on, and last for all rows. Unless ``centred``, means
+    are 0.
     """
-
-    middle: Array
-    weight: Array
-    totals: Array
-    products: Array
-
-    @classmethod
-    def of(
-        cls,
-        features: NDArray[Any],
-        targets: Array,
-        sample_weight: Array,
-        fold: NDArray[np.intp] | None = None,
-        *,
-        centred: bool = True,
-    ) -> "TargetSums":
-        """Of features (rows, p) and targets (rows, k), with the fold of each row; default one fold."""
-        fold = np.zeros(len(targets), dtype=np.intp) if fold is None else fold
-        weight = np.bincount(fold, sample_weight).astype(np.float64)
-        middle = sample_weight / weight.sum() @ targets if centred else np.zeros(targets.shape[1])
-        parts = np.zeros((len(weight), targets.shape[1], len(targets)))  # w t in the fold of the row, and 0 in others
-        parts[fold, :, np.arange(len(targets))] = sample_weight[:, None] * (targets - middle)
-        live = np.flatnonzero(features.any(axis=0))
-        products = np.zeros((len(weight) * targets.shape[1], features.shape[1]))
-        found = np.zeros((len(products), len(live)))
-        for block in blocks(len(features)):
-            rows = features[block].take(live, axis=1).astype(np.float64)
-            found += parts[:, :, block].reshape(len(products), -1) @ rows
-        products[:, live] = found
-        return cls(middle, weight, parts.sum(axis=2), products.reshape(*parts.shape[:2], -1))
+    middle = sample_weight @ targets / sample_weight.sum() if centred else np.zeros(targets.shape[1])
+    folds, live = int(fold.max()) + 1, np.flatnonzero(features.any(axis=0))
+    columns = np.column_stack([targets - middle, np.ones(len(targets))])
+    parts = np.zeros((folds, columns.shape[1], len(targets)))  # in the fold of each row, and 0 in the others
+    parts[fold, :, np.arange(len(targets))] = sample_weight[:, None] * columns
+    products = np.zeros((folds, columns.shape[1], features.shape[1]))
+    for block in blocks(len(features)):
+        products[:, :, live] += parts[:, :, block] @ features[block].take(live, axis=1).astype(np.float64)
+    found, totals = [], parts.sum(axis=2)
+    for kept in [*(1.0 - np.eye(folds) if folds > 1 else ()), np.ones(folds)]:
+        *means, weight = kept @ totals
+        product, mean = np.tensordot(kept, products, 1) / weight, np.array(means) / weight
+        found.append(
+            (product[:-1] - np.outer(mean, product[-1]), mean + middle) if centred else (product[:-1], 0 * mean)
+        )
+    return found
 
 
 # --- what follows the layer ----------------------------------------------------------------------------------------
