@@ -93,7 +93,7 @@ def test_a_small_group_hides_no_difference(small):
     assert found.verdict().startswith(f"Predictions differ between a and b: KS {pair.ks:.3f} (95% interval [0.2")
     if small < 30:
         assert found.groups_set_aside == {"c": small}
-        assert f"Too small to judge: c ({small} row" in found.verdict()
+        assert f"Too small to compare: c ({small} row" in found.verdict()
         assert len(found.between.pairs) == 1
         everybody = audit_predictions(scores, group, min_group_rows=2).between.pairs
         assert next(pair for pair in everybody if pair.groups == ("a", "b")).established

@@ -171,7 +171,7 @@ def test_the_report_shows_raw_and_adjusted_gaps_side_by_side(unexplained):
     _, X, y, sex, _ = unexplained
     fair = fit(unexplained, method="parity", target_ks=0.12)
     page = render_report(fair, X, y, sensitive_features=sex)
-    assert "Among people who are alike" in page
+    assert "<h2>Adjusted for the control features</h2>" in page
     assert "adjusted for the control features" in page
     for key in ("ks_before", "ks_after", "ks_raw_before", "ks_raw_after"):
         assert f"{fair.summary_[key]:.3f}".lstrip("0") in page or f"{fair.summary_[key]:.3f}" in page
@@ -184,6 +184,6 @@ def test_the_report_adjusts_test_rows_for_their_strata(unexplained):
     fair, test = fit(unexplained, method="parity", target_ks=0.12), slice(0, 800)
     told = fair.assess(X[test], y[test], sensitive_features=sex[test], control_features=job[test])
     page = render_report(fair, X, y, sensitive_features=sex, test=(X[test], y[test], sex[test], None, job[test]))
-    assert "measured on 800 rows: test data" in page
+    assert "measured on 800 rows of test data" in page
     for key in ("ks_before", "ks_after", "ks_raw_before", "ks_raw_after"):
         assert f"{told[key]:.3f}" in page

@@ -203,3 +203,14 @@ def test_the_interval_covers_the_ratio_at_the_cutoff_of_a_population(at, sizes, 
         low = 1 - found.reference_after
         hits += found.ratio_low[low] <= shares[low] / shares[found.reference_after] <= found.ratio_high[low]
     assert 0.92 <= hits / runs <= 0.985
+
+
+def test_cutoffs_are_written_like_other_numbers_but_with_all_digits_that_select():
+    scores = np.arange(24_000.0, 26_000.0, 20.0)
+    sex = np.arange(len(scores)) % 2
+    one = decisions(scores, scores, sensitive_features=sex, cutoff=25_010)
+    assert one.cutoff_words() == "A cut-off of 25,010 selects 49%."
+    two = decisions(scores, scores - 1000.125, sensitive_features=sex, cutoff=25_010)
+    assert "The old cut-off of 25,010 would now select 0% instead of 49%: use 24,000." in two.cutoff_words()
+    with pytest.raises(ValueError, match="cutoff=1000000` selects nobody: the predictions range from 24,000 to 26,000"):
+        decisions(scores, scores, sensitive_features=sex, cutoff=1e6)

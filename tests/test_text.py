@@ -58,8 +58,8 @@ def test_the_answer_and_the_figure_beside_its_target(changed, answer, headline):
     assert (found.answer, found.headline) == (answer, headline)
     assert str(found).startswith(headline)
     assert found.measured == (
-        f"Measured on 1,250 rows, validation data: KS distance 0.376 before, {(BASE | changed)['ks_after']:.3f} after; "
-        "chance alone shows about 0.040 at these group sizes."
+        "Measured on 1,250 rows of validation data: KS distance 0.376 before, "
+        f"{(BASE | changed)['ks_after']:.3f} after; chance alone shows about 0.040 at these group sizes."
     )
     assert found.next_steps
 
@@ -72,13 +72,13 @@ def test_what_to_do_next():
     assert "Evaluate the repaired model on test data" in steps["validated"]
     assert "test data" not in steps["tested"]
     assert "Reset your cut-offs" in steps["tested"]
-    assert "more rows, above all of f" in steps["unmet"]
+    assert "more rows, especially of f" in steps["unmet"]
     assert "about 4.0 times as many rows" in steps["unknown"]
 
 
 def test_small_groups_strata_and_bounds_are_named():
     found = str(verdict(BASE | {"groups_set_aside": {"x": 7}, "outside_support": 0.04}))
-    assert "Too small to judge: x (7 rows)." in found
+    assert "Too small to compare: x (7 rows)." in found
     adjusted = verdict(BASE | {"ks_raw_before": 0.4}).measured
     assert "KS distance, adjusted for the control features, 0.376 before, 0.098 after" in adjusted
     assert "4% of the rows are in strata that lack a group." in found

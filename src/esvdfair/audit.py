@@ -215,8 +215,8 @@ def audit_predictions(
     judged = np.flatnonzero(sizes >= fewest)
     if len(judged) < 2:
         raise InputError(
-            f"{len(judged)} of {len(names)} groups have `min_group_rows={fewest}` rows or more; a comparison needs "
-            "two. Pass more rows, or lower it."
+            f"{len(judged)} of {len(names)} groups have {fewest} rows or more (`min_group_rows={fewest}`), but a "
+            "comparison needs two. Pass more rows, or lower `min_group_rows`."
         )
     rows = np.flatnonzero(np.isin(everybody.codes, judged))
     inside, weight = scores[rows], None if everybody.weight is None else everybody.weight[rows]

@@ -107,8 +107,8 @@ class Decisions:
             One or two sentences.
         """
         if self.one_model:
-            return f"A cut-off of {self.cutoff_before:.10g} selects {percent(self.share_before, 1)}."
-        old, new = f"{self.cutoff_before:.10g}", f"{self.cutoff_after:.10g}"
+            return f"A cut-off of {self.cutoff_before:,.10g} selects {percent(self.share_before, 1)}."
+        old, new = f"{self.cutoff_before:,.10g}", f"{self.cutoff_after:,.10g}"
         was, kept = percent(self.share_before, 1), percent(self.share_old_cutoff, 1)
         parts = [f"The old cut-off of {old} would now select {kept} instead of {was}: use {new}."]
         if self.share_old_cutoff == self.share_before:
@@ -218,8 +218,8 @@ def decisions(
     wanted = own.share(at_before)
     if not wanted:
         raise InputError(
-            f"`cutoff={sign * at_before:g}` selects nobody: the predictions range from {old.min():.4g} to "
-            f"{old.max():.4g}. Pass a cut-off between them."
+            f"`cutoff={sign * at_before:.10g}` selects nobody: the predictions range from {number(old.min())} to "
+            f"{number(old.max())}. Pass a cut-off between them."
         )
     at_after = at_before if now.share(at_before) == wanted else now.cutoff(wanted)
     yes = own.values >= at_before, now.values >= at_after
@@ -332,7 +332,7 @@ def ratio_interval(share: float, size: float, reference: float, reference_size: 
 def decision_table(found: Decisions, attribute: str) -> tuple[list[str], list[list[str]]]:
     """Header and lines; of one model without what a repair changes."""
     one, lines = found.one_model, []
-    moves = [] if one else ["gain", "lose"]
+    moves = [] if one else ["newly selected", "no longer selected"]
 
     def figures(group: Label, name: str, form: Callable[[float], str]) -> str:
         old, new = (form(getattr(found, f"{name}_{when}")[group]) for when in ("before", "after"))
@@ -345,4 +345,4 @@ def decision_table(found: Decisions, attribute: str) -> tuple[list[str], list[li
         moved = [] if one else [number(found.gained[g]), number(found.lost[g])]
         difference = figures(g, "difference", "{:+.2f}".format)
         lines.append([label_text(g), f"{found.rows[g]:,}", rates, ratios, within, *moved, difference])
-    return [attribute, "rows", "selected", "impact ratio", "95% interval", *moves, "difference in sd"], lines
+    return [attribute, "rows", "selected", "impact ratio", "95% interval", *moves, "difference in means (sd)"], lines

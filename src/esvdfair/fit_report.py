@@ -185,10 +185,10 @@ def _decided_by(curve: Curve, point: CurvePoint, target_ks: float | None, max_ms
             return "the original model meets the target"
         return "the most accurate that " + ("meets the target" if curve.confidence is None else "is certified")
     if point.ks_certified is not None and point.ks_certified > target_ks:
-        return "none can be certified: among the fairest"
+        return "among the fairest, as none can be certified"
     if not curve.resolvable(target_ks).all():
-        return f"the target is below the noise level of {curve.unresolved(target_ks)}"
-    return "none meets the target: among the fairest"
+        return f"among the fairest, as the target is below the noise level of {curve.unresolved(target_ks)}"
+    return "among the fairest, as none meets the target"
 
 
 def account_for(problem: Problem, fit: Fit) -> list[LayerEdit]:

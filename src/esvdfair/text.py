@@ -25,7 +25,7 @@ def some_names(names: Sequence[str], shown: int) -> str:
 def too_small(groups: Mapping[Any, int], shown: int = 5) -> str:
     """The sentence about groups that are too small to be compared."""
     names = [f"{label_text(label)} ({rows:,} row{'' if rows == 1 else 's'})" for label, rows in groups.items()]
-    return f"Too small to judge: {some_names(names, shown)}."
+    return f"Too small to compare: {some_names(names, shown)}."
 
 
 def printable(text: str, widest: int = WIDEST) -> str:
@@ -72,13 +72,13 @@ def quoted(name: str) -> str:
 
 
 EVALUATED_ON = {
-    "validation": "validation data",
-    "heldout": "validation rows held out from the repair",
-    "test": "test data",
-    "train": "the training rows themselves, so results on new data will be worse",
-    "given": "the rows given here; if some of them fitted the repair, results on new data will be worse",
+    "validation": "rows of validation data",
+    "heldout": "held-out validation rows",
+    "test": "rows of test data",
+    "train": "training rows, so results on new data will be worse",
+    "given": "rows given here; if some of them are training rows, results on new data will be worse",
 }
-"""``summary_["evaluated_on"]`` -> on which rows a repair was evaluated, in words."""
+"""``summary_["evaluated_on"]`` -> on which rows a repair was evaluated, in words that follow a number."""
 
 
 def error_name(summary: Mapping[str, Any]) -> str:
@@ -184,7 +184,7 @@ def verdict(summary: Mapping[str, Any]) -> Verdict:
     distance = "KS distance" + (", adjusted for the control features," if "ks_raw_before" in summary else "")
     known = f"{distance} {share(summary['ks_before'])} before, {share(summary['ks_after'])} after"
     noise = f"chance alone shows about {share(summary['ks_floor'])} at these group sizes"
-    measured = f"Measured on {summary['rows']:,} rows, {EVALUATED_ON[summary['evaluated_on']]}: {known}; {noise}."
+    measured = f"Measured on {summary['rows']:,} {EVALUATED_ON[summary['evaluated_on']]}: {known}; {noise}."
     details = [f"Why this model: {summary['decided_by']}."] if summary["target_ks"] is not None else []
     if not summary.get("certified"):
         details.append(
@@ -243,11 +243,13 @@ def _useless_words(summary: Mapping[str, Any]) -> str:
 
 
 def accuracy_words(summary: Mapping[str, Any]) -> str:
-    """How much of what the original model explained is kept."""
+    """How much of what the original model explained is kept, or that more is explained."""
     before, after = summary["r2_before"], summary["r2_after"]
     if summary["error_against"] != "labels":
         return f"changes predictions by {number(math.sqrt(summary['mse_after']))} (root mean square)"
-    if before > 0:
+    if after > before > 0 and percent(after / before) != "100%":
+        return f"explains more of the variance than before (R² {share(before)} to {share(after)})"
+    if before > 0 and after > 0:
         return f"keeps {percent(after / before)} of the explained variance (R² {share(before)} to {share(after)})"
     return f"has an R² of {share(after)} ({share(before)} before)"
 
@@ -259,12 +261,13 @@ def _next_steps(answer: str, summary: Mapping[str, Any]) -> tuple[str, ...]:
     if answer == "useless":
         return ("Repair again with a milder target, or limit the error increase.",)
     if answer == "unmet":
-        return (f"Repair again with more rows, above all of {few}, or with a milder target.",)
+        more = f"more rows, especially of {few}, or with " if summary["target_ks"] else ""  # no number resolves 0
+        return (f"Repair again with {more}a milder target.",)
     if answer == "unknown":
         times = (summary["ks_floor"] / summary["target_ks"]) ** 2 if summary["target_ks"] else math.inf
         return (f"Evaluate on about {times:,.1f} times as many rows, or choose a milder target.",)
-    again = "Evaluate the repaired model on test data, which neither fitted nor chose it."
-    reset = "Reset your cut-offs: repaired predictions vary less, so the old ones select other people."
+    again = "Evaluate the repaired model on test data, which was used neither to fit nor to choose it."
+    reset = "Reset your cut-offs: predictions have changed, so the old cut-offs select different people."
     return (reset,) if summary["evaluated_on"] == "test" else (again, reset)
 
 

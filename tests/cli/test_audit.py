@@ -171,11 +171,11 @@ def test_a_group_of_one_is_named_by_its_label(files, invoke, refused, tmp_path):
     data.loc[0, "sex"] = "neither"
     data.to_csv(tmp_path / "one.csv", index=False)
     words = ["audit", files.model, tmp_path / "one.csv", *SEX, "--target", "income"]
-    assert "Too small to judge: neither (1 row)." in flat(invoke(*words).stdout)
+    assert "Too small to compare: neither (1 row)." in flat(invoke(*words).stdout)
     data.loc[20:, "sex"] = "male"
     data.to_csv(tmp_path / "one.csv", index=False)
     said = refused(*words)
-    assert "1 of 3 groups have --min-group-rows 30 rows or more; a comparison needs two" in said
+    assert "1 of 3 groups have 30 rows or more (--min-group-rows 30), but a comparison needs two" in said
 
 
 def test_small_groups(files, invoke, tmp_path):
@@ -193,7 +193,7 @@ def test_small_groups(files, invoke, tmp_path):
     assert found["mse"] == pytest.approx(np.mean((predicted - data["income"]) ** 2))  # of their rows too
     large = data["sex"].isin(["female", "male"])
     assert found["ks"] == ks_distance(predicted[large], sensitive_features=data["sex"][large])
-    assert "Too small to judge: x (3 rows), z (3 rows)." in flat(invoke(*words[:-1]).stdout)
+    assert "Too small to compare: x (3 rows), z (3 rows)." in flat(invoke(*words[:-1]).stdout)
     other = invoke(*words, "--other")
     assert "note: 6 rows of" in other.stderr
     assert "became the group 'other', as their groups have fewer than 5: 'x' 3, 'z' 3." in other.stderr

@@ -80,8 +80,8 @@ def test_a_malformed_table(refuses, tmp_path, content, said):
 
 
 def test_a_table_given_as_the_model_and_the_other_way_round(refuses, files):
-    assert "is not an ONNX model but a table; the model comes first: MODEL.onnx DATA" in refuses(model=files.data)
-    assert "the model comes first: MODEL.onnx DATA" in refuses(model=files.new, data=files.model)
+    assert "is not an ONNX model but a table; the model comes first: MODEL DATA" in refuses(model=files.data)
+    assert "the model comes first: MODEL DATA" in refuses(model=files.new, data=files.model)
     assert "neither Parquet nor text in UTF-8" in refuses(data=files.model)
 
 
@@ -324,4 +324,4 @@ def test_what_is_missing_is_explained(refused, files):
     said = refused("audit", files.model, files.data)
     assert said.startswith("esvdfair: Missing option '--sensitive': Column with the group of each person.")
     assert said.endswith("See `esvdfair audit --help`.\n")
-    assert "Missing argument 'MODEL.onnx'. See `esvdfair curve --help`." in refused("curve", "--sensitive", "sex")
+    assert "Missing argument 'MODEL'. See `esvdfair curve --help`." in refused("curve", "--sensitive", "sex")

@@ -28,7 +28,8 @@ def command(name):
 
 
 def examples(text):
-    return re.findall(r"^ +esvdfair (\S+) ?(.*)$", text, re.MULTILINE)
+    whole = re.sub(r"\\\n *", "", text)  # a long command takes several lines
+    return re.findall(r"^ +esvdfair (\S+) ?(.*)$", whole, re.MULTILINE)
 
 
 def test_the_commands_of_the_contract_are_there():

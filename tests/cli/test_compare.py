@@ -65,7 +65,7 @@ def test_a_method_that_cannot_be_applied_says_why(files, invoke, monkeypatch):
     monkeypatch.setattr(compare, "methods", lambda: methods)
     result = invoke("compare", files.model, files.data, *ROLES)
     assert result.exit_code == 0
-    assert "exact: not possible here. no hidden layer for --method exact" in result.stdout
+    assert "exact is not possible here: no hidden layer for --method exact" in result.stdout
     assert "MSE of female" in result.stdout
 
 
@@ -74,7 +74,7 @@ def test_groups_too_small_to_compare(files, refused, tmp_path):
     data["sex"] = ["a"] * 45 + ["b"] * 35
     data.to_csv(tmp_path / "few.csv", index=False)
     said = refused("compare", files.model, tmp_path / "few.csv", *ROLES)
-    assert "0 of 2 groups have --min-group-rows 30 rows or more; a comparison needs two" in said
+    assert "0 of 2 groups have 30 rows or more (--min-group-rows 30), but a comparison needs two" in said
     data["sex"] = ["a"] * 79 + ["b"]
     data.to_csv(tmp_path / "few.csv", index=False)
     said = refused("compare", files.model, tmp_path / "few.csv", *ROLES)
@@ -88,7 +88,7 @@ def test_a_group_with_few_rows_to_judge_on_is_not_compared(files, invoke, tmp_pa
     data.loc[data.index[-40:], "sex"] = "x"
     data.to_csv(tmp_path / "all.csv", index=False)
     words = ["compare", files.model, tmp_path / "all.csv", *ROLES]
-    assert "Too small to judge: x (" in invoke(*words).stdout
+    assert "Too small to compare: x (" in invoke(*words).stdout
     found = json.loads(invoke(*words, "--json").stdout)["scores"]
     assert list(found[0]["group_mse"]) == ["female", "male"]
     judge = split_rows(TableBatches(tmp_path / "all.csv", Roles(("sex",), "income")), None, 0)[1]

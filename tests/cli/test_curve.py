@@ -39,7 +39,7 @@ def test_a_table_a_plot_in_text_and_a_picture(files, invoke, refused, tmp_path, 
     result = invoke(*words)
     assert result.exit_code == 0
     for said in (
-        "held out from the repair",
+        "held-out validation rows",
         "95% interval",
         "difference in means",
         "◉",
@@ -96,6 +96,6 @@ def test_all_points_on_request(files, invoke):
     rows = [[line for line in text.split("mean squared error against")[0].splitlines() if "[" in line]
             for text in (some, every)]  # fmt: skip
     assert len(rows[1]) == len(points) > 20 > 13 >= len(rows[0])
-    assert f"{len(rows[0])} of which are listed (--all lists all)" in " ".join(some.split())
+    assert f"({len(rows[0])} are listed; --all lists all)" in " ".join(some.split())
     (chosen,) = [line for line in rows[1] if line.startswith("→")]
     assert chosen in rows[0]

@@ -22,7 +22,13 @@ def repaired(files):
 def test_layers_and_directions_for_people(files, invoke):
     result = invoke("explain", files.model, files.data, *ROLES)
     assert (result.exit_code, result.stderr) == (0, "")
-    for said in ("hidden", "3 → 8", "8 → 1", "KS if edited", "Directions of layer hidden along which sex differs"):
+    for said in (
+        "hidden",
+        "3 → 8",
+        "8 → 1",
+        "KS if edited",
+        "Directions of layer hidden along which the groups differ",
+    ):
         assert said in result.stdout
     assert "Predictions that change" not in result.stdout
 

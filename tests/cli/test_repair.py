@@ -34,7 +34,7 @@ def test_a_repaired_file_and_its_record(files, invoke, tmp_path, written):
         "mean squared error",
         "of female",
         "meets the target of 0.2",
-        "the rows of --validation",
+        "rows of --validation",
     ):
         assert said in " ".join(result.stdout.split())
     record = json.loads((tmp_path / "fair.onnx.json").read_text())
@@ -308,7 +308,7 @@ def test_a_report_is_about_the_rows_that_judged_by_their_numbers_in_the_file(fil
     out, page = tmp_path / "fair.onnx", tmp_path / "page.html"
     reached = json.loads(invoke("repair", *words, *QUICK, "-o", out, "--report", page, "--json").stdout)["reached"]
     shown = page.read_text()
-    assert f"measured on {reached['rows']} rows: validation rows held out from the repair" in shown
+    assert f"measured on {reached['rows']} held-out validation rows" in shown
     assert f"estimated population KS of {reached['ks_population']:.3f}" in shown
     for said in ("model.onnx, repaired as fair.onnx", "holes.csv", "income, in EUR a year"):
         assert said in shown
@@ -366,7 +366,7 @@ def test_the_headline_is_about_rows_that_neither_fitted_nor_chose(files, invoke,
     assert (tested["evaluated_on"], record["reached"]["evaluated_on"]) == ("test", "heldout")
     assert tested["mse_after"] == pytest.approx(audited["mse"], rel=1e-4)
     assert result.exit_code == (0 if tested["met"] else 1)
-    assert "evaluated on 400 rows, test data" in " ".join(result.stdout.split())
+    assert "evaluated on 400 rows of test data" in " ".join(result.stdout.split())
     assert number(tested["mse_after"]) in result.stdout
     assert record["test"]["sha256"] == sha256(files.new)
     assert page.exists()
@@ -388,7 +388,7 @@ def test_everything_says_of_test_rows_what_the_exit_code_says(files, invoke, tmp
         for shown in (result.stdout, card.read_text(), page.read_text()):
             assert said in " ".join(shown.replace("\\", "").split())
         assert f"| {record['tested']['ks_after']:.3f} |" in card.read_text()
-        assert "400 rows: test data" in page.read_text()
+        assert "400 rows of test data" in page.read_text()
         assert ("repaired model" in said) is repaired
 
 
@@ -402,7 +402,7 @@ def test_a_table_with_a_tiny_group_is_repaired_and_reported(files, invoke, tmp_p
     result = invoke("repair", *words, "-o", out, "--report", page, "--model-card", card)
     assert result.exit_code == 0, result.stderr
     assert "1 group is too small to compare and set aside: neither (3 rows)" in result.stderr
-    said = "Too small to judge: neither (3 rows)."
+    said = "Too small to compare: neither (3 rows)."
     assert said in " ".join(result.stdout.split())
     assert said in page.read_text()
     assert said in card.read_text()

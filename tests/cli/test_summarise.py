@@ -62,7 +62,7 @@ def test_what_a_summary_contains(files, parts, invoke, tmp_path):
     result = invoke("show", parts)
     assert "part-1.summary: 3 rows\n" in result.stdout
     assert "Contains 600 of these rows (inputs of the last layer, predictions, labels, groups)" in result.stdout
-    assert result.stdout.count("treat it as the data") == 4
+    assert " ".join(result.stdout.split()).count("treat it as the data") == 4
     sizes = pd.read_csv(files.data)["sex"].value_counts()
     found = json.loads(invoke("show", tmp_path / "part-0.summary", "--json").stdout)
     assert found[0]["columns"] == ["age", "hours", "school"]

@@ -57,12 +57,12 @@ class Few:
 
 
 SAID = {
-    arrays: "validation rows held out from the repair",
-    unlabelled: "validation rows held out from the repair",
-    validated: "the rows given here",
-    streamed: "validation rows held out from the repair",
-    unfitted: "validation rows held out from the repair",
-    no_rows_to_hold_out: "the training rows themselves",
+    arrays: "held-out validation rows",
+    unlabelled: "held-out validation rows",
+    validated: "rows given here",
+    streamed: "held-out validation rows",
+    unfitted: "held-out validation rows",
+    no_rows_to_hold_out: "training rows, so results on new data",
 }
 
 
@@ -120,7 +120,7 @@ def test_a_model_of_several_inputs(case):
     fair = ESVDFair(Two(), method="parity", effort=Effort.quick(), targets="labels")
     fair.fit(x_fit, y_fit, sensitive_features=of_fit, validation=part(slice(350, 450)))
     page = render_report(fair, x_fit, y_fit, sensitive_features=of_fit, test=part(slice(450, 600)))
-    for said in ("work[0]", "work[2]", "home[rent]", "150 rows: test data", "Layer by layer"):
+    for said in ("work[0]", "work[2]", "home[rent]", "150 rows of test data", "Layer by layer"):
         assert said in page
     assert "Not available" not in page
 
@@ -137,4 +137,4 @@ def test_labels_that_are_words():
     assert number(fair.summary_["mse_after"]) in page
     assert "KS if edited" in page  # the layers are scanned with the words, too
     tested = render_report(fair, X, y, sensitive_features=groups, test=(X, y, groups))
-    assert "400 rows: test data" in tested
+    assert "400 rows of test data" in tested

@@ -97,7 +97,7 @@ def test_names_are_shown_and_not_run(outline):
 def test_headline_numbers_are_those_of_the_summary(outline, fair):
     s = fair.summary_
     lead = outline.text.split("How predictions are distributed")[0]  # the rows that judged are among those given
-    assert f"measured on {s['rows']:,} rows: validation rows held out from the repair." in outline.text
+    assert f"measured on {s['rows']:,} held-out validation rows." in outline.text
     assert verdict(s).headline in lead
     assert ("meets the target of 0.16" if s["met"] else "does not meet the target of 0.16") in lead
     low, high = s["ks_interval"]
@@ -107,7 +107,7 @@ def test_headline_numbers_are_those_of_the_summary(outline, fair):
     for figure in ("mse_before", "mse_after"):
         assert number(s[figure]) in lead
     explained = f"(R² {s['r2_before']:.3f} to {s['r2_after']:.3f})"
-    assert f"keeps {s['r2_after'] / s['r2_before']:.0%} of the explained variance {explained}" in lead
+    assert f"explains more of the variance than before {explained}" in lead
     assert f"Accuracy {s['r2_before']:.3f} → {s['r2_after']:.3f} R²" in lead
 
 
@@ -146,8 +146,8 @@ def test_test_rows_make_the_page(case, fair):
     test = case.X[400:], case.y[400:], case.groups[400:]
     page = render_report(fair, case.X[:400], case.y[:400], sensitive_features=case.groups[:400], test=test)
     outline, numbers = Outline(page), chart_numbers(page)
-    assert "measured on 200 rows: test data" in outline.text
-    assert f"chosen on {fair.summary_['rows']} rows, validation rows held out from the repair" in outline.text
+    assert "measured on 200 rows of test data" in outline.text
+    assert f"chosen on {fair.summary_['rows']} held-out validation rows" in outline.text
     for when, predicted in (("before", case.model.predict(test[0])), ("after", fair.predict(test[0]))):
         expected = ks_distance(predicted, sensitive_features=test[2])
         assert numbers["cdf"][when]["high"] - numbers["cdf"][when]["low"] == pytest.approx(expected)
@@ -156,7 +156,7 @@ def test_test_rows_make_the_page(case, fair):
     )
     assert numbers["others"] == []  # these points were judged on other rows
     given = render_report(fair, *test[:2], sensitive_features=test[2])
-    assert "the rows given here; if some of them fitted the repair" in given
+    assert "rows given here; if some of them are training rows" in given
 
 
 def test_the_page_opens_with_what_it_is_about(case, fair):
@@ -205,7 +205,7 @@ def test_nothing_is_rounding_noise(case):
     page = render_report(fair, case.X, case.y, sensitive_features=case.groups)
     assert fair.summary_["mean_gap_after"] < 1e-9
     assert not re.search(r"\de-1\d", Outline(page).text)
-    assert "the training rows themselves" in page
+    assert "training rows, so results on new data" in page
 
 
 def test_a_hidden_edit_shows_its_own_layer_and_a_refit_says_that_it_left_it(case, page):
@@ -366,8 +366,8 @@ def test_a_group_that_is_too_small_is_named_and_its_rows_count_in_the_error(four
     few = int(np.sum(test[2] == "few"))
     told = fair.assess(test[0], test[1], sensitive_features=test[2])
     shown = Outline(render_report(fair, *rows, sensitive_features=groups, test=test)).text
-    assert shown.count(f"Too small to judge: few ({few} rows).") == 1
-    assert f"measured on {len(test[1])} rows: test data" in shown
+    assert shown.count(f"Too small to compare: few ({few} rows).") == 1
+    assert f"measured on {len(test[1])} rows of test data" in shown
     mse = np.mean((fair.predict(test[0]) - test[1]) ** 2)
     assert told["mse_after"] == pytest.approx(mse)
     assert f"Mean squared error {number(told['mse_before'])} → {number(mse)}" in shown

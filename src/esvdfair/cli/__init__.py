@@ -141,19 +141,21 @@ def _say(message: str) -> None:
 @click.version_option(package_name="esvdfair")
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Repair a trained regression model so that its predictions are distributed alike in every sensitive group.
+    r"""Repair a trained regression model so that its predictions are distributed alike in every sensitive group.
 
     \b
     Examples:
       esvdfair demo
       esvdfair audit model.onnx people.csv --sensitive sex --target income
-      esvdfair repair model.onnx people.csv --sensitive sex --target income --target-ks 0.1 -o fair.onnx
+      esvdfair repair model.onnx people.csv --sensitive sex --target income \
+        --target-ks 0.1 -o fair.onnx
 
     Exit codes: 0 done; 1 done, but the target was not met; 2 bad input, nothing was written; 3 done and
     written, but the result could not be printed.
 
-    \b
     To complete commands, options and columns with the tab key, add a line to the start-up file of your shell:
+
+    \b
       bash  eval "$(_ESVDFAIR_COMPLETE=bash_source esvdfair)"
       zsh   eval "$(_ESVDFAIR_COMPLETE=zsh_source esvdfair)"
       fish  _ESVDFAIR_COMPLETE=fish_source esvdfair | source

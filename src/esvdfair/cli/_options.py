@@ -92,14 +92,14 @@ def _set_time_limit(_: click.Context, __: click.Parameter, seconds: float | None
         os.environ[TIME_LIMIT] = str(seconds)
 
 
-MODEL = click.argument("model", metavar="MODEL.onnx", type=FILE)
+MODEL = click.argument("model", metavar="MODEL", type=FILE)
 DATA = click.argument("data", metavar="DATA", type=FILE)
 SEED = option("--seed", "N", "Random seed.", default=0, show_default=True, type=click.IntRange(min=0))
 VALIDATION = option("--validation", "FILE", "Rows that the model was not trained on, to choose among candidates.")
 TEST = option("--test", "FILE", "Rows used for neither training nor choosing. Results are then evaluated on them.")
 METHOD = (
-    option("--method", None, "transport: match whole distributions. parity: match means and variances. exact: edit a "
-           "hidden layer, then the last. paper: Algorithm 2 of the paper.",
+    option("--method", "METHOD", "transport: match whole distributions. parity: match means and variances. exact: "
+           "edit a hidden layer, then the last. paper: Algorithm 2 of the paper.",
            type=click.Choice(["transport", "parity", "exact", "paper"]), default="transport", show_default=True),
     layer_option("Layer that exact and paper edit: index or name.  [default: -2]"),
 )  # fmt: skip
@@ -194,8 +194,8 @@ def repair_options(*own: Option, target_ks: float | None = None) -> Option:
         target_ks_option(default=target_ks),
         option("--confidence", "PART", "Return only models that are certified to meet --target-ks; 0.9: with 90% "
                "confidence.", type=SHARE),
-        option("--certificate", None, "Bound of the certificate; hoeffding holds at every sample size and needs about "
-               "three times as many rows.",
+        option("--certificate", "BOUND", "Bound of the certificate: normal, or hoeffding, which holds at every sample "
+               "size and needs about three times as many rows.",
                type=click.Choice(["normal", "hoeffding"]), default="normal", show_default=True),
         *own,
         flag("--rescale", "Give repaired predictions the mean and standard deviation of the original ones."),

@@ -24,7 +24,7 @@ AUDITED_ROWS = 1_000_000
 """Rows that a command holds at once to measure predictions; a sample stands for a larger file."""
 EXPLAINED_ROWS = 100_000
 """The same for commands that run many methods, or every layer, over them."""
-EVALUATED_ON = text.EVALUATED_ON | {"validation": "the rows of --validation"}
+EVALUATED_ON = text.EVALUATED_ON | {"validation": "rows of --validation"}
 
 
 # --- tables --------------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def load_model(path: Path, output: str | None) -> "ModelAdapter":
             ) from None
         if len(header_of(path)) > 1:
             raise ValueError(
-                f"{str(path)!r} is not an ONNX model but a table; the model comes first: MODEL.onnx DATA"
+                f"{str(path)!r} is not an ONNX model but a table; the model comes first: MODEL DATA"
             ) from None
         raise
 

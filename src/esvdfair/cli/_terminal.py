@@ -142,8 +142,10 @@ _OPTIONS = {
         "min_group_rows", "missing_group", "part", "predictions", "rescale", "row_id", "rows", "select_share", "sep",
         "target_ks",
     )},
-    "X": "the table", "y": "--target", "control_features": "--control", "sensitive_features": "--sensitive",
-    "sample_weight": "--weight", "validation": "--validation FILE", "output": "--output NAME",
+    "X": "the table", "model": "MODEL", "summary": "--summary",
+    "y": "--target", "control_features": "--control", "sensitive_features": "--sensitive",
+    "sample_weight": "--weight", "validation": "--validation FILE",
+    "validation=(X, y, sensitive_features)": "--validation FILE", "output": "--output NAME",
     "random_state": "--seed", "missing='group'": "--missing-group", "curve_": "`esvdfair curve`",
 }  # fmt: skip
 """What messages of the library name in backticks -> what the command line calls it."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @opt.cutoff_options
 @opt.json_option
 def audit(given: Given, target_ks: float | None, cutoffs: Sequence[Mapping[str, Any]], as_json: bool) -> int:
-    """Measure how different predictions are between groups.
+    r"""Measure how different predictions are between groups.
 
     Prints figures for each group, the Kolmogorov–Smirnov (KS) distance between their predictions (0: the same
     distribution, 1: no overlap) with a 95% interval and its noise level, and a verdict.
@@ -37,7 +37,8 @@ def audit(given: Given, target_ks: float | None, cutoffs: Sequence[Mapping[str, 
     \b
     Examples:
       esvdfair audit model.onnx people.csv --sensitive sex --target income
-      esvdfair audit scores.csv --predictions score --sensitive sex --select-share 0.2
+      esvdfair audit scores.csv --predictions score --sensitive sex \
+        --select-share 0.2
     """
     from esvdfair.audit import audit_predictions
     from esvdfair.cutoffs import decisions

@@ -67,7 +67,7 @@ class Method(NamedTuple):
 @opt.repair_options(target_ks=0.1)
 @opt.json_option
 def compare(given: Given, options: dict[str, Any], as_json: bool) -> None:
-    """Run our methods and the baselines on the same rows.
+    r"""Run our methods and the baselines on the same rows.
 
     Our methods do what `esvdfair repair` does with the same options: they are fitted on DATA and choose on the rows of
     --validation, or on a quarter of DATA. The baselines are fitted on the same training rows. All are evaluated on the
@@ -78,7 +78,8 @@ def compare(given: Given, options: dict[str, Any], as_json: bool) -> None:
 
     \b
     Example:
-      esvdfair compare model.onnx people.csv --sensitive sex --target income --target-ks 0.1
+      esvdfair compare model.onnx people.csv --sensitive sex --target income \
+        --target-ks 0.1
     """
     given = given.of_large_groups()
     chosen, options = methods(), given.fitting | options
@@ -96,8 +97,8 @@ def compare(given: Given, options: dict[str, Any], as_json: bool) -> None:
             scores.append(run_method(case, method))
     floor, target_ks = before.compared.ks_floor, options["target_ks"]
     which = EVALUATED_ON["test" if given.test else "validation" if given.validation else "heldout"]
-    also = "" if given.test else ", which also chose the points of our methods"
-    start = f"Fitted on {len(learn):,} rows, evaluated on {len(judge):,}, {which}{also}; target KS ≤ {target_ks:g}; "
+    also = "" if given.test else ", which were also used to choose the points of our methods"
+    start = f"Fitted on {len(learn):,} rows, evaluated on {len(judge):,} {which}{also}. Target KS ≤ {target_ks:g}, "
     answer(
         {
             "model": given.model, "data": given.data, "validation": given.validation, "test": given.test,
@@ -106,7 +107,7 @@ def compare(given: Given, options: dict[str, Any], as_json: bool) -> None:
         },
         wrapped(f"{start}noise level {share(floor)}."), _table(scores),
         wrapped(too_small(before.groups_set_aside)) if before.groups_set_aside else "",
-        *(f"{score['method']}: not possible here. {score['error']}" for score in scores if score["error"]),
+        *(wrapped(f"{score['method']} is not possible here: {score['error']}") for score in scores if score["error"]),
         as_json=as_json,
     )  # fmt: skip
 

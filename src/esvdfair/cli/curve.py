@@ -26,14 +26,15 @@ SHOWN = 12
 @opt.force_option
 @opt.json_option
 def curve(given: Given, options: dict[str, Any], every: bool, plot: Path | None, force: bool, as_json: bool) -> int:
-    """Show the trade-off between parity and error.
+    r"""Show the trade-off between parity and error.
 
     Each point is a repaired model, evaluated on rows that it was not fitted on. With --target-ks, → marks the point
     that `esvdfair repair` would return; the exit code is 1 when none meets the target.
 
     \b
     Example:
-      esvdfair curve model.onnx people.csv --sensitive sex --target income --target-ks 0.1 --plot curve.png
+      esvdfair curve model.onnx people.csv --sensitive sex --target income \
+        --target-ks 0.1 --plot curve.png
     """
     from esvdfair.estimator import fit_curve
 
@@ -69,27 +70,30 @@ def curve(given: Given, options: dict[str, Any], every: bool, plot: Path | None,
 
 
 def _curve_blocks(found: "Curve", chosen: "CurvePoint | None", every: bool, ends: Sequence[str]) -> list[str]:
-    points = found.points if every else spread_out(found.points, chosen)
-    shown = "" if len(points) == len(found) else f", {len(points)} of which are listed (--all lists all)"
+    points = found.points if every else spread_out(found.points, found.original, chosen)
+    shown = "" if len(points) == len(found) else f" ({len(points)} are listed; --all lists all)"
     notes = [f"Noise level {share(found.ks_floor)}: the KS that chance alone produces at these group sizes."]
+    if found.original is not None:
+        notes.append(f"Point {found.original.index} is the original model.")
     if found.mse_refit is not None:
         notes.append(f"MSE of the refit without fairness constraint: {number(found.mse_refit)}.")
     order = [*found.points, *([] if chosen is None else [chosen])]
     marks = ["•"] * len(found) + ["◉"] * (len(order) - len(found))
     return [
-        wrapped(f"{len(found)} repaired models, evaluated on {EVALUATED_ON[found.evaluated_on]}{shown}"),
+        wrapped(f"{len(found)} models{shown}, evaluated on {EVALUATED_ON[found.evaluated_on]}"),
         _point_table(points, chosen), "mean squared error against KS on these rows",
         scatter([p.ks for p in order], [p.mse for p in order], marks), "\n".join(map(wrapped, [*notes, *ends])),
     ]  # fmt: skip
 
 
-def spread_out(points: "Sequence[CurvePoint]", chosen: "CurvePoint | None") -> "list[CurvePoint]":
-    """About a dozen points at even steps of the estimated KS, in the order of the curve; the chosen one is one."""
+def spread_out(points: "Sequence[CurvePoint]", *named: "CurvePoint | None") -> "list[CurvePoint]":
+    """About a dozen points at even steps of the estimated KS, in the order of the curve, and those that are named."""
     estimates = [point.ks_population for point in points]
     high, low = max(estimates), min(estimates)
     steps = [high - (high - low) * step / (SHOWN - 1) for step in range(SHOWN)]
     kept = {min(range(len(points)), key=lambda i: abs(estimates[i] - step)) for step in steps}
-    return [point for i, point in enumerate(points) if i in kept or (chosen and point.index == chosen.index)]
+    kept |= {i for i, point in enumerate(points) if any(each and point.index == each.index for each in named)}
+    return [points[i] for i in sorted(kept)]
 
 
 def _point_table(points: "Sequence[CurvePoint]", chosen: "CurvePoint | None") -> str:

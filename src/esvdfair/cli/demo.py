@@ -81,7 +81,7 @@ def demo(
         },
         wrapped(f"{title} by a network that does not know their sex"), text_table(*summary_table(unseen)),
         wrapped(f"Before: {before.verdict()}"), wrapped(f"After: {verdict(unseen)}"),
-        wrapped("The repaired network has another last layer; it does not need the sex either."),
+        wrapped("The repaired network differs in its last layer only; it does not need to know their sex either."),
         f"wrote {', '.join(map(str, written))}", as_json=as_json, written=written,
     )  # fmt: skip
     return 1 if unseen["met"] is False else 0

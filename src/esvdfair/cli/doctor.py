@@ -20,9 +20,9 @@ VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 @click.command()
 @opt.json_option
 def doctor(as_json: bool) -> None:
-    """Print versions of this package and those it needs, for bug reports.
+    """Print versions and threads, for bug reports.
 
-    Nothing is sent anywhere.
+    Versions of this package, of what it needs, and of the extras. Nothing is sent anywhere.
 
     \b
     Example:
@@ -62,5 +62,6 @@ def _threads() -> dict[str, Any]:
     from threadpoolctl import threadpool_info
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    pools = {f"{pool['internal_api']} {pool['version']}": f"uses {pool['num_threads']}" for pool in threadpool_info()}
-    return {"cores": cores} | pools | {name: f"is {os.environ[name]}" for name in VARIABLES if name in os.environ}
+    pools = [(f"{pool['internal_api']} {pool['version'] or ''}".strip(), pool) for pool in threadpool_info()]
+    found = {"cores": cores} | {name: f"uses {pool['num_threads']}" for name, pool in pools}
+    return found | {name: f"is {os.environ[name]}" for name in VARIABLES if name in os.environ}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from esvdfair.models import ModelAdapter
     from esvdfair.tables import TableRows
 
-ROW_AND_RANK = "row: of the table; rank: share of all people with lower predictions"
+ROW_AND_RANK = "row: in the table; rank: share of all people with lower predictions"
 
 
 @click.command()
@@ -27,7 +27,7 @@ ROW_AND_RANK = "row: of the table; rank: share of all people with lower predicti
 @opt.option("--top", "N", "Directions, columns, trees and people to list.", default=5, show_default=True)
 @opt.json_option
 def explain(given: Given, layer: int | str | None, repaired: Path | None, top: int, as_json: bool) -> None:
-    """Show where in the model the difference between groups comes from.
+    r"""Show where the difference between groups comes from.
 
     Of a network: for each linear layer how far the groups are apart after it, and the KS distance and error that an
     edit of it would reach; for one layer the directions along which the groups differ. Of trees: how much each input
@@ -36,7 +36,8 @@ def explain(given: Given, layer: int | str | None, repaired: Path | None, top: i
     \b
     Examples:
       esvdfair explain model.onnx people.csv --sensitive sex --target income
-      esvdfair explain model.onnx people.csv --sensitive sex --target income --repaired fair.onnx --layer 0
+      esvdfair explain model.onnx people.csv --sensitive sex --target income \
+        --repaired fair.onnx --layer 0
     """
     with at_work(3) as work:
         work.step("reading")
@@ -99,7 +100,7 @@ def _network(
     scan = scan_layers(str(given.model), rows.X, rows.y, validation=judging, **given.fitting, **rows.compared)
     directions = explain_directions(str(given.model), rows.X, **options, **rows.compared)
     parts = {"layers": asdict(scan), "directions": asdict(directions)}
-    return parts, [*_layer_blocks(scan), *_direction_blocks(directions, given.attribute)]
+    return parts, [*_layer_blocks(scan), *_direction_blocks(directions)]
 
 
 def _layer_blocks(scan: "LayerScan") -> list[str]:
@@ -110,7 +111,7 @@ def _layer_blocks(scan: "LayerScan") -> list[str]:
         lines.append([mark, f"{found.index}", found.name, size, *gaps, share(found.ks), number(found.mse)])
     header = ["", "", "layer", "size", "mean gap", "covariance gap", "KS if edited", "MSE if edited"]
     original = f"original model: KS {share(scan.ks_before)}, MSE {number(scan.mse_before)}"
-    where = f"evaluated on {scan.rows:,} rows, {EVALUATED_ON[scan.evaluated_on]}"
+    where = f"evaluated on {scan.rows:,} {EVALUATED_ON[scan.evaluated_on]}"
     return [
         wrapped(f"Layers in the order of execution ({original}; {where})"),
         text_table(header, lines, left=3),
@@ -118,10 +119,10 @@ def _layer_blocks(scan: "LayerScan") -> list[str]:
     ]
 
 
-def _direction_blocks(found: "Directions", attribute: str) -> list[str]:
+def _direction_blocks(found: "Directions") -> list[str]:
     kinds = (("means", "mean", found.mean), ("spreads", "sd", found.covariance))
     tables = [_direction_table(what, form, found, directions) for what, form, directions in kinds if directions]
-    title = f"Directions of layer {found.layer} along which {attribute} differs"
+    title = f"Directions of layer {found.layer} along which the groups differ"
     return [title, *(tables or ["None: the groups do not differ there."])]
 
 

@@ -68,7 +68,7 @@ def repair(
     force: bool,
     as_json: bool,
 ) -> int:
-    """Write a repaired model whose predictions are distributed alike in every group.
+    r"""Write a model whose predictions are distributed alike in every group.
 
     The repaired model has the same format and inputs, and other weights; predictions need no sensitive column.
     FILE.json is a record of the repair: versions, hashes of data and models, parameters, results.
@@ -82,8 +82,9 @@ def repair(
 
     \b
     Examples:
-      esvdfair repair model.onnx people.csv --sensitive sex --target income --target-ks 0.1 -o fair.onnx
-      esvdfair repair model.onnx --summary '*.summary' --target-ks 0.1 -o fair.onnx
+      esvdfair repair model.onnx people.csv --sensitive sex --target income \
+        --target-ks 0.1 -o fair.onnx
+      esvdfair repair model.onnx --summary '*.summary' -o fair.onnx
     """
     from esvdfair.estimator import ESVDFair
 
@@ -268,11 +269,13 @@ class Repair:
     def blocks(self) -> list[str]:
         """What is printed."""
         found = self.reached
-        where = f"evaluated on {found['rows']:,} rows, {EVALUATED_ON[found['evaluated_on']]}"
+        where = f"evaluated on {found['rows']:,} {EVALUATED_ON[found['evaluated_on']]}"
         return [
-            wrapped(f"{self.given.model} repaired by {self.fair.method}; {where}"), text_table(*summary_table(found)),
-            wrapped(str(verdict(found))), *decision_blocks(self.decided, self.given.attribute),
-        ]  # fmt: skip
+            wrapped(f"{self.given.model} repaired with --method {self.fair.method}; {where}"),
+            text_table(*summary_table(found)),
+            wrapped(str(verdict(found))),
+            *decision_blocks(self.decided, self.given.attribute),
+        ]
 
 
 def _described(table: "TableBatches | None") -> dict[str, Any] | None:

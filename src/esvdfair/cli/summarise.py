@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from esvdfair.cli import _options as opt
-from esvdfair.cli._reading import Given
-from esvdfair.cli._terminal import answer, at_work, text_table
+from esvdfair.cli._reading import Given, check_there
+from esvdfair.cli._terminal import answer, at_work, text_table, wrapped
 from esvdfair.files import whole_files
 from esvdfair.text import label_text
 
@@ -33,14 +33,15 @@ SUMMARIES = "A summary file, or a pattern in quotation marks ('*.summary')."
 @opt.force_option
 @opt.json_option
 def summarise_command(given: Given, part: str | None, rows: int | None, out: Path, force: bool, as_json: bool) -> None:
-    """Summarise a part of the data for `esvdfair repair --summary`.
+    r"""Summarise a part of the data for `esvdfair repair --summary`.
 
     Summarise each part where it is, on any machine, with the same model; the repair adds the summaries up. A summary
     contains rows (inputs of the last layer, predictions, labels and groups of people): treat it as the data.
 
     \b
     Example:
-      esvdfair summarise model.onnx people.csv --sensitive sex --target income -o people.summary
+      esvdfair summarise model.onnx people.csv --sensitive sex --target income \
+        -o people.summary
     """
     from esvdfair.gather import summarise
     from esvdfair.summary import KEPT_ROWS
@@ -88,6 +89,8 @@ def load_summaries(patterns: Sequence[str]) -> "dict[Path, Summary]":
         if not matched:
             raise FileNotFoundError(f"no file matches {pattern!r}.")
         paths += matched
+    for path in paths:
+        check_there(Path(path))
     return {path: Summary.load(path) for path in map(Path, paths)}
 
 
@@ -115,5 +118,5 @@ def _summary_blocks(name: Path | str, summary: "Summary") -> list[str]:
     return [
         f"{name}: {int(summary.rows.sum()):,} rows",
         text_table(["group", "rows"], lines),
-        kept if len(summary.kept) else "Contains no rows.",
+        wrapped(kept) if len(summary.kept) else "Contains no rows.",
     ]
