@@ -14,6 +14,7 @@ from keras import layers
 
 from esvdfair import ESVDFair, ks_distance
 from esvdfair.models import adapt, fingerprint
+from tests.models import kinds
 
 X = np.random.default_rng(0).normal(size=(300, 6)).astype(np.float32)
 
@@ -89,6 +90,13 @@ def contract():
         np.testing.assert_allclose(edited.predict(X), after, atol=1e-5)
         np.testing.assert_array_equal(predicted(model), before)
         assert fingerprint(model) == mark != fingerprint(edited.model)
+
+
+def table():
+    """The lines of the table in the docs."""
+    for kind in kinds.KINDS:
+        if kind.needs == "keras":
+            kinds.check(kind)
 
 
 def repair():

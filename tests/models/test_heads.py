@@ -137,6 +137,17 @@ def test_any_other_monotone_function_is_followed(name, batch, dtype):
         assert np.isfinite(head.inverse([-1e9, 1e9])).all()
 
 
+def test_a_piece_that_one_point_takes_for_straight_is_looked_at_elsewhere():
+    rng = np.random.default_rng(0)
+    bends = np.sort(rng.normal(size=800))  # of which some have the value of their chord where it is looked at first
+    heights = np.cumsum(rng.exponential(size=800))
+    z = rng.normal(size=400)
+    head = followed(lambda z: np.interp(z, bends, heights), z, np.float64)
+    dense = np.linspace(-2, 2, 40_000)
+    miss = head.apply(dense) - np.interp(dense, bends, heights)
+    assert np.abs(miss).max() < 2e-6 * np.ptp(np.interp(z, bends, heights))
+
+
 def test_of_outputs_that_give_one_prediction_the_inverse_is_next_to_the_others():
     head = followed(OTHERS["relu"], BATCHES["standard"], np.float64)
     np.testing.assert_allclose(head.inverse([-1.0, 0.0, 0.5]), [0, 0, 0.5], atol=1e-5)
@@ -353,6 +364,7 @@ TRANSFORMERS = {
     "box-cox": lambda: PowerTransformer("box-cox"),
     "quantiles": lambda: QuantileTransformer(n_quantiles=50),
     "normal quantiles": lambda: QuantileTransformer(n_quantiles=50, output_distribution="normal"),
+    "many normal quantiles": lambda: QuantileTransformer(n_quantiles=1200, output_distribution="normal"),
     "minimum and maximum": lambda: MinMaxScaler(clip=True),
     "clipped": lambda: make_pipeline(StandardScaler(), CLIP),
     "clipped logarithm": lambda: make_pipeline(

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.skipif(find_spec("keras") is None, reason="keras is not installed (dev extra)")
-CHECKS = ("contract", "repair", "refusals", "several_inputs", "other_backend")
+CHECKS = ("contract", "repair", "table", "refusals", "several_inputs", "other_backend")
 
 
 @pytest.fixture(scope="module")
 def errors():
     """What went wrong in each check, an empty text for nothing."""
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import keras_models; keras_models.main()"
+    root = str(Path(__file__).parents[2])
+    code = f"import sys; sys.path.insert(0, {root!r}); from tests.models import keras_models; keras_models.main()"
     command = [sys.executable, "-c", code, *CHECKS]
     done = subprocess.run(command, env=os.environ | {"KERAS_BACKEND": "torch"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -34,6 +34,7 @@ _PARTS = frozenset({  # a curve can be put together of them
 
 _QUANTILES = 64  # of a batch, the first of the points at which a head is looked at
 _MAX_KNOTS = 20_000  # of a head that is followed point by point
+_PLACES = np.array([0.13, 0.71, 0.382])  # in a piece, from the last: not the middle, where an odd function is a line
 _MIN_POINTS = 8  # different outputs of the last layer, to tell which head follows it
 
 
@@ -149,20 +150,23 @@ def _follow(run: Run, z: Array, eps: float) -> Head | None:
     spread, (z, p) = run(z[:_QUANTILES])[1].astype(np.float64), _in_order(run, z)
     middle, scale = float(np.median(spread)), float(np.ptp(spread)) or 1e-3 * float(np.ptp(p))
     tolerance, narrow = max(3e-7, min(64 * eps, 0.02)), 16 * eps * float(np.abs(z).max())
-    open_pieces = np.ones(len(z) - 1, dtype=bool)
-    for _ in range(50):
-        wide = np.flatnonzero(open_pieces & (np.diff(z) > narrow))
+    left = np.full(len(z) - 1, len(_PLACES))  # places of each piece that are to be looked at
+    for _ in range(60):
+        wide = np.flatnonzero((left > 0) & (np.diff(z) > narrow))
         if not wide.size or len(z) > _MAX_KNOTS:
             break
-        between = z[wide] + 0.382 * np.diff(z)[wide]  # not the middle, where an odd function is on its chord
-        new_z, new_p = (np.asarray(found, dtype=np.float64).ravel() for found in run(between))
+        left[wide] -= 1
+        new_z, new_p = (
+            np.asarray(found, dtype=np.float64).ravel()
+            for found in run(z[wide] + _PLACES[left[wide]] * np.diff(z)[wide])
+        )
         allowed = tolerance * np.maximum(scale, np.abs(new_p - middle))
         miss = (np.abs(new_p - np.interp(new_z, z, p)) > allowed) & (new_z > z[wide]) & (new_z < z[wide + 1])
         at = wide[miss] + 1
         z, p = np.insert(z, at, new_z[miss]), np.insert(p, at, new_p[miss])
+        left = np.insert(left, at, 0)
         inserted = at + np.arange(len(at))
-        open_pieces = np.zeros(len(z) - 1, dtype=bool)
-        open_pieces[inserted] = open_pieces[inserted - 1] = True
+        left[inserted] = left[inserted - 1] = len(_PLACES)
     jumps = (np.diff(z) <= narrow) & (np.abs(np.diff(p)) > 0.01 * scale)  # which the coarse dtypes have everywhere
     if jumps.any() and eps < 1e-4:
         return None
