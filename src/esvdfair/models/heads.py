@@ -167,12 +167,12 @@ def _follow(run: Run, z: Array, eps: float) -> Head | None:
         left = np.insert(left, at, 0)
         inserted = at + np.arange(len(at))
         left[inserted] = left[inserted - 1] = len(_PLACES)
-    jumps = (np.diff(z) <= narrow) & (np.abs(np.diff(p)) > 0.01 * scale)  # which the coarse dtypes have everywhere
+    falls, sizes = p[-1] < p[0], np.maximum(scale, np.abs(p - middle))
+    jumps = (np.diff(z) <= narrow) & (np.abs(np.diff(p)) > 0.01 * sizes[1:])  # which the coarse dtypes have everywhere
     if jumps.any() and eps < 1e-4:
         return None
-    falls = p[-1] < p[0]
     rising = np.maximum.accumulate(-p if falls else p)
-    if np.max((rising - (-p if falls else p)) / np.maximum(scale, np.abs(p - middle))) > tolerance:
+    if np.max((rising - (-p if falls else p)) / sizes) > tolerance:
         return None
     return Head("monotone", knots=(z, -rising if falls else rising))
 
