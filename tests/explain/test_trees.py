@@ -45,7 +45,7 @@ def test_parts_add_up(model):
     assert found.to_frame()["share"].sum() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("model", MODELS[:3], ids=lambda model: type(model).__name__)
+@pytest.mark.parametrize("model", MODELS[:4], ids=lambda model: type(model).__name__)
 def test_agrees_with_treeshap(model):
     found = explain_trees(model.fit(X, Y), X, sensitive_features=GROUP, shap=True)
     shap, columns = dict(found.shap), dict(found.columns)

@@ -280,8 +280,9 @@ class ModelAdapter(ABC):
             misses = np.abs(found - predicted) > allowed
         if misses.any():  # values that are not finite are refused elsewhere
             which, row = np.argwhere(misses)[0]
+            parts = "leaves" if self.trees else "linear layers"
             raise ValueError(
-                f"the model predicts {predicted[row]:.4g} where its linear layers give {found[which, row]:.4g}, as its "
+                f"the model predicts {predicted[row]:.4g} where its {parts} give {found[which, row]:.4g}, as its "
                 "predict changes what they compute. Pass a model without that change, and apply it to the predictions."
             )
         return head

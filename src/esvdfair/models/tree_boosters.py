@@ -151,12 +151,13 @@ class XGBoostTrees(TreeLibrary):
         rounds = None if model is self._booster else getattr(model, "best_iteration", None)
         self._parallel = int(trees["gbtree_model_param"]["num_parallel_tree"])
         self._parts = trees["trees"] if rounds is None else trees["trees"][: (rounds + 1) * self._parallel]
-        self._drops = booster.get("weight_drop", [1.0] * len(trees["trees"]))  # dart weighs its trees
+        self._dart = "weight_drop" in booster  # which weighs its trees
+        self._drops = np.array(booster.get("weight_drop", [1.0] * len(trees["trees"])), dtype=np.float32)
         self.link = _XGBOOST_LINKS.get(learner["objective"]["name"], "identity")
         self.base = float(_INVERSE[self.link](float(about["base_score"].strip("[]"))))  # stored after the link
         self.sizes = [len(part["left_children"]) for part in self._parts]
         values = [np.array(part["split_conditions"], dtype=np.float32).astype(np.float64) for part in self._parts]
-        self.values = np.concatenate([drop * v for drop, v in zip(self._drops, values, strict=False)])
+        self.values = np.concatenate([float(drop) * v for drop, v in zip(self._drops, values, strict=False)])
         self.columns = self._booster.feature_names
         settings = json.loads(self._booster.save_config())["learner"]["gradient_booster"]
         given = settings.get("gbtree", settings)["tree_train_param"]["monotone_constraints"]
@@ -175,6 +176,13 @@ class XGBoostTrees(TreeLibrary):
         given = self.model is self._booster
         found = self._booster.predict(self._matrix(x), pred_leaf=True) if given else self.model.apply(x)
         return np.asarray(found).reshape(-1, len(self.sizes)).astype(np.intp)
+
+    def add(self, leaves: Numbers) -> Array:
+        base, drops = np.float32(self.base), self._drops[: len(leaves), None]
+        terms = (self.values[leaves] / drops).astype(np.float32, order="C")  # summed tree by tree
+        if self._dart:  # a tree is predicted with the base, and that is taken off again
+            terms = (terms + base - base) * drops
+        return np.add.reduce(terms, axis=0, initial=base).astype(np.float64)
 
     def contributions(self, x: Any) -> Array:
         rounds = (0, len(self._parts) // self._parallel)
@@ -196,7 +204,7 @@ class XGBoostTrees(TreeLibrary):
     def write(self, values: Array, base: float) -> None:
         for part, drop, new in zip(self._parts, self._drops, self.parts(values), strict=False):
             for node in np.flatnonzero(np.array(part["left_children"]) < 0).tolist():
-                part["split_conditions"][node] = part["base_weights"][node] = float(np.float32(new[node] / drop))
+                part["split_conditions"][node] = part["base_weights"][node] = float(np.float32(new[node] / float(drop)))
         stored = float(LINKS[self.link](np.array([base]))[0])
         about = self._saved["learner"]["learner_model_param"]
         about["base_score"] = f"[{stored!r}]" if about["base_score"].startswith("[") else repr(stored)
@@ -220,16 +228,14 @@ class CatBoostTrees(_LeavesLast):
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         check_is_fitted(model)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.json"
-            model.save_model(str(path), format="json")
-            self._saved = json.loads(path.read_text("utf-8"))
+        self._saved = json.loads(_json(model, lambda path: path.read_text("utf-8")))
         counts, values = [int(count) for count in model.get_tree_leaf_counts()], np.asarray(model.get_leaf_values())
         one_output(len(values) // sum(counts), type(model).__name__)
         self._scale, self.base = model.get_scale_and_bias()
         self._number(counts, values * self._scale)
         options = model.get_all_params()
-        self.link = _CATBOOST_LINKS.get(str(options.get("loss_function")).partition(":")[0], "identity")
+        if hasattr(model, "_estimator_type"):  # a plain CatBoost or a ranker predicts the sum
+            self.link = _CATBOOST_LINKS.get(str(options.get("loss_function")).partition(":")[0], "identity")
         self.columns = [str(name) for name in model.feature_names_]
         given = options.get("monotone_constraints", {})
         self.constraints = [int(given.get(n, 0)) for n in self.columns] if isinstance(given, dict) else list(given)
@@ -287,10 +293,12 @@ class CatBoostTrees(_LeavesLast):
         return self._first_leaves + np.asarray(self.model.calc_leaf_indexes(x), dtype=np.intp)
 
     def contributions(self, x: Any) -> Array:
-        from catboost import Pool
+        from catboost import CatBoost, Pool
 
-        rows = Pool(x, cat_features=self.model.get_cat_feature_indices())
-        return np.asarray(self.model.get_feature_importance(rows, type="ShapValues"), dtype=np.float64)[:, :-1]
+        # As it is, the values of trees that are not symmetric do not add up: catboost/catboost#2136.
+        model = _json(self.model, lambda path: CatBoost().load_model(str(path), format="json"))
+        rows = Pool(x, cat_features=model.get_cat_feature_indices())
+        return np.asarray(model.get_feature_importance(rows, type="ShapValues"), dtype=np.float64)[:, :-1]
 
     def write(self, values: Array, base: float) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -303,6 +311,14 @@ class CatBoostTrees(_LeavesLast):
     def content(self) -> Any:
         names = ("features_info", "scale_and_bias", "oblivious_trees", "trees")
         return json.dumps([self._saved.get(name) for name in names], sort_keys=True)
+
+
+def _json(model: Any, read: Callable[[Path], Any]) -> Any:
+    """What is read from a JSON file of a CatBoost model."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.json"
+        model.save_model(str(path), format="json")
+        return read(path)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class TreeLibrary(ABC):
     def __init__(self, model: Any) -> None:
         self.model = model  # estimator or booster, which `write` changes
         # Of a classifier the probability of the second class is the prediction.
-        self.scores = hasattr(model, "__sklearn_tags__") and is_classifier(model)
+        self.scores = hasattr(model, "predict_proba") and is_classifier(model)
 
     @abstractmethod
     def trees(self) -> Iterator[Tree]:
@@ -91,6 +91,10 @@ class TreeLibrary(ABC):
     @abstractmethod
     def leaves(self, x: Any) -> Numbers:
         """(rows, trees) numbers of the leaves, within each tree."""
+
+    def add(self, leaves: Numbers) -> Array:
+        """(rows,) base and values of leaves (trees, rows), added as the library adds them."""
+        return np.asarray(self.values[leaves].sum(axis=0) + self.base)
 
     @abstractmethod
     def write(self, values: Array, base: float) -> None:

@@ -111,8 +111,8 @@ class TreeAdapter(ModelAdapter):
         """Features (rows, BUCKETS + 1) of the leaves that the rows reach, and the prediction."""
         for name in names:
             self._layer(name)
-        features = self._features(x)
-        return dict.fromkeys(names, features), self._finish(features[:, -1] + self.library.base)
+        features, sums = self._features(x)
+        return dict.fromkeys(names, features), self._finish(sums)
 
     def leaves(self, x: Any) -> NDArray[np.intp]:
         """(rows, trees) numbers of the leaves among the nodes of all trees."""
@@ -147,17 +147,19 @@ class TreeAdapter(ModelAdapter):
     def _entering(self, x: Any) -> Any:
         return before_last(self._levels, self._table(x))
 
-    def _features(self, x: Any) -> Array:
+    def _features(self, x: Any) -> tuple[Array, Array]:
+        """Features (rows, BUCKETS + 1), and what the trees and the base add up to (rows,)."""
         nodes = self.leaves(x).T  # tree by tree, whose values lie together
-        features = np.empty((nodes.shape[1], BUCKETS + 1))
+        features, sums = np.empty((nodes.shape[1], BUCKETS + 1)), np.empty(nodes.shape[1])
         for start in range(0, len(features), _ROWS_AT_ONCE):
             part = nodes[:, start : start + _ROWS_AT_ONCE]
             code, rows = self.codes[part], part.shape[1]
             bucket = np.abs(code) + (np.arange(rows) * BUCKETS - 1)
             counts = np.bincount(bucket.ravel(), np.sign(code).ravel(), minlength=rows * BUCKETS)
             features[start : start + rows, :-1] = counts.reshape(-1, BUCKETS)
-            features[start : start + rows, -1] = self.library.values[part].sum(axis=0)
-        return features
+            sums[start : start + rows] = self.library.add(part)
+        features[:, -1] = sums - self.library.base
+        return features, sums
 
     def _edited(self, weights: Weights) -> Self:
         (weight, bias), library = weights[_LAYER], self.library
@@ -195,7 +197,7 @@ class TreeAdapter(ModelAdapter):
     def _check_written(self, twin: "TreeAdapter") -> None:
         """Raise unless the copy predicts the sum of the leaf values that were written."""
         nodes, library = self.leaves(self._rows), twin.library
-        z = library.values[nodes].sum(axis=1) + library.base
+        z = library.add(nodes.T)
         size = (np.abs(library.values[nodes]).sum(axis=1) + abs(library.base)) * 64 * library.eps
         with np.errstate(all="ignore"):
             low, wanted, high = (self._finish(z + step * size) for step in (-1, 0, 1))
@@ -237,7 +239,7 @@ class TreeAdapter(ModelAdapter):
 
     def _tail(self, rows: Any) -> Tail:
         self._leaves_of_rows, self._rows = self.leaves(rows), rows
-        z = (self.library.values[self._leaves_of_rows.T].sum(axis=0) + self.library.base)[:, None]
+        z = self.library.add(self._leaves_of_rows.T)[:, None]
 
         def run(tried: Array) -> tuple[NDArray[Any], NDArray[Any]]:
             with np.errstate(all="ignore"), warnings.catch_warnings():
