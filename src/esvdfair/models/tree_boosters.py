@@ -182,7 +182,7 @@ class XGBoostTrees(TreeLibrary):
         terms = (self.values[leaves] / drops).astype(np.float32, order="C")  # summed tree by tree
         if self._dart:  # a tree is predicted with the base, and that is taken off again
             terms = (terms + base - base) * drops
-        return np.add.reduce(terms, axis=0, initial=base).astype(np.float64)
+        return np.asarray(np.add.reduce(terms, axis=0, initial=base), dtype=np.float64)
 
     def contributions(self, x: Any) -> Array:
         rounds = (0, len(self._parts) // self._parallel)
