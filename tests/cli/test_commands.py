@@ -44,6 +44,14 @@ def test_every_command_has_help_and_json(name, invoke):
     assert "--json" in result.stdout
 
 
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_fits_a_narrow_terminal(name, invoke, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = invoke(*name.split(), "--help").stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "\\b" not in shown
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_examples_and_they_can_be_parsed(name):
     shown = [words for called, words in examples(command(name).help) if called == name]

@@ -7,7 +7,7 @@ import pytest
 from esvdfair import ks_distance
 from esvdfair.baselines import WassersteinBarycenter
 from esvdfair.cli import compare
-from esvdfair.cli._reading import split_rows
+from esvdfair.cli._options import split_rows
 from esvdfair.cli.compare import Method
 from esvdfair.exceptions import InputError
 from esvdfair.models.onnx import OnnxAdapter

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from esvdfair import table_files, tables
-from esvdfair.cli import _reading, audit, compare, explain, repair
+from esvdfair.cli import _options, audit, compare
 from esvdfair.cli._terminal import at_work
 
 ROLES = ["--sensitive", "sex", "--target", "income"]
@@ -28,8 +28,7 @@ def small_samples(monkeypatch):
     """A sample is about half of the 600 rows."""
     monkeypatch.setattr(tables, "RARE_ROWS", 5)
     monkeypatch.setattr(audit, "AUDITED_ROWS", 300)
-    for module in (_reading, compare, explain, repair):
-        monkeypatch.setattr(module, "EXPLAINED_ROWS", 300)
+    monkeypatch.setattr(_options, "HELD_ROWS", 300)
 
 
 def numbers(found):

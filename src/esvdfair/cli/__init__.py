@@ -141,13 +141,13 @@ def _say(message: str) -> None:
 @click.version_option(package_name="esvdfair")
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    r"""Repair a trained regression model so that its predictions are distributed alike in every sensitive group.
+    """Repair a trained regression model so that its predictions are distributed alike in every sensitive group.
 
     \b
     Examples:
       esvdfair demo
       esvdfair audit model.onnx people.csv --sensitive sex --target income
-      esvdfair repair model.onnx people.csv --sensitive sex --target income \
+      esvdfair repair model.onnx people.csv --sensitive sex --target income \\
         --target-ks 0.1 -o fair.onnx
 
     Exit codes: 0 done; 1 done, but the target was not met; 2 bad input, nothing was written; 3 done and

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from esvdfair.cli import _options as opt
-from esvdfair.cli._reading import AUDITED_ROWS, Given, some_rows
+from esvdfair.cli._options import Given, some_rows
 from esvdfair.cli._terminal import answer, at_work, decision_blocks, text_table, wrapped
 from esvdfair.text import interval, number, percent, share
 
 if TYPE_CHECKING:
     from esvdfair.audit import Audit, Distances
+
+AUDITED_ROWS = 1_000_000
+"""Rows held at once; predictions alone need less memory than methods that are fitted."""
 
 
 @click.command()
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 @opt.cutoff_options
 @opt.json_option
 def audit(given: Given, target_ks: float | None, cutoffs: Sequence[Mapping[str, Any]], as_json: bool) -> int:
-    r"""Measure how different predictions are between groups.
+    """Measure how different predictions are between groups.
 
     Prints figures for each group, the Kolmogorov–Smirnov (KS) distance between their predictions (0: the same
     distribution, 1: no overlap) with a 95% interval and its noise level, and a verdict.
@@ -37,7 +40,7 @@ def audit(given: Given, target_ks: float | None, cutoffs: Sequence[Mapping[str, 
     \b
     Examples:
       esvdfair audit model.onnx people.csv --sensitive sex --target income
-      esvdfair audit scores.csv --predictions score --sensitive sex \
+      esvdfair audit scores.csv --predictions score --sensitive sex \\
         --select-share 0.2
     """
     from esvdfair.audit import audit_predictions
@@ -47,7 +50,7 @@ def audit(given: Given, target_ks: float | None, cutoffs: Sequence[Mapping[str, 
         work.step("reading")
         models = [] if given.model is None else [given.load()]
         people, _, _ = given.tables(*models, progress=work.read)
-        rows = some_rows(people, AUDITED_ROWS, seed=given.seed)
+        rows = some_rows(people, given.seed, AUDITED_ROWS)
         work.step("measuring")
         scores = models[0].predict(rows.X) if models else rows.predictions
         found = audit_predictions(

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esvdfair.cli import _options as opt
-from esvdfair.cli._reading import EVALUATED_ON, EXPLAINED_ROWS, Given, some_rows, split_rows
+from esvdfair.cli._options import EVALUATED_ON, Given, some_rows, split_rows
 from esvdfair.cli._terminal import answer, at_work, in_options, text_table, wrapped
 from esvdfair.exceptions import ESVDFairWarning
 from esvdfair.text import interval, number, share, too_small
@@ -67,7 +67,7 @@ class Method(NamedTuple):
 @opt.repair_options(target_ks=0.1)
 @opt.json_option
 def compare(given: Given, options: dict[str, Any], as_json: bool) -> None:
-    r"""Run our methods and the baselines on the same rows.
+    """Run our methods and the baselines on the same rows.
 
     Our methods do what `esvdfair repair` does with the same options: they are fitted on DATA and choose on the rows of
     --validation, or on a quarter of DATA. The baselines are fitted on the same training rows. All are evaluated on the
@@ -78,7 +78,7 @@ def compare(given: Given, options: dict[str, Any], as_json: bool) -> None:
 
     \b
     Example:
-      esvdfair compare model.onnx people.csv --sensitive sex --target income \
+      esvdfair compare model.onnx people.csv --sensitive sex --target income \\
         --target-ks 0.1
     """
     given = given.of_large_groups()
@@ -88,7 +88,7 @@ def compare(given: Given, options: dict[str, Any], as_json: bool) -> None:
         model = given.load()
         rows, validation, test = given.tables(model, progress=work.read)
         learn, judge = split_rows(rows, validation, given.seed)
-        judge = judge if test is None else some_rows(test, EXPLAINED_ROWS, seed=given.seed)
+        judge = judge if test is None else some_rows(test, given.seed)
         case = Case(str(given.model), model, rows, validation, options, learn, judge)
         before = case.audit(model.predict(judge.X))
         scores = []

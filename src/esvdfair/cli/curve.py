@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from esvdfair.cli import _options as opt
-from esvdfair.cli._reading import EVALUATED_ON, Given
+from esvdfair.cli._options import EVALUATED_ON, Given
 from esvdfair.cli._terminal import answer, at_work, text_table, wrapped
 from esvdfair.text import interval, number, share
 
@@ -26,14 +26,14 @@ SHOWN = 12
 @opt.force_option
 @opt.json_option
 def curve(given: Given, options: dict[str, Any], every: bool, plot: Path | None, force: bool, as_json: bool) -> int:
-    r"""Show the trade-off between parity and error.
+    """Show the trade-off between parity and error.
 
     Each point is a repaired model, evaluated on rows that it was not fitted on. With --target-ks, → marks the point
     that `esvdfair repair` would return; the exit code is 1 when none meets the target.
 
     \b
     Example:
-      esvdfair curve model.onnx people.csv --sensitive sex --target income \
+      esvdfair curve model.onnx people.csv --sensitive sex --target income \\
         --target-ks 0.1 --plot curve.png
     """
     from esvdfair.estimator import fit_curve

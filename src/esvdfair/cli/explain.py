@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from esvdfair.cli import _options as opt
-from esvdfair.cli._reading import EVALUATED_ON, EXPLAINED_ROWS, Given, some_rows
+from esvdfair.cli._options import EVALUATED_ON, Given, some_rows
 from esvdfair.cli._terminal import answer, at_work, text_table, wrapped
 from esvdfair.text import label_text, number, percent, share
 
@@ -22,12 +22,12 @@ ROW_AND_RANK = "row: in the table; rank: share of all people with lower predicti
 
 @click.command()
 @opt.given_options(opt.MODEL, opt.DATA, opt.VALIDATION, opt.SEED)
-@opt.layer_option("Layer of a network whose directions to show: index or name.  [default: last hidden]")
+@opt.option("--layer", "LAYER", "Layer of a network whose directions to show: index or name.  [default: last hidden]")
 @opt.option("--repaired", "FILE", "A repaired model; adds whose predictions it changes.")
 @opt.option("--top", "N", "Directions, columns, trees and people to list.", default=5, show_default=True)
 @opt.json_option
 def explain(given: Given, layer: int | str | None, repaired: Path | None, top: int, as_json: bool) -> None:
-    r"""Show where the difference between groups comes from.
+    """Show where the difference between groups comes from.
 
     Of a network: for each linear layer how far the groups are apart after it, and the KS distance and error that an
     edit of it would reach; for one layer the directions along which the groups differ. Of trees: how much each input
@@ -36,7 +36,7 @@ def explain(given: Given, layer: int | str | None, repaired: Path | None, top: i
     \b
     Examples:
       esvdfair explain model.onnx people.csv --sensitive sex --target income
-      esvdfair explain model.onnx people.csv --sensitive sex --target income \
+      esvdfair explain model.onnx people.csv --sensitive sex --target income \\
         --repaired fair.onnx --layer 0
     """
     with at_work(3) as work:
@@ -45,7 +45,7 @@ def explain(given: Given, layer: int | str | None, repaired: Path | None, top: i
         if models[0].trees and layer is not None:
             raise click.UsageError(f"{str(given.model)!r} is a tree ensemble and has no layers. Leave out --layer.")
         tables = given.of_large_groups().tables(*models, progress=work.read)
-        rows, *apart = (some_rows(table, EXPLAINED_ROWS, seed=given.seed) for table in tables if table is not None)
+        rows, *apart = (some_rows(table, given.seed) for table in tables if table is not None)
         work.step("explaining")
         if models[0].trees:
             found, blocks = _trees(given, rows, top)

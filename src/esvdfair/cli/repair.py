@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from esvdfair.cli import _options as opt
-from esvdfair.cli._reading import EVALUATED_ON, EXPLAINED_ROWS, Given, model_files, some_rows, split_rows
+from esvdfair.cli._options import EVALUATED_ON, Given, load_summaries, model_files, some_rows, split_rows
 from esvdfair.cli._terminal import answer, at_work, decision_blocks, text_table, wrapped
-from esvdfair.cli.summarise import SUMMARIES, load_summaries
 from esvdfair.files import sha256_of, versions, whole_files
 from esvdfair.text import summary_table, to_json, verdict
 
@@ -36,7 +35,7 @@ EDIT = ("layer", "multiplier", "budget", "achieved", "converged", "output_change
 
 
 @click.command()
-@opt.option("--summary", "FILES", f"Instead of DATA: summaries of its parts. {SUMMARIES}", multiple=True)
+@opt.option("--summary", "FILES", f"Instead of DATA: summaries of its parts. {opt.SUMMARIES}", multiple=True)
 @opt.given_options(
     opt.MODEL,
     click.argument("data", metavar="[DATA]", type=opt.FILE, required=False),
@@ -68,7 +67,7 @@ def repair(
     force: bool,
     as_json: bool,
 ) -> int:
-    r"""Write a model whose predictions are distributed alike in every group.
+    """Write a model whose predictions are distributed alike in every group.
 
     The repaired model has the same format and inputs, and other weights; predictions need no sensitive column.
     FILE.json is a record of the repair: versions, hashes of data and models, parameters, results.
@@ -82,7 +81,7 @@ def repair(
 
     \b
     Examples:
-      esvdfair repair model.onnx people.csv --sensitive sex --target income \
+      esvdfair repair model.onnx people.csv --sensitive sex --target income \\
         --target-ks 0.1 -o fair.onnx
       esvdfair repair model.onnx --summary '*.summary' -o fair.onnx
     """
@@ -177,12 +176,12 @@ class Repair:
     def held(self) -> "tuple[TableRows, TableRows | None, TableRows | None]":
         """Rows in memory: training rows, validation rows where they are others, test rows where there are any."""
         seed = self.given.seed
-        tested = None if self.test is None else some_rows(self.test, EXPLAINED_ROWS, seed=seed)
+        tested = None if self.test is None else some_rows(self.test, seed)
         if self.rows is None:
             assert tested is not None
             return tested, None, tested
         if self.fair.summary_["evaluated_on"] == "train":
-            return some_rows(self.rows, EXPLAINED_ROWS, seed=seed), None, tested
+            return some_rows(self.rows, seed), None, tested
         return *split_rows(self.rows, self.validation, seed), tested
 
     @cached_property

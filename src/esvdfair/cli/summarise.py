@@ -1,22 +1,18 @@
 """`esvdfair summarise`: a summary of one part of the data. `esvdfair show`: what summaries contain."""
 
-from collections.abc import Sequence
-from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from esvdfair.cli import _options as opt
-from esvdfair.cli._reading import Given, check_there
+from esvdfair.cli._options import Given, load_summaries
 from esvdfair.cli._terminal import answer, at_work, text_table, wrapped
 from esvdfair.files import whole_files
 from esvdfair.text import label_text
 
 if TYPE_CHECKING:
     from esvdfair.summary import Summary
-
-SUMMARIES = "A summary file, or a pattern in quotation marks ('*.summary')."
 
 
 @click.command("summarise")
@@ -33,14 +29,14 @@ SUMMARIES = "A summary file, or a pattern in quotation marks ('*.summary')."
 @opt.force_option
 @opt.json_option
 def summarise_command(given: Given, part: str | None, rows: int | None, out: Path, force: bool, as_json: bool) -> None:
-    r"""Summarise a part of the data for `esvdfair repair --summary`.
+    """Summarise a part of the data for `esvdfair repair --summary`.
 
     Summarise each part where it is, on any machine, with the same model; the repair adds the summaries up. A summary
     contains rows (inputs of the last layer, predictions, labels and groups of people): treat it as the data.
 
     \b
     Example:
-      esvdfair summarise model.onnx people.csv --sensitive sex --target income \
+      esvdfair summarise model.onnx people.csv --sensitive sex --target income \\
         -o people.summary
     """
     from esvdfair.gather import summarise
@@ -77,21 +73,6 @@ def show_command(summaries: tuple[str, ...], as_json: bool) -> None:
         [_described_summary(path, each) for path, each in found.items()],
         *(block for name, each in [*found.items(), *whole] for block in _summary_blocks(name, each)), as_json=as_json,
     )  # fmt: skip
-
-
-def load_summaries(patterns: Sequence[str]) -> "dict[Path, Summary]":
-    """Read summary files, named one by one or by patterns."""
-    from esvdfair.summary import Summary
-
-    paths: list[str] = []
-    for pattern in patterns:
-        matched = sorted(glob(pattern)) if has_magic(pattern) and not Path(pattern).exists() else [pattern]
-        if not matched:
-            raise FileNotFoundError(f"no file matches {pattern!r}.")
-        paths += matched
-    for path in paths:
-        check_there(Path(path))
-    return {path: Summary.load(path) for path in map(Path, paths)}
 
 
 def _described_summary(path: Path, summary: "Summary") -> dict[str, Any]:
