@@ -130,21 +130,23 @@ def measurable(prediction: Array, original: Array) -> Array:
     A column that varies by no more than that is one number: the KS distance of rounding noise says nothing.
     """
     unit = float(np.ptp(original)) if len(original) else 0.0
-    measured = np.empty_like(prediction, order="F")
+    measured = np.empty_like(prediction, dtype=np.float64, order="F")
     # one by one: a column stays in the cache
     for column, into in zip(np.atleast_2d(prediction.T), np.atleast_2d(measured.T), strict=True):
         varies = len(column) and np.ptp(column) > DIGITS * unit
-        into[:] = _to_digits(column if varies else column[:1], unit)
+        _to_digits(column if varies else column[:1], unit, into)
     return measured
 
 
-def _to_digits(values: Array, unit: float) -> Array:
+def _to_digits(values: Array, unit: float, into: Array | None = None) -> Array:
     """To a billionth of the unit."""
     step = DIGITS * float(unit)
-    if not np.abs(values).max(initial=0.0) < 2.0**53 * step:  # nothing to round there, and the ratio may overflow
-        return np.asarray(values, dtype=np.float64)
-    rounded: Array = np.asarray(values, dtype=np.float64) / step
-    np.rint(rounded, out=rounded)  # in place: the table may be large
+    rounded: Array = np.empty_like(values, dtype=np.float64) if into is None else into  # in place: it may be large
+    if not max(values.max(initial=0.0), -values.min(initial=0.0)) < 2.0**53 * step:  # the ratio may overflow
+        rounded[:] = values
+        return rounded
+    rounded[:] = values / step
+    np.rint(rounded, out=rounded)
     rounded *= step
     return rounded
 

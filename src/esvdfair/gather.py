@@ -259,8 +259,9 @@ class _Gathered:
             order = np.lexsort((row_key(kept.id, seed + 1), place[kept.codes], row_key(kept.id, seed) < fraction))
             for column in self._columns.values():
                 table = column.reshape(len(column), -1)
-                for start in range(0, table.shape[1], 32):  # in place: features take most of the memory
-                    table[: len(order), start : start + 32] = table[order, start : start + 32]
+                at_once = max(32, 2**22 // max(len(order), 1))
+                for start in range(0, table.shape[1], at_once):  # in place: features take most of the memory
+                    table[: len(order), start : start + at_once] = table[order, start : start + at_once]
         found = Summary(
             model, output=output, groups=tuple(self._groups), strata=tuple(self._strata), rows=self._rows,
             mass=self._mass, cut=self._cut, kept=kept, rest=self._rest, **self._known,

@@ -228,6 +228,8 @@ def prune(
 ) -> tuple[NDArray[np.bool_], Array, GroupMoments]:
     """Which rows stay, those of the smallest keys of every group; the cuts after that, and ``rest`` with the others."""
     assert kept.id is not None
+    if rows.sum() <= bound and (cut >= 1.0).all():  # none is too many
+        return np.ones(len(kept), dtype=bool), cut, rest
     key, codes = row_key(kept.id, KEEP_SEED), kept.codes
     order = np.lexsort((kept.id, key, codes))
     rank = np.empty(len(order), dtype=np.intp)

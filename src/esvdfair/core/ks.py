@@ -69,6 +69,15 @@ class Groups:
         return np.split(np.argsort(self.codes, kind="stable"), np.cumsum(np.bincount(self.codes))[:-1])
 
     @cached_property
+    def steps(self) -> list[tuple[slice | Codes, Floats]]:
+        """Where the rows of each group are, a slice if they stand together, and which share of it is before each."""
+        found = []
+        for rows in self.members:
+            place = slice(rows[0], rows[-1] + 1)
+            found.append((place if rows[-1] - rows[0] < len(rows) else rows, np.arange(len(rows) + 1) / len(rows)))
+        return found
+
+    @cached_property
     def shares(self) -> Floats:
         """(rows,) each row's share of its group: they sum to 1 in every group, so that none drowns in another."""
         return np.asarray((1.0 if self.weight is None else self.weight) / self.mass[self.codes], dtype=np.float64)
@@ -184,7 +193,7 @@ Sorted: TypeAlias = tuple[Floats, Floats]
 def sorted_groups(scores: Floats, groups: Groups) -> list[Sorted]:
     """Every group, sorted."""
     if groups.weight is None:  # NumPy sorts values several times faster than it finds their order
-        return [(np.sort(scores[rows]), np.arange(len(rows) + 1) / len(rows)) for rows in groups.members]
+        return [(np.sort(scores[rows]), shares) for rows, shares in groups.steps]
     found = []
     for rows in groups.members:
         rows = rows[np.argsort(scores[rows])]
@@ -196,8 +205,11 @@ def sorted_groups(scores: Floats, groups: Groups) -> list[Sorted]:
 def two_sample_distance(a: Sorted, b: Sorted) -> float:
     """KS of two samples: F_a − F_b is largest at a value of a, and F_b − F_a just before one."""
     (few, shares), (many, others) = (a, b) if len(a[0]) <= len(b[0]) else (b, a)
-    above = shares[1:] - others[many.searchsorted(few, side="right")]
-    below = others[many.searchsorted(few, side="left")] - shares[:-1]
+    after = many.searchsorted(few, side="right")
+    above = shares[1:] - others[after]
+    tied = np.flatnonzero(few == many[np.maximum(after, 1) - 1])  # else as many are below as are not above
+    after[tied] = many.searchsorted(few[tied], side="left")
+    below = others[after] - shares[:-1]
     return float(max(above.max(), below.max()))
 
 

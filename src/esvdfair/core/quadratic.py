@@ -123,7 +123,7 @@ class FeatureSpace:
             )
         unit = unit[varying]
         second = second[np.ix_(varying, varying)] / unit / unit[:, None]
-        variances, axes = scipy.linalg.eigh(second[:free, :free])
+        variances, axes = scipy.linalg.eigh(second[:free, :free], driver="evd")
         live = variances > max(len(mean) * np.finfo(np.float64).eps, _DEAD) * variances[-1]
         axes, variances = axes[:, live], variances[live]
         # Eigenvectors are known up to their sign, on which a local solver's path may depend.

@@ -29,6 +29,7 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse
 from numpy.typing import NDArray
+from scipy.linalg.lapack import dposv
 
 from esvdfair.core.quadratic import Array, Fit, Quadratic
 
@@ -94,11 +95,10 @@ def _woodbury(z: Array, b: Array, strength: float, free: int) -> Array:
     moved = b[:, :free]
     if len(b) < free:
         small = moved @ moved.T + np.eye(len(b)) / strength
-        solution = z[:free] - moved.T @ scipy.linalg.solve(small, b @ z, assume_a="pos", check_finite=False)
+        solution = z[:free] - moved.T @ dposv(small, b @ z)[1]
     else:
         full = strength * (moved.T @ moved) + np.eye(free)
-        aim = z[:free] - strength * (moved.T @ (b[:, free:] @ z[free:]))
-        solution = scipy.linalg.solve(full, aim, assume_a="pos", check_finite=False)
+        solution = dposv(full, z[:free] - strength * (moved.T @ (b[:, free:] @ z[free:])))[1]
     return np.append(solution, z[free:])
 
 
