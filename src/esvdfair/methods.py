@@ -351,10 +351,10 @@ def solve_all(problem: Problem, solve: Solve, effort: Effort, *, scans: bool) ->
         return found, None
     less = replace(effort, transport_rows=effort.transport_rows // 4)
     for k in range(FOLDS):
-        fits, out = solve(Refits(problem, less, whole=refits, fold=k), True), refits.folds == k
+        fits, out = solve(Refits(problem, less, whole=refits, fold=k), True), np.flatnonzero(refits.folds == k)
         if not k:
             predictions = np.empty((len(rows), len(fits)), order="F")
-        predictions[out] = outputs(problem.head, rows.take(out), fits)
+        predictions.T[:, out] = outputs(problem.head, rows.take(out), fits).T
     return found, (fits, predictions)
 
 

@@ -41,7 +41,7 @@ _NO_BUDGET = 1e-200  # a budget below this part of the gap is zero: the numbers 
 _CERTIFIED, _MET = 1e-7, 1e-9  # what counts so, in units of ‖z‖² and of the largest difference of covariances
 _LARGEST_MULTIPLIER, _MAX_STEPS = 1e6, 100
 _LARGE = 4000  # groups times coordinates beyond which the local solver starts from one point only
-_NO_MEAN_GAP, _NO_VARIANCE_GAP = 1e-10, 1e-13  # parts of the features' own spread that are rounding of the moments
+_NO_MEAN_GAP = 1e-10  # part of the features' own spread that is rounding of the moments
 _CONSTANT = 1e-9  # outputs that vary less than this part of the least-squares ones are a constant
 
 
@@ -80,16 +80,9 @@ class ParityProblem:
 
     @cached_property
     def _differences(self) -> Array:
-        """In whitened coordinates, (1, r, r) ``C₀ − C₁`` for two groups, (G, r, r) ``C_g − C̄`` for more.
-
-        Differences that are rounding of the moments are 0.
-        """
-        space, scale = self.quadratic.space, self.quadratic.scale
-        covariances = space.group_covariances
-        others = covariances[1:] if len(covariances) == 2 else covariances.mean(axis=0)
-        differences = covariances[: -1 if len(covariances) == 2 else None] - others
-        differences[np.abs(differences).max(axis=(1, 2)) <= _NO_VARIANCE_GAP * space.variances[-1]] = 0.0
-        return np.asarray((differences + differences.transpose(0, 2, 1)) * (0.5 * scale * scale[:, None]))
+        """In whitened coordinates, (1, r, r) ``C₀ − C₁`` for two groups, (G, r, r) ``C_g − C̄`` for more."""
+        scale = self.quadratic.scale
+        return self.quadratic.space.covariance_gaps * (scale * scale[:, None])
 
     def _shrink(self, x: Array) -> Array:
         """``(I + λ_e DᵀD)^{-1/2} x``, columns of x; the projection onto the null space of D when λ_e is infinite."""

@@ -34,6 +34,7 @@ Array = NDArray[np.float64]
 # Below this part of the largest variance a direction is rounding: of eigh in float64, and of float32 activations.
 _DEAD = 1e-13
 _ROUNDING = 64 * float(np.finfo(np.float64).eps)  # part of its mean below which a standard deviation is rounding
+_NO_VARIANCE_GAP = 1e-13  # part of the features' own spread that is rounding of the moments
 _FEWEST_ROWS = 10  # on which a feature must vary for its weight to be refitted
 _PEAKED = 12  # of fewer than 120 rows: one in so many (it is one in three for a normal distribution)
 _HELD = 3e4  # factor on the unit of others: a ridge of 1e-6 counts as 1000 for them
@@ -146,6 +147,14 @@ class FeatureSpace:
             intercept=intercept,
             offset=unit[-1] * (second[-1] @ axes) if held else None,
         )
+
+    @cached_property
+    def covariance_gaps(self) -> Array:
+        """(1, r, r) ``C₀ − C₁`` for two groups, (G, r, r) ``C_g − C̄`` for more; 0 where only rounding is left."""
+        covariances, two = self.group_covariances, len(self.group_covariances) == 2
+        gaps = covariances[: -1 if two else None] - (covariances[1:] if two else covariances.mean(axis=0))
+        gaps[np.abs(gaps).max(axis=(1, 2)) <= _NO_VARIANCE_GAP * self.variances[-1]] = 0.0
+        return np.asarray(0.5 * (gaps + gaps.transpose(0, 2, 1)))
 
     @cached_property
     def mean_gaps(self) -> Array:
@@ -265,16 +274,12 @@ class Quadratic:
     @cached_property
     def minimiser(self) -> Array:
         """(r,) whitened coordinates of the ridge solution, the minimum of the quadratic."""
-        minimiser: Array = self.scale * (self.cross + self.ridge * self._along)
+        along = self.original @ self.space.dual  # w₀ along the axes
+        minimiser: Array = self.scale * (self.cross + self.ridge * along)
         if self.space.offset is not None:
             minimiser -= self.scale * self.space.offset
-            minimiser[-1] = self._along[-1] / self.scale[-1]
+            minimiser[-1] = along[-1] / self.scale[-1]
         return minimiser
-
-    @cached_property
-    def _along(self) -> Array:
-        """(r,) w₀ along the axes."""
-        return np.asarray(self.original @ self.space.dual)
 
     def coordinates(self, weight: Array) -> Array:
         """Whitened coordinates of a weight vector."""
@@ -282,7 +287,7 @@ class Quadratic:
 
     def layer(self, u: Array) -> tuple[Array, float]:
         """Weight (p,) and bias of the layer at whitened coordinates u."""
-        weight: Array = self.original + self.space.axes @ (self.scale * u - self._along)
+        weight: Array = self.original + self.space.axes @ (self.scale * u - self.original @ self.space.dual)
         bias = float(self.target_mean - self.space.mean @ weight) if self.space.intercept else 0.0
         return weight, bias
 
@@ -301,13 +306,14 @@ def target_covariances(
     """
     middle = sample_weight @ targets / sample_weight.sum() if centred else np.zeros(targets.shape[1])
     folds, live = int(fold.max()) + 1, np.flatnonzero(features.any(axis=0))
-    columns = np.column_stack([targets - middle, np.ones(len(targets))])
-    parts = np.zeros((folds, columns.shape[1], len(targets)))  # in the fold of each row, and 0 in the others
-    parts[fold, :, np.arange(len(targets))] = sample_weight[:, None] * columns
-    products = np.zeros((folds, columns.shape[1], features.shape[1]))
-    for block in blocks(len(features)):
-        products[:, :, live] += parts[:, :, block] @ features[block].take(live, axis=1).astype(np.float64)
-    found, totals = [], parts.sum(axis=2)
+    columns = sample_weight[:, None] * np.column_stack([targets - middle, np.ones(len(targets))])
+    products, totals = np.zeros((folds, columns.shape[1], features.shape[1])), np.zeros((folds, columns.shape[1]))
+    for k in range(folds):
+        index, sums = np.flatnonzero(fold == k), np.zeros((columns.shape[1], len(live)))
+        for block in blocks(len(index)):
+            sums += columns[index[block]].T @ features[index[block]].take(live, axis=1).astype(np.float64)
+        products[k, :, live], totals[k] = sums.T, columns[index].sum(axis=0)
+    found = []
     for kept in [*(1.0 - np.eye(folds) if folds > 1 else ()), np.ones(folds)]:
         *means, weight = kept @ totals
         product, mean = np.tensordot(kept, products, 1) / weight, np.array(means) / weight
