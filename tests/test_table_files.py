@@ -184,6 +184,20 @@ def test_missing_values_are_counted_in_the_columns_that_matter(tmp_path):
     assert grouped.scan.labels == ("f", "m", "missing")
 
 
+def test_missing_values_of_inputs_may_stay(tmp_path):
+    file = save(tmp_path, "a,b,y,sex\n,1,1,f\n2,,1,m\n3,1,,f\n4,1,1,\n5,1,1,m\n6,1,1,f\n")
+    roles = Roles(("sex",), "y", features=("a", "b"))
+    with pytest.raises(ValueError, match=r"2 of 6 rows \('y' 1, 'sex' 1\)"):
+        read_rows(file, roles, missing_inputs=True)
+    rows = read_rows(file, roles, missing_inputs=True, drop_missing=True)
+    assert (list(rows.X["a"]), rows.scan.dropped) == ([5, 6], 4)
+    with pytest.raises(ValueError, match="'sex' 1"):  # an attribute that is an input must be there
+        read_rows(file, Roles(("sex",), features=("a", "sex")), missing_inputs=True)
+    whole = save(tmp_path, "a,b,y,sex\n,1,1,f\n2,,1,m\n5,1,1,m\n6,1,1,f\n")
+    rows = read_rows(whole, roles, missing_inputs=True)
+    np.testing.assert_array_equal(rows.X, [[np.nan, 1], [2, np.nan], [5, 1], [6, 1]])
+
+
 def test_numeric_attributes_with_missing_values_stay_whole(tmp_path):
     file = save(tmp_path, "a,b\n1,0\n2,1\n3,\n")
     assert read_rows(file, Roles(("b",)), missing_group=True).scan.labels == (0, 1, "missing")

@@ -163,6 +163,7 @@ class TableBatches:
     roles : which column is what
     drop_missing : leave out rows in which a value of these columns is missing
     missing_group : people without a value of a sensitive column become the group "missing"
+    missing_inputs : rows without values of the model's inputs stay, unless they are dropped
     min_groups : fewest groups; 1 where the others are in other tables
     min_group_rows : smaller groups are left out, and a warning names them
     other : join them to one group "other" instead, if it is large enough
@@ -200,6 +201,7 @@ class TableBatches:
         *,
         drop_missing: bool = False,
         missing_group: bool = False,
+        missing_inputs: bool = False,
         min_groups: int = 2,
         min_group_rows: int = 1,
         other: bool = False,
@@ -214,6 +216,7 @@ class TableBatches:
         if check_inputs is not None:
             check_inputs(self.inputs)
         self.drop_missing, self.missing_group, self.part = drop_missing, missing_group, part
+        self.missing_inputs = missing_inputs and not drop_missing
         self.min_groups, self.min_group_rows, self.other = min_groups, min_group_rows, other
         self._batch_rows, self._progress = batch_rows, progress
         self.scan, frames = scan_table(self)
@@ -320,6 +323,9 @@ class TableBatches:
         absent = frame.isna()
         if self.missing_group:
             absent[list(set(self.roles.sensitive) - set(self.inputs))] = False
+        if self.missing_inputs:
+            others = {*self.roles.numeric, *self.roles.named, *self.roles.control}
+            absent[[name for name in self.inputs if name in absent and name not in others]] = False
         return absent
 
 
@@ -354,7 +360,7 @@ def scan_table(table: TableBatches) -> tuple[Scan, list[pd.DataFrame] | None]:
     Of a large file that itself says that no input is missing, no inputs are read; NaN is then found as rows are read.
     """
     sha256, keep = table.file.sha256(), table.file.held_size <= HELD_BYTES
-    quick = not (keep or table.drop_missing) and table.file.is_complete(table.inputs)
+    quick = not (keep or table.drop_missing or table.missing_inputs) and table.file.is_complete(table.inputs)
     columns = list(dict.fromkeys([*table.roles.named, *table.roles.control])) if quick else table.columns
     counts, frames, texts = _count(table, columns, keep)
     counts.check()

@@ -73,6 +73,20 @@ def test_commands_take_files_of_trees(file):
     assert "Difference in mean predictions" in run.stdout
 
 
+def test_the_command_line_keeps_rows_with_missing_values_as_the_model_takes_them(file):
+    gaps = TABLE.mask(RNG.random(TABLE.shape) < 0.1)
+    data, out = file.with_name("people.csv"), file.with_name("fair" + file.suffix)
+    gaps.assign(sex=np.where(GROUP, "m", "f"), y=Y).to_csv(data, index=False)
+    columns = [str(data), "--sensitive", "sex", "--target", "y", "--json"]
+    repair = ["repair", str(file), *columns, "--target-ks", "0.3", "--quick", "-o", str(out)]
+    run = CliRunner().invoke(main, repair)
+    assert run.exit_code in (0, 1), run.output
+    run = CliRunner().invoke(main, ["audit", str(out), *columns])
+    assert json.loads(run.stdout)["rows"] == len(gaps)
+    run = CliRunner().invoke(main, ["audit", str(out), *columns, "--drop-missing"])
+    assert json.loads(run.stdout)["rows"] == len(gaps.dropna())
+
+
 def test_other_bytes_are_no_trees(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     for source in (b"", b"\x08\x07", b'{"a": 1}', tmp_path, tmp_path / "none", tmp_path / "empty"):

@@ -354,7 +354,8 @@ class Given:
 
                     raise ValueError(wrong_width(path, names, model, roles, self.reading["sep"]))
 
-        table = TableBatches(path, roles, check_inputs=check_width, **self.reading, **options)
+        gaps = bool(models) and all(model.takes_missing for model in models)
+        table = TableBatches(path, roles, check_inputs=check_width, missing_inputs=gaps, **self.reading, **options)
         for model in models:
             model.predict(table.scan.head)  # what else the model does not take, before any long work
         return table

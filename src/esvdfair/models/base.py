@@ -73,7 +73,8 @@ class ModelAdapter(ABC):
     added: tuple[str, str] | None = None  # the last layer, and a parameter that the model adds to its output
     classes: Sequence[Any] | None = None  # the two that a classifier predicts, whose score is the prediction
     search: Mapping[str, tuple[float, ...]] = {}  # fields of Effort that suit the model better than the usual values
-    trees: bool = False  # whether it is a tree ensemble: it fits its training rows closely, and may take missing values
+    trees: bool = False  # whether it is a tree ensemble, which fits its training rows closely
+    takes_missing: bool = False  # whether it predicts rows without values of some inputs
     _model: Any
 
     @property

@@ -347,6 +347,8 @@ def tree_format(source: str | bytes | bytearray | os.PathLike[Any]) -> str | Non
 class TreeFileAdapter(TreeAdapter):
     """A tree ensemble in a file or in bytes; of a repaired one, ``model`` is the bytes in the same format."""
 
+    takes_missing = True
+
     def __init__(self, source: str | bytes | bytearray | os.PathLike[Any], *, output: Any = None) -> None:
         self._format = tree_format(source) or ""
         self._given: Any = bytes(source) if isinstance(source, bytearray) else source
