@@ -93,10 +93,13 @@ def contract():
 
 
 def table():
-    """The lines of the table in the docs."""
+    """The lines of the tables in the docs."""
     for kind in kinds.KINDS:
         if kind.needs == "keras":
             kinds.check(kind)
+    for refusal in kinds.REFUSALS:
+        if refusal.needs == "keras":
+            kinds.check_refusal(refusal)
 
 
 def repair():

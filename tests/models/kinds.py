@@ -9,6 +9,7 @@ import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -146,6 +147,14 @@ class MeanOverSteps(LastStep):
     def forward(self, x):
         return self.head(self.rnn(x[:, :, None])[0]).mean(1)
 
+class Sine(nn.Module):
+    def forward(self, z):
+        return z.sin()
+
+class Largest(nn.Module):
+    def forward(self, z):
+        return z.max(1).values
+
 class OneStep(nn.Module):
     def __init__(self):
         super().__init__()
@@ -202,10 +211,31 @@ def fitted(module):
 )
 
 PEFT = NETWORKS + "import peft\n"
+TABULAR = """
+import logging
+import pandas
+from pytorch_tabular import TabularModel
+from pytorch_tabular.config import DataConfig, OptimizerConfig, TrainerConfig
+from pytorch_tabular.models import CategoryEmbeddingModelConfig
+logging.disable(logging.ERROR)
+data = DataConfig(target=["y"], continuous_cols=list("abcd"))
+mlp = CategoryEmbeddingModelConfig("regression", layers="16", learning_rate=0.03)
+quiet = {"progress_bar": "none", "load_best": False, "checkpoints": None, "early_stopping": None}
+trainer = TrainerConfig(max_epochs=5, batch_size=100, accelerator="cpu", **quiet)
+configs = {"data_config": data, "model_config": mlp, "optimizer_config": OptimizerConfig(), "trainer_config": trainer}
+
+def table(X):
+    return pandas.DataFrame(X, columns=list("abcd"))
+
+def fitted(model):
+    model.fit(table(X).assign(y=y), seed=0)
+    return model
+"""
 TABM = NETWORKS + "import tabm\n"
 
 KERAS = """
 import os
+from unittest import mock
 os.environ["KERAS_BACKEND"] = "torch"
 import keras
 from keras.layers import Dense
@@ -220,6 +250,10 @@ class Own(keras.Model):
 
     def call(self, x):
         return self.out(self.hidden(x))
+
+def on_jax(model):
+    mock.patch("keras.config.backend", return_value="jax").start()
+    return model
 
 def fitted(model):
     model.compile(optimizer=keras.optimizers.Adam(0.03), loss="mse")
@@ -358,6 +392,8 @@ KINDS = [
             code=PEFT),
     network("trained(tabm.TabM.make(n_num_features=4, d_out=1, k=8, n_blocks=1, d_block=16), output=mean)",
             "output.weight", back="TabM", needs="tabm", code=TABM, output="mean"),
+    network("fitted(TabularModel(**configs))", "head.layers.0", rows="table(X)",
+            back="TabularModel", needs="pytorch_tabular", code=TABULAR),
     network("fitted(keras.Sequential([x, Dense(8, activation='relu'), Dense(1, name='out')]))", "out",
             needs="keras", code=KERAS),
     network("fitted(keras.Model(x, Dense(1, name='out')(Dense(8, activation='relu')(x))))", "out",
@@ -394,6 +430,10 @@ class Refusal:
         return self.given
 
 
+def network_refusal(given: str, next_step: str, *, needs: str = "torch", code: str = NETWORKS) -> Refusal:
+    return Refusal(given, next_step, needs=needs, code=code, fits=False)
+
+
 REFUSALS = [
     Refusal("KNeighborsRegressor()", "see esvdfair.baselines"),
     Refusal("SVR()", "see esvdfair.baselines"),
@@ -405,6 +445,21 @@ REFUSALS = [
             "Fit it without that one, or repair each model alone."),
     Refusal("StackingRegressor([('a', Ridge())], SVR())", "see esvdfair.baselines"),
     Refusal("AdaBoostRegressor(n_estimators=3)", "can be changed by esvdfair.baselines"),
+    Refusal("TransformedTargetRegressor(Ridge(), func=np.sqrt, inverse_func=np.square)",
+            "Take that operation out of the model and apply it to the predictions yourself.", y="counts"),
+    network_refusal("nn.Sequential(network, Sine())",
+                    "Take that operation out of the model and apply it to the predictions yourself."),
+    network_refusal("nn.Sequential(nn.Linear(4, 8), Largest())", "make what follows this layer an nn.Linear"),
+    network_refusal("torch.jit.trace(network, inputs(X))", "Pass the nn.Module from which it was made"),
+    network_refusal("torch.ao.quantization.quantize_dynamic(network)",
+                    "repair the float model, then quantise it again"),
+    network_refusal("nn.utils.parametrizations.spectral_norm(nn.Linear(4, 1))", "remove_parametrizations"),
+    network_refusal("peft.get_peft_model(network, peft.LoraConfig(r=2, target_modules=['2'], use_dora=True))",
+                    "Call merge_and_unload() on the model of peft first", needs="peft", code=PEFT),
+    network_refusal("on_jax(keras.Sequential([x, Dense(1)]))", "model.export('model.onnx', format='onnx')",
+                    needs="keras", code=KERAS),
+    network_refusal("trainer", "its attribute lightning_module", needs="pytorch_lightning",
+                    code=LIGHTNING + "fitted(Module())"),
     Refusal("quantised(from_torch(network))", "Repair the float model, then run onnxruntime.quantization",
             needs="onnxruntime", code=ONNX, fits=False),
     Refusal("fused(from_torch(torch.nn.Sequential(network, torch.nn.ReLU())))",
@@ -461,6 +516,18 @@ def check(kind: Kind) -> None:
         copied = pickle.loads(pickle.dumps(copied))
     assert type(copied) is type(model)
     np.testing.assert_allclose(adapt(copied, output=output).predict(rows(fresh)), after, rtol=1e-5, atol=1e-5)
+
+
+def check_refusal(refusal: Refusal) -> None:
+    """See that the error says what to do."""
+    X, y, _ = data(refusal.y)
+    try:
+        model, _ = make(refusal, X, y)
+        with pytest.raises((TypeError, ValueError)) as error:
+            adapt(model).head(X)
+    finally:
+        mock.patch.stopall()
+    assert refusal.next_step in str(error.value)
 
 
 def tables() -> dict[str, str]:

@@ -59,6 +59,8 @@ def _adapter_of(model: Any) -> Callable[..., ModelAdapter]:
         from esvdfair.models.onnx import adapt_onnx as adapter
     elif _is(model, "keras", "Model"):
         from esvdfair.models.torch_wrappers import KerasAdapter as adapter
+    elif _is(model, "pytorch_tabular", "TabularModel"):
+        from esvdfair.models.torch_wrappers import TabularAdapter as adapter
     elif _is(model, "torch", "Module"):
         from esvdfair.models.torch import TorchAdapter as adapter
     elif _is(model, "sklearn", "BaseEstimator") or (
@@ -96,7 +98,7 @@ def _has_trees(model: Any) -> bool:
 
 def _unsupported(model: Any) -> str:
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    for holder in ("lightning_module", "model"):  # Lightning's and Hugging Face's trainers, pytorch-tabular's models
+    for holder in ("lightning_module", "model"):  # Lightning's, Hugging Face's and widedeep's trainers
         if hasattr(getattr(model, holder, None), "state_dict"):
             return (
                 f"cannot repair a {kind} itself. Pass the network that it holds, its attribute {holder}, and put the "
@@ -125,6 +127,7 @@ def fingerprint(model: Any) -> str:
     """
     if isinstance(model, str | bytes | bytearray | os.PathLike):
         return hashlib.sha256(_file_of(model)).hexdigest()
+    model = model.model if _is(model, "pytorch_tabular", "TabularModel") else model
     if hasattr(model, "state_dict"):
         from esvdfair.models.torch_modules import unwrap
 

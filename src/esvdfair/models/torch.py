@@ -8,8 +8,8 @@ import inspect
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from esvdfair.core.checks import row_count, several_inputs, take, to_numpy
-from esvdfair.core.quadratic import KINDS
+from esvdfair.core.quadratic import KINDS, Head
 from esvdfair.models import base
 from esvdfair.models.base import LinearLayer, ModelAdapter, Weights
 from esvdfair.models.heads import name_operations, same_values
@@ -154,6 +154,27 @@ class TorchAdapter(ModelAdapter):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["model"], output=state["output"])  # type: ignore[misc]  # all else is made of these
         self.added, self.readout = state["added"], state["readout"]
+
+    def layers(self, x: Any = None) -> tuple[LinearLayer, ...]:
+        """As for all models."""
+        with self._naming_adapters():
+            return super().layers(x)
+
+    def head(self, x: Any) -> Head:
+        """As for all models."""
+        with self._naming_adapters():
+            return super().head(x)
+
+    @contextmanager
+    def _naming_adapters(self) -> Iterator[None]:
+        """Let an error say what to do about adapters of peft, which may be what is in the way."""
+        try:
+            yield
+        except ValueError as error:
+            step = "Call merge_and_unload() on the model of peft first, and repair what it returns."
+            if step in str(error) or not any(type(m).__module__.startswith("peft.") for m in self._core.modules()):
+                raise
+            raise type(error)(f"{error} {step}") from error
 
     # --- what the layers are, and what follows the last ones ----------------------------------------------------------
 

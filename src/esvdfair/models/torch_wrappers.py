@@ -1,15 +1,17 @@
-"""Models of Keras and skorch, which hold a torch network: the wrapper goes in, and the wrapper comes out."""
+"""Models of skorch, pytorch-tabular and Keras, which hold a torch network: the wrapper goes in, and comes out."""
 
 import copy
 import sys
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from threading import Lock
-from typing import Any
+from typing import Any, Self
 from unittest import mock
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.exceptions import NotFittedError
 from torch import nn
 
@@ -20,7 +22,47 @@ from esvdfair.models.torch import TorchAdapter
 from esvdfair.models.torch_modules import Inputs, Product, Selector
 
 
-class SkorchAdapter(TorchAdapter):
+class _HeldAdapter(TorchAdapter):
+    """A model of another library that holds a torch network, which is repaired and put back into a copy."""
+
+    def __init__(self, model: Any, *, output: Selector | None = None) -> None:
+        self._wrapper = model
+        super().__init__(self._network(), output=output)
+
+    @abstractmethod
+    def _network(self) -> nn.Module:
+        """The network inside, or an error that says why it cannot be repaired."""
+
+    @abstractmethod
+    def _holding(self, network: nn.Module) -> Any:
+        """A copy of the wrapper that holds this network."""
+
+    @abstractmethod
+    def _finish(self, prediction: NDArray[Any]) -> NDArray[Any]:
+        """(rows, 1) what the wrapper predicts for what the network gives; of a subclass with ``transforms``."""
+
+    transforms = False  # whether the wrapper changes what the network gives
+
+    @property
+    def model(self) -> Any:
+        """The wrapper."""
+        return self._wrapper
+
+    def _run(self, *args: Any, **options: Any) -> torch.Tensor:
+        prediction = super()._run(*args, **options)
+        return torch.as_tensor(self._finish(to_numpy(prediction)[:, None]).ravel()) if self.transforms else prediction
+
+    def _edited(self, weights: Weights) -> Self:
+        held = self._holding(super()._edited(weights).model)
+        twin = type(self).__new__(type(self))
+        twin.__setstate__(self.__getstate__() | {"model": held})
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"model": self._wrapper}
+
+
+class SkorchAdapter(_HeldAdapter):
     """A `NeuralNetRegressor` of skorch: the network inside, seen through the steps around it.
 
     Parameters
@@ -31,8 +73,8 @@ class SkorchAdapter(TorchAdapter):
     output : as of :class:`TorchAdapter`
     """
 
-    def __init__(self, model: Any, *, output: Selector | None = None) -> None:
-        self._wrapper, self._levels = model, levels(model)
+    def _network(self) -> nn.Module:
+        self._levels = levels(self._wrapper)
         net = self._levels[-1]
         if not hasattr(net, "module_"):
             raise NotFittedError(f"the {type(net).__name__} is not fitted; fit it first.")
@@ -41,12 +83,9 @@ class SkorchAdapter(TorchAdapter):
                 f"cannot repair a {type(net).__name__}; of skorch, a NeuralNetRegressor is supported. Pass its "
                 "network, the attribute module_."
             )
-        super().__init__(net.module_, output=output)
-
-    @property
-    def model(self) -> Any:
-        """The wrapper."""
-        return self._wrapper
+        self.transforms = any(hasattr(level, "transformer_") for level in self._levels)
+        network: nn.Module = net.module_
+        return network
 
     @property
     def n_features(self) -> int | None:
@@ -60,21 +99,59 @@ class SkorchAdapter(TorchAdapter):
             x = before_last(self._levels, x)
         return super()._inputs(x)
 
-    def _run(self, *args: Any, **options: Any) -> torch.Tensor:
-        prediction = super()._run(*args, **options)
-        if not any(hasattr(level, "transformer_") for level in self._levels):
-            return prediction
-        return torch.as_tensor(finish_target(self._levels, to_numpy(prediction)[:, None]).ravel())
+    def _finish(self, prediction: NDArray[Any]) -> NDArray[Any]:
+        return finish_target(self._levels, prediction)
 
-    def _edited(self, weights: Weights) -> "SkorchAdapter":
-        edited, wrapper = super()._edited(weights), copy.deepcopy(self._wrapper)
-        levels(wrapper)[-1].module_.load_state_dict(edited.model.state_dict())
-        twin = SkorchAdapter.__new__(SkorchAdapter)
-        twin.__setstate__(self.__getstate__() | {"model": wrapper})
-        return twin
+    def _holding(self, network: nn.Module) -> Any:
+        wrapper = copy.deepcopy(self._wrapper)
+        levels(wrapper)[-1].module_.load_state_dict(network.state_dict())
+        return wrapper
 
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"model": self._wrapper}
+
+class TabularAdapter(_HeldAdapter):
+    """A `TabularModel` of pytorch-tabular: the network inside, which sees what its datamodule makes of a table.
+
+    Parameters
+    ----------
+    model : pytorch_tabular.TabularModel
+        Fitted, for a regression of one target. The repaired one shares all but the network with it.
+    output : as of :class:`TorchAdapter`, by default "logits"
+    """
+
+    def __init__(self, model: Any, *, output: Selector | None = None) -> None:
+        super().__init__(model, output="logits" if output is None else output)
+
+    def _network(self) -> nn.Module:
+        network, config = getattr(self._wrapper, "model", None), self._wrapper.config
+        if network is None or not self._wrapper.is_fitted:
+            raise ValueError("the TabularModel is not fitted. Call its fit, then repair it.")
+        if config.task != "regression" or len(config.target) != 1 or getattr(network.hparams, "_probabilistic", False):
+            raise TypeError(
+                f"cannot repair a TabularModel with task={config.task!r} and {len(config.target)} targets, or one that "
+                "predicts distributions. Pass one of a regression of one target."
+            )
+        self.transforms = bool(self._wrapper.datamodule.do_target_transform)
+        found: nn.Module = network
+        return found
+
+    @property
+    def n_features(self) -> None:
+        """A table may hold more columns than the model takes."""
+
+    def _inputs(self, x: Any) -> Inputs:
+        if hasattr(x, "columns"):
+            loader = self._wrapper.datamodule.prepare_inference_dataloader(x, batch_size=max(len(x), 1))
+            (x,) = ({name: value for name, value in batch.items() if hasattr(value, "dtype")} for batch in loader)
+            x.pop("target", None)
+        return super()._inputs(x)
+
+    def _finish(self, prediction: NDArray[Any]) -> NDArray[Any]:
+        return np.asarray(self._wrapper.datamodule.target_transforms[0].inverse_transform(prediction))
+
+    def _holding(self, network: nn.Module) -> Any:
+        wrapper = copy.copy(self._wrapper)
+        wrapper.model = network
+        return wrapper
 
 
 # --- Keras ------------------------------------------------------------------------------------------------------------
