@@ -14,7 +14,8 @@
   const short = (name, most = 18) => (name.length > most ? name.slice(0, most - 1) + "…" : name);
   const digits = (value) => {
     const plain = Number(value.toPrecision(4));
-    return Math.abs(plain) < 1e6 ? String(plain) : plain.toExponential().replace("e+", "e");
+    if (Math.abs(plain) >= 1e9) return plain.toExponential().replace("e+", "e");
+    return plain.toLocaleString("en-US", { maximumSignificantDigits: 4 });
   };
   const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
   const spaced = ([low, high, count]) => Array.from({ length: count }, (_, i) => low + ((high - low) * i) / (count - 1));
@@ -35,18 +36,19 @@
   // An empty chart with axes: scales x and y from data to pixels.
   function frame(host, options) {
     const { x: [x0, x1], y: [y0, y1], xName = "", yName = "", yTicks = false, xLeast = 0 } = options;
-    const { height = 230, left = 12, right = 12, top = 18 } = options;
+    const { height = 230, right = 12, top = 18 } = options;
+    const levels = yTicks ? ticks(y0, y1, 4) : [];
+    const left = Math.max(options.left ?? 12, 12 + 7 * Math.max(...levels.map((t) => digits(t).length)));
     const width = Math.max(260, host.clientWidth);
     const bottom = height - 40;
     host.replaceChildren();
     const svg = add(host, "svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
     const x = (v) => left + ((v - x0) / (x1 - x0)) * (width - left - right);
     const y = (v) => bottom - ((v - y0) / (y1 - y0)) * (bottom - top);
-    if (yTicks)
-      for (const t of ticks(y0, y1, 4)) {
-        add(svg, "line", { class: "rule", x1: left, x2: width - right, y1: y(t), y2: y(t) });
-        add(svg, "text", { class: "tick", x: left - 6, y: y(t) + 4, "text-anchor": "end" }, digits(t));
-      }
+    for (const t of levels) {
+      add(svg, "line", { class: "rule", x1: left, x2: width - right, y1: y(t), y2: y(t) });
+      add(svg, "text", { class: "tick", x: left - 6, y: y(t) + 4, "text-anchor": "end" }, digits(t));
+    }
     add(svg, "line", { class: "base", x1: left, x2: width - right, y1: bottom, y2: bottom });
     for (const t of ticks(x0, x1, Math.max(3, width / 90), xLeast)) {
       add(svg, "line", { class: "base", x1: x(t), x2: x(t), y1: bottom, y2: bottom + 4 });
@@ -74,7 +76,7 @@
       trace([[px, py], [px - r, py], [px + r, py]]);
       return add(svg, "circle", { class: className, cx: px, cy: py, r });
     };
-    return { svg, x, y, width, bottom, top, drawn, curve, segment, dot };
+    return { svg, x, y, width, left, bottom, top, drawn, curve, segment, dot };
   }
 
   // Labels in order, each where it is asked for or near it: inside the chart, on no other label, on as little as can be.
@@ -89,7 +91,7 @@
       let best = null;
       for (const up of SHIFTS)
         for (const aside of SHIFTS) {
-          const left = Math.min(Math.max(asked + 2 * aside, 2), f.width - wide - 2);
+          const left = Math.min(Math.max(asked + 2 * aside, f.left - 6), f.width - wide - 2);
           const base = Math.min(Math.max(py + up, 12), Math.max(py, f.bottom - 4));
           const box = { left: left - 3, right: left + wide + 3, top: base - 12, low: base + 4, base };
           const under = f.drawn.filter(([x, y]) => x > box.left && x < box.right && y > box.top && y < box.low).length;
