@@ -251,3 +251,12 @@ def test_many_groups_of_long_names_and_large_numbers(visit, crowded):
     names = tab.locator("#density-before svg text.name").all_text_contents()
     assert len(set(names)) == 8
     assert pages_printed(tab) <= 4
+
+
+def test_axes_write_numbers_as_tables_do(visit, crowded):
+    tab = visit(crowded, viewport={"width": 390, "height": 900})
+    ticks = tab.eval_on_selector_all("#density-before .tick", "nodes => nodes.map((node) => node.textContent)")
+    assert "20,000" in ticks
+    errors = tab.eval_on_selector_all("#tradeoff .tick", "nodes => nodes.map((node) => node.textContent)")
+    assert any(text.endswith(",000,000") for text in errors)
+    assert not any("e" in text for text in [*ticks, *errors] if text[0].isdigit())
