@@ -15,18 +15,8 @@ import click
 
 from esvdfair.cli._terminal import Unprinted, in_options, print_message
 
-# Command -> the module that holds it, imported when it is needed, and its name there where it is another.
-_COMMANDS = {
-    "audit": "audit",
-    "explain": "explain",
-    "curve": "curve",
-    "repair": "repair",
-    "compare": "compare",
-    "summarise": "summarise:summarise_command",
-    "show": "summarise:show_command",
-    "demo": "demo",
-    "doctor": "doctor",
-}
+_COMMANDS = ("audit", "explain", "curve", "repair", "compare", "summarise", "show", "demo", "doctor")
+_ELSEWHERE = {"show": "summarise"}  # command -> the module that holds it, where that has another name
 
 BAD_INPUT = 2
 NOT_PRINTED = 3
@@ -44,8 +34,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module, _, name = _COMMANDS[cmd_name].partition(":")
-        command: click.Command = getattr(import_module(f"esvdfair.cli.{module}"), name or cmd_name)
+        module = import_module(f"esvdfair.cli.{_ELSEWHERE.get(cmd_name, cmd_name)}")
+        command: click.Command = getattr(module, cmd_name)
         return command
 
     def resolve_command(
@@ -74,35 +64,32 @@ def _exit_code(command: Callable[[], Any]) -> int:
     try:
         code = command()
         sys.stdout.flush()
+        return code if isinstance(code, int) else 0
     except SystemExit:  # click's, when whoever read the output has closed it
-        _drop_unwritten()
-        return CLOSED_PIPE
+        code, message = CLOSED_PIPE, ""
     except Exception as error:
-        return _explain(error)
-    return code if isinstance(code, int) else 0
+        code, message = _explained(error)
+    if message:
+        print_message(f"esvdfair: {message}")
+    _drop_unwritten()
+    return code
 
 
-def _explain(error: Exception) -> int:
-    """Print what went wrong; the exit code."""
+def _explained(error: Exception) -> tuple[int, str]:
+    """The exit code, and what went wrong."""
     if isinstance(error, click.Abort) or _is_interrupt(error):
-        _say("interrupted")
-        return INTERRUPTED
+        return INTERRUPTED, "interrupted"
     if isinstance(error, click.ClickException):
-        _say(_usage(error))
-        return BAD_INPUT
+        return BAD_INPUT, _usage(error)
     if isinstance(error, Unprinted):
-        _say(str(error))
-        _drop_unwritten()
-        return NOT_PRINTED
+        return NOT_PRINTED, str(error)
     if isinstance(error, MemoryError | RecursionError):
-        _say(f"this needs more memory than there is ({type(error).__name__} {error}); is a file damaged?")
-        return BAD_INPUT
+        what = f"{type(error).__name__} {error}".strip()
+        return BAD_INPUT, f"this needs more memory than there is ({what}); is a file damaged?"
     if isinstance(error, ValueError | TypeError | OSError | ImportError | BadZipFile):
-        _say(in_options(error))
-        _drop_unwritten()
-        return BAD_INPUT
+        return BAD_INPUT, in_options(error)
     traceback.print_exception(error)  # a fault of ours, for a report; 1 would mean that a target was not met
-    return OUR_FAULT
+    return OUR_FAULT, ""
 
 
 def _usage(error: click.ClickException) -> str:
@@ -127,10 +114,6 @@ def _drop_unwritten() -> None:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _say(message: str) -> None:
-    print_message(f"esvdfair: {message}")
 
 
 @click.group(
