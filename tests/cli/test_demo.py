@@ -19,7 +19,7 @@ def test_the_demo_repairs_and_says_so(invoke, monkeypatch, tmp_path, written):
     assert written() == [found["report"], "demo.svg"] == ["demo-report.html", "demo.svg"]
     picture = Path("demo.svg").read_text()
     assert picture.count("<!-- female -->") == picture.count("<!-- male -->") == 2  # named in both panels
-    assert f"Repaired: KS distance {found['after']['ks']:.3f}" in picture
+    assert f"repaired model: KS distance {found['after']['ks']:.3f}" in picture
 
 
 def test_without_the_table_its_people_are_made_up(invoke, monkeypatch, tmp_path):

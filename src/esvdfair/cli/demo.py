@@ -15,8 +15,6 @@ from esvdfair.text import summary_table, verdict
 if TYPE_CHECKING:
     import pandas as pd
 
-
-NAMES = ("Original", "Repaired")
 SHARES = (0.4, 0.5)  # of all rows not to train on, and of those not to choose on either
 
 
@@ -107,14 +105,11 @@ def _split_wages(seed: int) -> list[tuple[Any, ...]]:
 def _save_densities(path: Path, predictions: list[Any], sex: "pd.DataFrame") -> None:
     """Densities before and after, side by side on common axes."""
     from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    from esvdfair.plots import plot_densities
+    from esvdfair.plots import plot_before_and_after
 
-    figure = Figure(figsize=(8.4, 3.1), layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12, wspace=0.04))
-    for ax, name, found in zip(figure.subplots(1, 2, sharex=True, sharey=True), NAMES, predictions, strict=True):
-        plot_densities(found, sensitive_features=sex, ax=ax)
-        ax.set_title(f"{name}: {ax.get_title(loc='left')}", loc="left", pad=14)
+    figure = Figure(figsize=(8.4, 3.1), layout="constrained")
+    axes = plot_before_and_after(*predictions, sensitive_features=sex, axes=figure.subplots(1, 2, sharey=True))
+    for ax in axes:
         ax.set_xlabel("predicted log hourly wage")
-        ax.locator_params(nbins=5)
     opt.save_figure(figure, path, replace=True)
