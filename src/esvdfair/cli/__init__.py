@@ -16,7 +16,8 @@ import click
 from esvdfair.cli._terminal import Unprinted, in_options, print_message
 
 _COMMANDS = ("audit", "explain", "curve", "repair", "compare", "summarise", "show", "demo", "doctor")
-_ELSEWHERE = {"show": "summarise"}  # command -> the module that holds it, where that has another name
+_ELSEWHERE = {"show": ("summarise", "show"), "summarise": ("summarise", "summarise_command")}
+"""Command -> its module and its name there, where these are others than its own."""
 
 BAD_INPUT = 2
 NOT_PRINTED = 3
@@ -34,8 +35,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = import_module(f"esvdfair.cli.{_ELSEWHERE.get(cmd_name, cmd_name)}")
-        command: click.Command = getattr(module, cmd_name)
+        module, name = _ELSEWHERE.get(cmd_name, (cmd_name, cmd_name))
+        command: click.Command = getattr(import_module(f"esvdfair.cli.{module}"), name)
         return command
 
     def resolve_command(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from esvdfair.summary import Summary
 
 
-@click.command()
+@click.command("summarise")
 @opt.given_options(
     opt.MODEL,
     opt.DATA,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @opt.option("-o --out", "FILE", "Where the summary goes.", required=True)
 @opt.force_option
 @opt.json_option
-def summarise(given: Given, part: str | None, rows: int | None, out: Path, force: bool, as_json: bool) -> None:
+def summarise_command(given: Given, part: str | None, rows: int | None, out: Path, force: bool, as_json: bool) -> None:
     """Summarise a part of the data for `esvdfair repair --summary`.
 
     Summarise each part where it is, on any machine, with the same model; the repair adds the summaries up. A summary
@@ -39,7 +39,7 @@ def summarise(given: Given, part: str | None, rows: int | None, out: Path, force
       esvdfair summarise model.onnx people.csv --sensitive sex --target income \\
         -o people.summary
     """
-    from esvdfair import gather
+    from esvdfair.gather import summarise
     from esvdfair.summary import KEPT_ROWS
 
     model = given.load()
@@ -49,7 +49,7 @@ def summarise(given: Given, part: str | None, rows: int | None, out: Path, force
         table, _, _ = given.tables(model, min_groups=1, progress=work.read)
         table.part = table.scan.sha256 if part is None else part
         work.step("summarising")
-        found = gather.summarise(str(given.model), table, output=given.output, rows=rows or KEPT_ROWS)
+        found = summarise(str(given.model), table, output=given.output, rows=rows or KEPT_ROWS)
         with whole_files(out, replace=force) as places:
             found.save(places[out])
     answer(_described_summary(out, found), *_summary_blocks(out, found), as_json=as_json, written=[out])
