@@ -25,7 +25,7 @@ from esvdfair.text import quoted, some_names
 CHUNK_ROWS = 65_536  # rows of a frame, at most
 FEWEST_ROWS = 64  # that are never too many: pandas takes its time for every column of a frame
 BLOCK = 8 * 2**20  # bytes of CSV that a frame has, about
-CHUNK_VALUES = 2**21  # values of Parquet that a frame has, about
+CHUNK_VALUES = 2**19  # values of Parquet that a frame has, about
 UNFINISHED = 512 * 2**20  # bytes of CSV in which a frame ends, unless a quotation mark was forgotten
 SHOWN = 12
 """Names that an error lists."""
@@ -64,7 +64,7 @@ class TableFile:
         return False
 
     def frames(self, columns: Sequence[str], texts: Sequence[str] = ()) -> Iterator[tuple[pd.DataFrame, int]]:
-        """Yield some rows, the same at every call, and the bytes of the file up to their end, about.
+        """Yield some rows and the bytes of the file up to their end, about.
 
         ``texts`` are read as text where their type is open.
         """
@@ -298,16 +298,17 @@ class ParquetFiles(TableFile):
         import pyarrow as pa
         from pyarrow import parquet
 
-        rows, done = min(CHUNK_ROWS, max(FEWEST_ROWS, CHUNK_VALUES // len(self.columns))), 0
+        rows, done = min(CHUNK_ROWS, max(FEWEST_ROWS, CHUNK_VALUES // len(columns))), 0
         schema = pa.schema([self._schema.field(name) for name in columns], self._schema.metadata)
         with readable(self.path):
             for part, keys in zip(self._parts, self._keys, strict=True):
                 own = [name for name in columns if name in part.physical_schema.names]
                 with part.open() as source:
                     file = parquet.ParquetFile(source, buffer_size=_BUFFER, pre_buffer=False)
-                    for batch in file.iter_batches(rows, columns=own):
-                        done += batch.num_rows
-                        yield _in_schema(batch, schema, keys), self.size * done // self._total
+                    batches = file.iter_batches(rows, columns=own, use_threads=False)
+                    for frame in (_in_schema(batch, schema, keys) for batch in batches):
+                        done += len(frame)
+                        yield frame, self.size * done // self._total
                 pa.default_memory_pool().release_unused()  # pyarrow would keep it
 
 
@@ -321,5 +322,5 @@ def _in_schema(batch: Any, schema: Any, keys: Mapping[str, Any]) -> pd.DataFrame
             rows = rows.append_column(field, pa.repeat(pa.scalar(keys[field.name], field.type), batch.num_rows))
     if rows.schema != schema:
         rows = pa.concat_tables([schema.empty_table(), rows], promote_options="permissive")
-    frame: pd.DataFrame = rows.select(names).to_pandas()
+    frame: pd.DataFrame = rows.select(names).to_pandas(use_threads=False)
     return frame.set_axis(names, axis=1).reset_index(drop=True)

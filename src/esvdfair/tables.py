@@ -164,7 +164,7 @@ class TableBatches:
     drop_missing : leave out rows in which a value of these columns is missing
     missing_group : people without a value of a sensitive column become the group "missing"
     missing_inputs : rows without values of the model's inputs stay, unless they are dropped
-    min_groups : fewest groups; 1 where the others are in other tables
+    min_groups : fewest groups; 0 where the others, or all rows, are in other tables
     min_group_rows : smaller groups are left out, and a warning names them
     other : join them to one group "other" instead, if it is large enough
     sep : what separates the fields of a CSV file, see :func:`open_table`
@@ -277,10 +277,6 @@ class TableBatches:
     def _complete_rows(self, frame: pd.DataFrame) -> TableRows:
         scan, roles = self.scan, self.roles
         frame = frame.astype(dict.fromkeys(scan.floats, np.float64)) if scan.floats else frame
-        if not scan.inputs_read and not np.isfinite(frame.select_dtypes("float").to_numpy().sum()):
-            wrong = [name for name in self.inputs if not np.isfinite(frame[name]).all()]
-            advice = "correct those rows, or leave out those with NaN by `drop_missing`"
-            raise InputError(f"{str(self.path)!r} has NaN or infinite values in {listing(wrong)}; {advice}.")
         if scan.dropped:
             frame = frame[~self.absent(frame).any(axis=1)]
         groups = self.groups(frame)
@@ -295,8 +291,12 @@ class TableBatches:
         found = {role: as_numbers(frame[name], role, self.path) for name, role in roles.numeric.items()}
         y, predictions, weight = map(found.get, ("target", "predictions", "weight"))
         control = frame[list(roles.control)] if roles.control else None
-        ids = None if roles.row_id is None else frame[roles.row_id]
-        return TableRows(frame[self.inputs], y, predictions, groups, weight, control, ids)
+        ids, x = None if roles.row_id is None else frame[roles.row_id], frame[self.inputs]
+        if not scan.inputs_read and not np.isfinite(x.select_dtypes("float").to_numpy()).all():
+            wrong = [name for name in self.inputs if not np.isfinite(x[name]).all()]
+            advice = "correct those rows, or leave out those with NaN by `drop_missing`"
+            raise InputError(f"{str(self.path)!r} has NaN or infinite values in {listing(wrong)}; {advice}.")
+        return TableRows(x, y, predictions, groups, weight, control, ids)
 
     # --- the file ---
 
@@ -412,7 +412,7 @@ class _Counts:
     """What rows of a table contain: how many there are, types and missing or infinite values of columns, groups."""
 
     def __init__(self, table: TableBatches) -> None:
-        self.table, self.rows, self.incomplete, self.head = table, 0, 0, pd.DataFrame()
+        self.table, self.rows, self.incomplete, self.head = table, 0, 0, pd.DataFrame(columns=table.columns)
         self.types: defaultdict[Any, set[tuple[str, Any]]] = defaultdict(set)
         self.missing: Counter[Any] = Counter()
         self.infinite: Counter[Any] = Counter()
@@ -450,7 +450,7 @@ class _Counts:
     def check(self) -> None:
         """Fail where there are no rows, where values are missing that may not be dropped, or are infinite."""
         table, path = self.table, repr(str(self.table.path))
-        if not self.rows:
+        if not self.rows and table.min_groups:
             raise ValueError(f"{path} has {len(table.file.columns)} columns and no rows.")
         if self.incomplete and not table.drop_missing:
             listed = [f"{quoted(name)} {count}" for name, count in self.missing.most_common() if count]
@@ -460,7 +460,7 @@ class _Counts:
                 f"({some_names(listed, SHOWN)}). `drop_missing` leaves those rows out"
                 + ("; `missing_group` makes people without a group a group of their own." if own else ".")
             )
-        if self.incomplete == self.rows:
+        if self.incomplete == self.rows and table.min_groups:
             raise ValueError(f"all {self.rows:,} rows of {path} have a missing value; none is left.")
         for name, count in self.infinite.items():
             if count and (name in table.inputs or name in table.roles.numeric):
@@ -500,6 +500,8 @@ def _kind_of(column: "pd.Series[Any]") -> str:
 
 def as_numbers(column: "pd.Series[Any]", role: str, path: Path) -> "pd.Series[float]":
     """A column as float64, with NaN for what is missing; if it is not numeric, an error that shows a value."""
+    if column.dtype == np.float64:
+        return column
     numeric = pd.api.types.is_numeric_dtype(column)
     numbers = pd.to_numeric(column if numeric else column.astype(str), errors="coerce").astype(np.float64)
     text = numbers.isna() & column.notna()

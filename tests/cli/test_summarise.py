@@ -16,9 +16,9 @@ FEATURES = ["--features", "age,hours,school"]
 
 @pytest.fixture
 def parts(files, invoke, tmp_path):
-    """Summaries of three parts of the data, of which one is in two groups of few rows, by row ids."""
+    """Summaries of four parts of the data by row ids, of which one has few rows of two groups, and one has none."""
     data = pd.read_csv(files.data).assign(person=np.arange(600))
-    for i, part in enumerate([data[:350], data[350:353], data[353:]]):
+    for i, part in enumerate([data[:350], data[350:353], data[353:], data[:0]]):
         part.to_parquet(tmp_path / f"part-{i}.parquet")
         words = [tmp_path / f"part-{i}.parquet", *ROLES, "--row-id", "person", "-o", tmp_path / f"part-{i}.summary"]
         assert invoke("summarise", files.model, *words).exit_code == 0
@@ -37,7 +37,7 @@ def test_summaries_of_parts_give_the_repair_of_all_rows(files, parts, invoke, tm
     record = json.loads((tmp_path / "fair.onnx.json").read_text())["data"]
     assert record["rows"] == 600
     assert record["features"] == ["age", "hours", "school"]
-    assert len(record["summaries"]) == 3
+    assert len(record["summaries"]) == 4
 
 
 def test_the_default_part_tells_files_apart_and_refuses_the_same_file_twice(files, invoke, refused, tmp_path):
@@ -61,6 +61,7 @@ def test_the_default_part_tells_files_apart_and_refuses_the_same_file_twice(file
 def test_what_a_summary_contains(files, parts, invoke, tmp_path):
     result = invoke("show", parts)
     assert "part-1.summary: 3 rows\n" in result.stdout
+    assert "part-3.summary: 0 rows\n" in result.stdout
     assert "Contains 600 of these rows (inputs of the last layer, predictions, labels, groups)" in result.stdout
     assert " ".join(result.stdout.split()).count("treat it as the data") == 4
     sizes = pd.read_csv(files.data)["sex"].value_counts()
@@ -107,8 +108,8 @@ def test_a_report_of_summaries_is_about_the_test_rows(files, parts, invoke, refu
     result = invoke(*words, *more)
     assert result.exit_code == 0
     assert "evaluated on 400 rows" in " ".join(result.stdout.split())
-    assert "3 summaries" in page.read_text()
-    assert "3 summaries, 600 rows" in card.read_text()
+    assert "4 summaries" in page.read_text()
+    assert "4 summaries, 600 rows" in card.read_text()
 
 
 def test_validation_rows_beside_summaries(files, parts, invoke, tmp_path):

@@ -356,7 +356,7 @@ class Given:
 
         gaps = bool(models) and all(model.takes_missing for model in models)
         table = TableBatches(path, roles, check_inputs=check_width, missing_inputs=gaps, **self.reading, **options)
-        for model in models:
+        for model in models if len(table.scan.head) else ():
             model.predict(table.scan.head)  # what else the model does not take, before any long work
         return table
 

@@ -46,7 +46,7 @@ def summarise_command(given: Given, part: str | None, rows: int | None, out: Pat
     opt.check_free([out], force=force, inputs=given.files)
     with at_work(2) as work:
         work.step("reading")
-        table, _, _ = given.tables(model, min_groups=1, progress=work.read)
+        table, _, _ = given.tables(model, min_groups=0, progress=work.read)
         table.part = table.scan.sha256 if part is None else part
         work.step("summarising")
         found = summarise(str(given.model), table, output=given.output, rows=rows or KEPT_ROWS)
