@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
 from esvdfair.batches import Rows
-from esvdfair.core.checks import Label
-from esvdfair.core.ks import Groups, Ranked, adjusted_weights, ks_between, upper_bound
+from esvdfair.core.ks import Groups, Ranked, adjusted_weights, upper_bound
 from esvdfair.core.pairs import Comparison, Pairs, rising
 from esvdfair.core.quadratic import Fit
 from esvdfair.curve import Curve, CurvePoint
@@ -92,21 +91,16 @@ def _curve_points(
     measure: Callable[[Array, float], tuple[float, float, float]],
 ) -> tuple[CurvePoint, ...]:
     """The points of the fits that are kept."""
-    errors = here.errors(predicted)
     return tuple(
         CurvePoint(
-            mse=float(errors[i]),
-            r2=here.r2(float(errors[i])),
+            **here.figures(predicted[:, i]),
             ks=float(found.distances[i].max()),
-            mean_gap=here.mean_gap(predicted[:, i]),
-            variance_gap=here.variance_gap(predicted[:, i]),
             target=fits[i].target,
             ridge=fits[i].ridge,
             strength=fits[i].strength,
             ks_population=float(found.population[i]),
             ks_pairs=tuple(found.pairs[i].tolist()),
             ks_certified=None if found.certified is None else float(found.certified[i]),
-            constant=here.constant(predicted[:, i]),
             index=place,
             measure=partial(measure, predicted[:, i], float(found.population[i])),
         )
@@ -385,39 +379,21 @@ class Evaluator:
         share = self.rows.weight / self.rows.weight.sum()
         return np.array([share @ (column - self.rows.y) ** 2 for column in columns.T])
 
-    def r2(self, mse: float) -> float:
-        """R² of a model with this error; 0 where the labels do not vary."""
-        share = self.rows.weight / self.rows.weight.sum()
-        variance = float(share @ (self.rows.y - share @ self.rows.y) ** 2)
-        return 1 - mse / variance if variance > 0 else 0.0
-
     def distances(self, columns: Array) -> Array:
         """(k, P) KS distance of every pair."""
         return np.array([self.pairs.distances(self.compared(column)) for column in columns.T])
 
-    def mean_gap(self, prediction: Array) -> float:
-        return float(np.ptp(self.groups.means(self.compared(prediction))))
+    def figures(self, prediction: Array) -> dict[str, Any]:
+        """What a point of a curve holds; R² is 0 where the labels do not vary.
 
-    def variance_gap(self, prediction: Array) -> float:
-        return float(np.ptp(self.groups.variances(self.compared(prediction))))
-
-    def constant(self, prediction: Array) -> bool:
-        """Whether hardly anything is left of the spread that the original model's predictions have."""
-        return bool(prediction.std() <= FLAT * self.rows.prediction.std())
-
-    def figures(self, prediction: Array, labels: Sequence[Label]) -> dict[str, Any]:
-        """The entries of a summary both for the original model and of the repaired one; ``labels`` of all groups."""
-        from sklearn.metrics import roc_auc_score
-
-        rows, error = self.rows, (prediction - self.rows.y) ** 2
-        mass, errors = (np.bincount(rows.codes, weight) for weight in (rows.weight, rows.weight * error))
-        mse = float(self.errors(prediction[:, None])[0])
-        known: dict[str, Any] = {"mse": mse, "r2": self.r2(mse)}
-        if set(np.unique(rows.y)) == {0.0, 1.0}:
-            known["auc"] = float(roc_auc_score(rows.y, prediction, sample_weight=rows.weight))
-        return known | {
-            "ks": ks_between(self.compared(measurable(prediction, rows.prediction)), self.groups),
-            "group_mse": {labels[g]: float(errors[g] / mass[g]) for g in np.flatnonzero(mass).tolist()},
-            "mean_gap": self.mean_gap(prediction),
-            "variance_gap": self.variance_gap(prediction),
+        ``constant`` says that hardly anything is left of the spread of the original model's predictions.
+        """
+        share, compared = self.rows.weight / self.rows.weight.sum(), self.compared(prediction)
+        mse, variance = (float(share @ (self.rows.y - each) ** 2) for each in (prediction, share @ self.rows.y))
+        return {
+            "mse": mse,
+            "r2": 1 - mse / variance if variance > 0 else 0.0,
+            "mean_gap": float(np.ptp(self.groups.means(compared))),
+            "variance_gap": float(np.ptp(self.groups.variances(compared))),
+            "constant": bool(prediction.std() <= FLAT * self.rows.prediction.std()),
         }

@@ -1,5 +1,6 @@
 """What a repair reports: error, KS distance and more before and after it, on the same rows; and the changed layers."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from typing import Any
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from esvdfair.core.checks import Label
 from esvdfair.core.edits import LayerEdit
-from esvdfair.core.ks import outside_support
+from esvdfair.core.ks import ks_between, outside_support
 from esvdfair.core.quadratic import Fit
 from esvdfair.curve import Curve, CurvePoint
 from esvdfair.evaluation import Evaluator, measurable
@@ -122,7 +123,7 @@ def make_report(
     """What was reached on the validation rows, ``after`` (n,) being what the chosen point predicts for them."""
     rows, labels = problem.validation, (*problem.labels, *problem.set_aside)
     here, count = Evaluator(rows, len(problem.labels)), len(problem.labels)
-    old, new = (here.figures(predicted, labels) for predicted in (rows.prediction, after))
+    old, new = (_figures(here, predicted, labels) for predicted in (rows.prediction, after))
     estimates, floors = curve.estimates(point)
     entries = {
         "method": method,
@@ -131,7 +132,7 @@ def make_report(
         "certified": None if target_ks is None or point.ks_certified is None else point.ks_certified <= target_ks,
         "confidence": curve.confidence,
         "decided_by": _decided_by(curve, point, target_ks, max_mse_increase),
-        "constant": here.constant(after),
+        "constant": here.figures(after)["constant"],
         **{f"{name}_{when}": found[name] for name in new for when, found in (("before", old), ("after", new))},
         "mse_refit": curve.mse_refit,
         "ks_population": max(estimates),
@@ -148,10 +149,27 @@ def make_report(
     if rows.adjusted is not None:  # next to adjusted gaps the raw ones
         raw, inside = Evaluator(replace(rows, adjusted=None, strata=None), count), rows.codes < count
         for when, predicted in (("before", rows.prediction), ("after", after)):
-            figures = raw.figures(predicted, labels)
+            figures = _figures(raw, predicted, labels)
             entries |= {f"ks_raw_{when}": figures["ks"], f"mean_gap_raw_{when}": figures["mean_gap"]}
         entries["outside_support"] = outside_support(rows.weight[inside], rows.adjusted[inside])
     return FitReport(entries)
+
+
+def _figures(here: Evaluator, prediction: Array, labels: Sequence[Label]) -> dict[str, Any]:
+    """The entries both of the original model and of the repaired one; ``labels`` of all groups."""
+    from sklearn.metrics import roc_auc_score
+
+    rows, found = here.rows, here.figures(prediction)
+    mass, errors = (np.bincount(rows.codes, rows.weight * each) for each in (1.0, (prediction - rows.y) ** 2))
+    known: dict[str, Any] = {"mse": found["mse"], "r2": found["r2"]}
+    if set(np.unique(rows.y)) == {0.0, 1.0}:
+        known["auc"] = float(roc_auc_score(rows.y, prediction, sample_weight=rows.weight))
+    return known | {
+        "ks": ks_between(here.compared(measurable(prediction, rows.prediction)), here.groups),
+        "group_mse": {labels[g]: float(errors[g] / mass[g]) for g in np.flatnonzero(mass).tolist()},
+        "mean_gap": found["mean_gap"],
+        "variance_gap": found["variance_gap"],
+    }
 
 
 def _pair_figures(here: Evaluator, curve: Curve, point: CurvePoint, after: Array) -> list[dict[str, Any]]:

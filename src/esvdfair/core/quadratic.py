@@ -399,7 +399,7 @@ class Head:
     @property
     def line(self) -> tuple[float, float]:
         """Slope and intercept of an affine head: ``p = slope · z + intercept``."""
-        intercept, one = (float(p) for p in self.apply([0.0, 1.0]))
+        intercept, one = self.apply([0.0, 1.0]).tolist()
         return one - intercept, intercept
 
     def inverse(self, prediction: Any) -> Array:
