@@ -419,8 +419,10 @@ def _moments_of(x: NDArray[Any], beside: Array | None, index: NDArray[np.intp], 
         rows -= centre
         if w is not None:
             rows *= np.sqrt(w)[:, None]
-        mean, scatter = np.zeros(width), np.zeros((width, width))
-        mean[live], scatter[live[:, None], live] = centre, rows.T @ rows
+        mean, scatter = centre, rows.T @ rows
+        if len(live) < width:
+            small, mean, scatter = scatter, np.zeros(width), np.zeros((width, width))
+            mean[live], scatter[live[:, None], live] = centre, small
         found.append(_Moments(len(part), weight, squares, mean, scatter))
     return reduce(add, found)
 
