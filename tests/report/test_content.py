@@ -1,8 +1,15 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
+from sklearn.linear_model import LinearRegression
 
-from esvdfair.report.content import STEPS, slider_points, spread_rows
+from esvdfair import ESVDFair, decisions
+from esvdfair.batches import Data
+from esvdfair.exceptions import ESVDFairWarning
+from esvdfair.problem import Effort
+from esvdfair.report import content
+from esvdfair.report.content import STEPS, Content, slider_points, spread_rows
 
 
 def curve_of(*pairs):
@@ -38,3 +45,27 @@ def test_rows_are_spread_over_large_groups_and_small_groups_are_kept():
     assert rows[0] == 0
     assert rows[9] == 999
     assert np.all(np.diff(rows) > 0)
+
+
+def test_decisions_of_a_sample_are_about_all_people(monkeypatch):
+    """Of groups of different size as many rows are looked at, and those too small to compare are selected too."""
+    rng = np.random.default_rng(0)
+    sex = np.repeat(["f", "m", "x"], [4000, 1000, 20])
+    X = rng.normal(size=(len(sex), 2)) + np.outer(sex == "m", [1.5, 0])
+    y = X.sum(axis=1) + rng.normal(size=len(sex))
+    fair = ESVDFair(LinearRegression().fit(X, y), target_ks=0.2, effort=Effort.quick())
+    with pytest.warns(ESVDFairWarning, match="too small"):
+        fair.fit(X, y, sensitive_features=sex)
+    test = Data(X, y, sex)
+    made = {"judged": None, "test": test, "summary": None, "predicted": "y", "cutoffs": [{"select_share": 0.2}]}
+    before, after = fair.model_.predict(X), fair.predict(X)
+    exact = decisions(before, after, sensitive_features=sex, select_share=0.2)
+    whole = Content(fair, test, **made)
+    assert whole.decision == exact
+    monkeypatch.setattr(content, "ROWS_OF_A_GROUP", 500)
+    some = Content(fair, test, **made)
+    assert len(some.rows.codes) == 1000
+    assert some.decision.cutoff_before == pytest.approx(exact.cutoff_before, abs=0.15)
+    assert some.decision.share_old_cutoff == pytest.approx(exact.share_old_cutoff, abs=0.02)
+    assert some.after.mse == pytest.approx(whole.after.mse, rel=0.05)
+    assert some.decision.rows["x"] == 20

@@ -184,7 +184,7 @@ def _kind(model: Any) -> str:
 
 def _group_sizes(content: Content) -> str:
     """The groups and their rows; of many only the smallest and the largest."""
-    sizes = dict(zip(content.rows.labels, content.sizes, strict=True))
+    sizes = {label: content.summary["group_sizes"][label] for label in content.rows.labels}
     names = {label: f"{label_text(label)} ({rows:,} rows)" for label, rows in sizes.items()}
     if len(names) <= 4:
         return f"{content.attribute}: {', '.join(names.values())}"

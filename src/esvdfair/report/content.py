@@ -38,6 +38,7 @@ class Step:
 
     point: CurvePoint | None  # None for the original model, and for a repair that has no curve
     prediction: Array  # (rows,)
+    everybody: Array  # the same, then those of groups that are too small to compare
     peak: Peak  # where two groups' distributions are farthest apart, which is the KS distance
     mse: float  # mean squared error, or change where there are no labels
     r2: float | None  # None without labels
@@ -84,7 +85,7 @@ class Content:
         if len(parts[1].labels) < 2:
             names = some_names([label_text(label) for label in compared], 5)
             raise InputError(f"`sensitive_features` contains fewer than two of the groups that were compared: {names}.")
-        self.fitting, self.rows, self.aside = (part.take(spread_rows(part.codes, ROWS_OF_A_GROUP)) for part in parts)
+        self.fitting, self.rows, self.aside = (sampled(part, ROWS_OF_A_GROUP) for part in parts)
         self.rows_given, self.rows_shown = len(shown.codes), len(self.rows.codes) + len(self.aside.codes)
         self.rows_judged = self.summary["evaluated_on"] == fair.summary_["evaluated_on"]
         self.adjusted, self.has_labels = "ks_raw_before" in self.summary, self.rows.y is not None
@@ -113,7 +114,7 @@ class Content:
         error, shown = predicted - self._truth, predicted[:inside]
         r2 = float(r2_score(self._truth, predicted, sample_weight=weight)) if self.has_labels else None
         mse, of_groups = float(np.average(error**2, weights=weight)), (error[:inside] ** 2, error[:inside], shown)
-        return Step(point, shown, ks_peak(shown, self.groups), mse, r2, *map(self.groups.means, of_groups))
+        return Step(point, shown, predicted, ks_peak(shown, self.groups), mse, r2, *map(self.groups.means, of_groups))
 
     def _predict(self, model: Any) -> Array:
         """Predictions for the rows that are compared, then for those that are set aside."""
@@ -129,7 +130,16 @@ class Content:
     def _everybody(self, name: str) -> Array | None:
         """A column of all rows, also of those in groups that are too small to judge."""
         parts = getattr(self.rows, name), getattr(self.aside, name)
-        return None if parts[0] is None else np.concatenate(parts)
+        if all(part is None for part in parts):
+            return None
+        sizes = len(self.rows.codes), len(self.aside.codes)
+        return np.concatenate([np.ones(n) if part is None else part for n, part in zip(sizes, parts, strict=True)])
+
+    @property
+    def all_groups(self) -> dict[str, Any]:
+        """Group and weight of everybody, also of those in groups that are too small to compare."""
+        labels = [named_groups(part)["sensitive_features"] for part in (self.rows, self.aside)]
+        return {"sensitive_features": np.concatenate(labels), "sample_weight": self._everybody("weight")}
 
     @cached_property
     def dominated_by(self) -> list[int | None]:
@@ -180,8 +190,8 @@ class Content:
     @cached_property
     def decided(self) -> list[Decisions]:
         """Decisions at each cut-off, by the original and by the repaired model."""
-        old, new, beside = self.before.prediction, self.after.prediction, named_groups(self.rows)
-        return [decisions(old, new, **{**beside, **options}) for options in self.cutoffs or TOP]
+        old, new = self.before.everybody, self.after.everybody
+        return [decisions(old, new, **{**self.all_groups, **options}) for options in self.cutoffs or TOP]
 
     @property
     def decision(self) -> Decisions:
@@ -343,6 +353,16 @@ def slider_points(curve: Curve, chosen: CurvePoint) -> list[CurvePoint]:
     kept = [front[i] for i in np.unique(np.linspace(0, len(front) - 1, STEPS - 1).round().astype(int))]
     together = kept if chosen in kept or chosen.target == ORIGINAL else [*kept, chosen]
     return sorted(together, key=lambda point: (-point.ks, point.mse))
+
+
+def sampled(rows: Batch, most: int) -> Batch:
+    """At most so many rows of each group; they stand for all of it, so that shares of all people stay what they are."""
+    part = rows.take(spread_rows(rows.codes, most))
+    if len(part.codes) == len(rows.codes):
+        return rows
+    count = len(rows.labels)
+    times = (np.bincount(rows.codes, minlength=count) / np.bincount(part.codes, minlength=count))[part.codes]
+    return replace(part, weight=times if part.weight is None else part.weight * times)
 
 
 def spread_rows(codes: Codes, most: int) -> Codes:

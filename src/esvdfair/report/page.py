@@ -19,7 +19,7 @@ from esvdfair.curve import Curve, CurvePoint
 from esvdfair.cutoffs import decision_table, ratios_by_share
 from esvdfair.explain import Direction, Directions, LayerGap, LayerScan
 from esvdfair.plots import density, make_grid
-from esvdfair.report.content import Content, Step, named_groups
+from esvdfair.report.content import Content, Step
 from esvdfair.text import (
     EVALUATED_ON,
     interval,
@@ -91,7 +91,7 @@ def chart_data(content: Content, command: Sequence[str] | None) -> dict[str, Any
     } for i, step in enumerate(content.steps)]  # fmt: skip
     shown = {point.index for point in content.points}
     known = content.points and content.rows_judged and not content.adjusted  # figures of the same rows, not adjusted
-    ratios = (ratios_by_share(p, **named_groups(content.rows)) for p in (old.prediction, new.prediction))
+    ratios = (ratios_by_share(step.everybody, **content.all_groups) for step in (old, new))
     return {
         "groups": [content.names[g] for g in drawn],
         "means": steps[0]["means"],
