@@ -443,6 +443,8 @@ REFUSALS = [
     Refusal("CalibratedClassifierCV(LogisticRegression(), cv=3)", "Fit it with ensemble=False", y="labels"),
     Refusal("VotingRegressor([('a', Ridge()), ('b', KNeighborsRegressor())])",
             "Fit it without that one, or repair each model alone."),
+    Refusal("VotingClassifier([('a', LogisticRegression())], voting='soft')", "see esvdfair.baselines", y="labels"),
+    Refusal("BaggingClassifier(LogisticRegression())", "see esvdfair.baselines", y="labels"),
     Refusal("StackingRegressor([('a', Ridge())], SVR())", "see esvdfair.baselines"),
     Refusal("AdaBoostRegressor(n_estimators=3)", "can be changed by esvdfair.baselines"),
     Refusal("TransformedTargetRegressor(Ridge(), func=np.sqrt, inverse_func=np.square)",

@@ -7,7 +7,7 @@ from sklearn.compose import TransformedTargetRegressor
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import PowerTransformer, StandardScaler
 from torch import nn
 
 from esvdfair import Effort, ESVDFair
@@ -39,6 +39,7 @@ MODELS = {
     "alone": net,
     "pipeline": lambda: make_pipeline(StandardScaler(), net()),
     "target": lambda: TransformedTargetRegressor(net(), transformer=StandardScaler()),
+    "power": lambda: TransformedTargetRegressor(net(), transformer=PowerTransformer()),
     "search": lambda: GridSearchCV(net(), {"module__width": [4, 8]}, cv=2, scoring="r2"),
     "search of a pipeline": lambda: GridSearchCV(
         Pipeline([("scale", StandardScaler()), ("net", net())]), {"net__module__width": [4, 8]}, cv=2, scoring="r2"

@@ -1,15 +1,17 @@
-"""Modules that other libraries make: transformers, peft, Lightning, TabM."""
+"""Modules that other libraries make: transformers, peft, Lightning, TabM, pytorch-tabular."""
 
 import copy
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from sklearn.preprocessing import PowerTransformer
 from torch import nn
 
-from esvdfair import ESVDFair, ks_distance
-from esvdfair.models import adapt
+from esvdfair import Effort, ESVDFair, ks_distance
+from esvdfair.models import adapt, fingerprint
 
 X = np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32)
 
@@ -212,6 +214,71 @@ def test_products_before_the_last_layer_or_beside_it_are_no_layers():
     model = Pooled()
     assert [layer.name for layer in adapt(model).layers(X)] == ["head"]
     check(model, X, "head")
+
+
+class TabularModel:
+    """What `models.adapt` uses of pytorch_tabular's class of that name, which needs an older pandas."""
+
+    def __init__(self, network, target=("y",), transformer=None):
+        self.model, self.datamodule, self.is_fitted = network, self, network is not None
+        self.config = type("Config", (), {"task": "regression", "target": list(target)})
+        self.do_target_transform, self.target_transforms = transformer is not None, [transformer]
+
+    def prepare_inference_dataloader(self, table, batch_size):
+        columns = torch.tensor(table[["a", "b"]].to_numpy()).float(), torch.tensor((table["kind"] == "x").to_numpy())
+        yield {"target": torch.zeros(batch_size), "continuous": columns[0], "categorical": columns[1].long()[:, None]}
+
+    def predict(self, table):
+        (batch,) = self.prepare_inference_dataloader(table, len(table))
+        found = self.model(batch)["logits"].detach().numpy()
+        return (self.target_transforms[0].inverse_transform(found) if self.do_target_transform else found)[:, 0]
+
+
+TabularModel.__module__ = "pytorch_tabular.tabular_model"
+
+
+class Logits(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hparams, self.kinds = {}, nn.Embedding(2, 3)
+        self.net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        return {"logits": self.net(torch.cat([x["continuous"], self.kinds(x["categorical"][:, 0])], 1))}
+
+
+@pytest.mark.parametrize("transformer", [None, PowerTransformer()])
+def test_a_tabular_model_goes_in_and_comes_out(transformer):
+    rng = np.random.default_rng(0)
+    group = rng.integers(0, 2, 1500)
+    table = pd.DataFrame({"a": rng.normal(size=1500) + group, "b": rng.normal(size=1500)})
+    table["kind"] = np.where(rng.random(1500) < 0.5, "x", "y")
+    torch.manual_seed(0)
+    model = TabularModel(Logits(), transformer=transformer)
+    y = np.exp((table["a"] + table["b"] + (table["kind"] == "x")) / 3).to_numpy()
+    target = torch.tensor(y[:, None] if transformer is None else transformer.fit_transform(y[:, None])).float()
+    (batch,) = model.prepare_inference_dataloader(table, 1500)
+    optimizer = torch.optim.Adam(model.model.parameters(), lr=0.03)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model.model(batch)["logits"], target).backward()
+        optimizer.step()
+    before, content = model.predict(table), fingerprint(model)
+    np.testing.assert_allclose(adapt(model).predict(table), before, rtol=1e-5)
+    fair = ESVDFair(model, target_ks=0.15, effort=Effort.quick()).fit(table, y, sensitive_features=group)
+    assert (type(fair.estimator_), [edit.layer for edit in fair.edits_]) == (TabularModel, ["net.2"])
+    np.testing.assert_array_equal(model.predict(table), before)
+    assert fingerprint(model) == content != fingerprint(fair.estimator_)
+    after = fair.predict(table)
+    np.testing.assert_allclose(fair.estimator_.predict(table), after, rtol=1e-5)
+    assert ks_distance(after, sensitive_features=group) < 0.5 * ks_distance(before, sensitive_features=group)
+
+
+def test_a_tabular_model_that_cannot_be_repaired_is_named():
+    with pytest.raises(ValueError, match=r"TabularModel is not fitted\. Call its fit"):
+        adapt(TabularModel(None))
+    with pytest.raises(TypeError, match="2 targets"):
+        adapt(TabularModel(Logits(), target=("y", "z")))
 
 
 def test_repair_of_tabm():

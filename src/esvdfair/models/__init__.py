@@ -89,9 +89,9 @@ def _has_trees(model: Any) -> bool:
     from esvdfair.models.sklearn import levels
 
     *_, last = levels(model)
-    if _is(last, "sklearn", "VotingRegressor"):
+    if _is(last, "sklearn", "_BaseVoting"):
         return False
-    if _is(last, "sklearn", "BaggingRegressor") and (member := getattr(last, "estimator_", last.estimator)) is not None:
+    if _is(last, "sklearn", "BaseBagging") and (member := getattr(last, "estimator_", last.estimator)) is not None:
         *_, last = levels(member)
     return any(base.__module__.startswith(_TREES) for base in type(last).__mro__)
 

@@ -2,6 +2,7 @@
 
 import copy
 import sys
+import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
@@ -51,6 +52,11 @@ class _HeldAdapter(TorchAdapter):
     def _run(self, *args: Any, **options: Any) -> torch.Tensor:
         prediction = super()._run(*args, **options)
         return torch.as_tensor(self._finish(to_numpy(prediction)[:, None]).ravel()) if self.transforms else prediction
+
+    def _run_from(self, *args: Any) -> torch.Tensor:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a transformer may complain of values beyond its domain
+            return super()._run_from(*args)
 
     def _edited(self, weights: Weights) -> Self:
         held = self._holding(super()._edited(weights).model)
