@@ -247,6 +247,7 @@ class Logits(nn.Module):
         return {"logits": self.net(torch.cat([x["continuous"], self.kinds(x["categorical"][:, 0])], 1))}
 
 
+@pytest.mark.filterwarnings("ignore:.*keeps .* of the variance")
 @pytest.mark.parametrize("transformer", [None, PowerTransformer()])
 def test_a_tabular_model_goes_in_and_comes_out(transformer):
     rng = np.random.default_rng(0)
