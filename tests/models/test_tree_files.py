@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from esvdfair import Effort, ESVDFair
 from esvdfair.cli import main
+from esvdfair.exceptions import InputError
 from esvdfair.models import adapt, fingerprint
 from esvdfair.models.tree_boosters import tree_format
 
@@ -85,6 +86,16 @@ def test_the_command_line_keeps_rows_with_missing_values_as_the_model_takes_them
     assert json.loads(run.stdout)["rows"] == len(gaps)
     run = CliRunner().invoke(main, ["audit", str(out), *columns, "--drop-missing"])
     assert json.loads(run.stdout)["rows"] == len(gaps.dropna())
+
+
+def test_categories_of_catboost_are_text_or_whole_numbers():
+    job, table = RNG.integers(0, 3, len(X)), TABLE.assign(job=RNG.integers(0, 3, len(X)))
+    quiet = {"verbose": 0, "thread_count": 1, "allow_writing_files": False}
+    model = catboost.CatBoostRegressor(iterations=9, cat_features=["job"], **quiet).fit(table, Y + table["job"])
+    adapter = adapt(bytes(model._serialize_model()))
+    np.testing.assert_array_equal(adapter.predict(table.astype({"job": float})), model.predict(table))
+    with pytest.raises(InputError, match="column 'job' holds categories for CatBoost, and some are missing"):
+        adapter.predict(table.assign(job=np.where(job == 1, np.nan, job)))
 
 
 def test_other_bytes_are_no_trees(tmp_path):

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import xgboost
 from sklearn import ensemble, tree
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import GridSearchCV
@@ -172,6 +173,16 @@ def test_inside_other_estimators(wrap):
     assert type(fair.estimator_) is type(wrapped), "deepcopy of a FrozenEstimator may be one of its model"
     assert np.array_equal(wrapped.predict(X), before)
     assert ks_distance(fair.predict(X), sensitive_features=group) < ks_distance(before, sensitive_features=group)
+
+
+@pytest.mark.parametrize("name", ["lightgbm binary", "xgboost binary", "boosting binary", "forest binary"])
+def test_a_calibrated_classifier_is_repaired_before_its_calibration(name):
+    model, X, y, group = fitted(name)
+    calibrated = CalibratedClassifierCV(FrozenEstimator(model), ensemble=False, cv=2).fit(X, y)
+    assert np.allclose(adapt(calibrated).capture(X, ["leaves"])[1], scores(calibrated, X), atol=1e-6)
+    fair = repaired(calibrated, X, y, group, target_ks=0.3)
+    assert np.array_equal(scores(fair.estimator_, X), fair.predict(X))
+    assert fair.summary_["ks_after"] < fair.summary_["ks_before"]
 
 
 def test_early_stopping_edits_the_trees_that_predict():

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import logit
 from sklearn.utils.validation import check_is_fitted
 
+from esvdfair.exceptions import InputError
 from esvdfair.models.base import Weights
 from esvdfair.models.tree_libraries import LINKS, Array, Numbers, Tree, TreeLibrary, one_output
 from esvdfair.models.trees import TreeAdapter
@@ -237,6 +238,7 @@ class CatBoostTrees(_LeavesLast):
         if hasattr(model, "_estimator_type"):  # a plain CatBoost or a ranker predicts the sum
             self.link = _CATBOOST_LINKS.get(str(options.get("loss_function")).partition(":")[0], "identity")
         self.columns = [str(name) for name in model.feature_names_]
+        self.texts = [self.columns[place] for place in model.get_cat_feature_indices()]
         given = options.get("monotone_constraints", {})
         self.constraints = [int(given.get(n, 0)) for n in self.columns] if isinstance(given, dict) else list(given)
 
@@ -376,8 +378,20 @@ class TreeFileAdapter(TreeAdapter):
 
     def _table(self, x: Any) -> Any:
         """The rows, with text or numbers in columns of categories as such: a CSV file has no dtypes."""
+        if hasattr(x, "columns") and self.library.texts:
+            return x.assign(**{name: _as_text(x[name]) for name in self.library.texts if name in x})
         named = [n for n, known in zip(getattr(x, "columns", ()), self.library.categories, strict=False) if known]
         return x.astype(dict.fromkeys(named, "category")) if named else super()._table(x)
+
+
+def _as_text(column: Any) -> Any:
+    """Categories as CatBoost takes them; whole numbers are fractions where other rows had none."""
+    if column.isna().any():
+        raise InputError(
+            f"column {column.name!r} holds categories for CatBoost, and some are missing. Write what stood for them in "
+            "training, or leave out those rows by `drop_missing`."
+        )
+    return column.astype(np.int64) if column.dtype.kind == "f" else column
 
 
 def _open_bytes(content: bytes, form: str) -> Any:

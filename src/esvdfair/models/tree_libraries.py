@@ -75,6 +75,7 @@ class TreeLibrary(ABC):
     eps = 2.0**-52  # relative spacing of the library's arithmetic
     columns: Sequence[str] | None = None  # names of the input columns, where the model has them
     categories: Sequence[bool] = ()  # by column, whether a table of it must have the dtype category
+    texts: Sequence[str] = ()  # names of columns of categories that must be text or whole numbers
     constraints: Sequence[int] = ()  # by column, 1 or -1 where predictions must rise or fall with it
     sizes: Sequence[int]  # nodes of each tree
     values: Array  # (nodes,) what a leaf adds to the prediction; unused at inner nodes

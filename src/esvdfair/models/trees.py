@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import Pipeline
 
@@ -231,7 +232,9 @@ class TreeAdapter(ModelAdapter):
 
     def _finish(self, z: Array) -> Array:
         """Prediction (rows,) of sums of leaf values (rows,)."""
-        return np.asarray(finish_target(self._levels, self.library.finish(z)[:, None])).ravel()
+        calibrated = any(isinstance(level, CalibratedClassifierCV) for level in self._levels)
+        raw = calibrated and hasattr(self._levels[-1], "decision_function")  # which a calibrator prefers
+        return np.asarray(finish_target(self._levels, (z if raw else self.library.finish(z))[:, None])).ravel()
 
     def _check_rows(self, rows: Any, eps: float) -> None:
         if len(self._levels) > 1:  # trees predict each row by itself; steps before them may not
