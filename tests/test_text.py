@@ -5,7 +5,7 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 from esvdfair import ESVDFair
-from esvdfair.text import summary_table, verdict
+from esvdfair.text import percent, summary_table, verdict
 
 BASE = {
     "target_ks": 0.1, "met": True, "certified": None, "confidence": None, "ks_before": 0.376, "ks_after": 0.098,
@@ -101,3 +101,17 @@ def test_the_table_begins_with_the_figure_that_decides():
     assert lines[1] == ["KS distance", f"{s['ks_before']:.3f}", f"{s['ks_after']:.3f}", ""]
     of_groups = [f"  of {group} ({rows} rows)" for group, rows in s["group_sizes"].items()]
     assert [line[0] for line in lines[2:6]] == ["mean squared error", "  refit without fairness constraint", *of_groups]
+
+
+def test_nothing_is_minus_zero_percent():
+    assert [percent(value) for value in (-0.002, 0.0, 0.002, -0.2)] == ["0%", "0%", "0%", "-20%"]
+    assert percent(-0.0001, 1) == "0%"
+
+
+def test_more_explained_variance_than_before_is_not_kept_variance():
+    better = {"r2_before": 0.207, "r2_after": 0.431}
+    words = "and it explains more of the variance than before (R² 0.207 to 0.431)."
+    assert verdict(BASE | better).headline.endswith(words)
+    assert "keeps 100% of" in verdict(BASE | {"r2_before": 0.4, "r2_after": 0.4001}).headline
+    below = {"met": False, "target_ks": 0.02, "ks_population": 0.01, "r2_after": -0.1}
+    assert verdict(BASE | below).headline.endswith(", and it has an R² of -0.100 (0.500 before).")

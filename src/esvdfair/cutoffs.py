@@ -343,6 +343,6 @@ def decision_table(found: Decisions, attribute: str) -> tuple[list[str], list[li
         own = g == found.reference_after
         within = "reference" if own else interval((found.ratio_low[g], found.ratio_high[g]), share)
         moved = [] if one else [number(found.gained[g]), number(found.lost[g])]
-        difference = figures(g, "difference", "{:+.2f}".format)
+        difference = figures(g, "difference", "{:+z.2f}".format)
         lines.append([label_text(g), f"{found.rows[g]:,}", rates, ratios, within, *moved, difference])
     return [attribute, "rows", "selected", "impact ratio", "95% interval", *moves, "difference in means (sd)"], lines

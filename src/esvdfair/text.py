@@ -53,7 +53,7 @@ def share(value: float | None) -> str:
 
 def percent(value: float | None, decimals: int = 0) -> str:
     """A part of all, in per cent, with decimals where it has any: 8%, 7.7%, 20%."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:.{decimals}%}".replace(".0%", "%")
+    return "–" if value is None or not math.isfinite(value) else f"{value:z.{decimals}%}".replace(".0%", "%")
 
 
 def signed(correlation: float) -> str:
