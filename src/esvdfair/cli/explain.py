@@ -128,12 +128,10 @@ def _direction_blocks(found: "Directions") -> list[str]:
 
 def _direction_table(what: str, form: str, found: "Directions", directions: "Sequence[Direction]") -> str:
     """The directions along which means, or spreads, differ: what they follow, their share, and a figure a group."""
-    from esvdfair.report.page import follows
-
     lines = []
     for d in directions:
         figures = d.group_means if form == "mean" else d.group_sds
-        lines.append([f"{d.rank}", follows(d), percent(d.share), *map(number, figures)])
+        lines.append([f"{d.rank}", d.follows, percent(d.share), *map(number, figures)])
     names = [f"{form} of {label_text(group)}" for group in found.groups]
     header = [what, "inputs it follows (correlation)", f"share of {directions[0].share_of}", *names]
     return text_table(header, lines, left=2, widest=80)

@@ -20,6 +20,7 @@ from esvdfair.estimator import ESVDFair
 from esvdfair.explain.layers import covariance_sigmas
 from esvdfair.models import adapt
 from esvdfair.models.base import LinearLayer, ModelAdapter, find_layer
+from esvdfair.text import signed
 
 Array = NDArray[np.float64]
 
@@ -69,6 +70,14 @@ class Direction:
     def stable(self) -> bool:
         """Whether other people from the same population would show it too; False also when that is not known."""
         return self.stability is not None and self.stability >= STABLE
+
+    @property
+    def follows(self) -> str:
+        """The inputs that it goes with, in words, if it is a direction that other people would show."""
+        if self.stable:
+            return ", ".join(f"{name} {signed(correlation)}" for name, correlation in self.features) or "–"
+        known = "" if self.stability is None else f" (|cos| {self.stability:.2f})"
+        return f"not the same in two halves of the rows{known}"
 
 
 @dataclass(frozen=True)

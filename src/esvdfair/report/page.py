@@ -17,7 +17,7 @@ import numpy as np
 from esvdfair.audit import Array
 from esvdfair.curve import Curve, CurvePoint
 from esvdfair.cutoffs import decision_table, ratios_by_share
-from esvdfair.explain import Direction, Directions, LayerGap, LayerScan
+from esvdfair.explain import Directions, LayerGap, LayerScan
 from esvdfair.plots import density, make_grid
 from esvdfair.report.content import Content, Step
 from esvdfair.text import (
@@ -46,7 +46,7 @@ def make_environment() -> jinja2.Environment:
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     forms = (interval, label_text, number, percent, plain, share, signed, some_names, too_small)
     environment.filters |= {form.__name__: form for form in forms}
-    environment.globals |= {make.__name__: make for make in (decision_table, follows, layer_name)}
+    environment.globals |= {make.__name__: make for make in (decision_table, layer_name)}
     environment.globals["EVALUATED_ON"] = EVALUATED_ON
     return environment
 
@@ -61,14 +61,6 @@ def layer_name(found: LayerGap | Directions) -> str:
     """What the model calls a layer; a model that is a layer has no name for it."""
     name = found.layer if isinstance(found, Directions) else found.name
     return name or f"number {found.index}"
-
-
-def follows(direction: Direction) -> str:
-    """The inputs that a direction goes with, if it is one."""
-    if not direction.stable:
-        known = "" if direction.stability is None else f" (|cos| {direction.stability:.2f})"
-        return f"not the same in two halves of the rows{known}"
-    return ", ".join(f"{name} {signed(correlation)}" for name, correlation in direction.features) or "–"
 
 
 def inline(name: str) -> tuple[str, str]:
