@@ -55,11 +55,11 @@ def test_points_noise_level_and_choice_are_drawn_and_named(plt):
     assert axes is own
     dots, *_ = [line for line in axes.lines if len(line.get_xdata()) == 4]
     assert list(dots.get_ydata()) == [1.0, 1.1, 1.2, 1.3]
-    assert "heldout" in axes.get_xlabel()
+    assert "held-out validation rows" in axes.get_xlabel()
     assert axes.get_ylabel() == "mean squared error"
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
         "repaired models", "original model", "refit without fairness constraint", "target 0.25",
-        "chosen: KS 0.200 (population 0.200), MSE 1.2",
+        "chosen: KS 0.200 (population 0.200),\nMSE 1.2",
     ]  # fmt: skip
     assert [text.get_text() for text in axes.texts] == ["noise level"]
     (zone,) = axes.patches
@@ -148,3 +148,10 @@ def test_ratios_before_and_after_over_the_share_selected():
     np.testing.assert_array_equal(np.column_stack(old.get_data()), ratios_by_share(before, sensitive_features=groups))
     assert np.mean(new.get_ydata()) > np.mean(old.get_ydata()) + 0.2
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["original", "repaired"]
+
+
+def test_axes_write_numbers_as_tables_do():
+    salaries = np.linspace(20_000.0, 90_000.0, 200)
+    ax = plot_densities(salaries, sensitive_features=np.arange(200) % 2)
+    ax.figure.canvas.draw()
+    assert "40,000" in [label.get_text() for label in ax.get_xticklabels()]

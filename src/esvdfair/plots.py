@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from esvdfair.core.checks import check_column, check_groups
 from esvdfair.core.metrics import ks_distance
 from esvdfair.cutoffs import ratios_by_share
-from esvdfair.text import label_text, number
+from esvdfair.text import EVALUATED_ON, label_text, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,10 +66,12 @@ def plot_curve(curve: Any, *, target_ks: float | None = None, ax: "Axes | None" 
     if target_ks is not None:
         chosen = curve.select(target_ks=target_ks)
         ax.axvline(target_ks, color=INK, linewidth=0.8, linestyle=":", label=f"target {target_ks:g}")
-        name = f"chosen: KS {chosen.ks:.3f} (population {chosen.ks_population:.3f}), MSE {number(chosen.mse)}"
+        name = f"chosen: KS {chosen.ks:.3f} (population {chosen.ks_population:.3f}),\nMSE {number(chosen.mse)}"
         ax.plot([chosen.ks], [chosen.mse], "o", color="none", markeredgecolor=INK, markersize=11, zorder=3, label=name)
-    finish_tradeoff(ax, floor=curve.ks_floor, rows=f"{curve.evaluated_on} rows")
-    ax.legend(frameon=False, fontsize=9)
+    finish_tradeoff(ax, floor=curve.ks_floor, rows=EVALUATED_ON[curve.evaluated_on].partition(",")[0])
+    # above the axes, where it covers no point
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0, "columnspacing": 1}
+    ax.legend(frameon=False, fontsize=8, ncols=2, handlelength=1.2, **place)
     return ax
 
 
@@ -83,6 +85,7 @@ def finish_tradeoff(ax: "Axes", *, floor: float | None = None, rows: str = "") -
         ax.text(floor / 2, 0.02, "noise level", transform=ax.get_xaxis_transform(), zorder=0.5, **look)
     ax.set_xlabel("KS distance between groups" + (f" ({rows})" if rows else ""))
     ax.set_ylabel("mean squared error")
+    ax.yaxis.set_major_formatter(_tick)
     ax.spines[["top", "right"]].set_visible(False)
 
 
@@ -130,6 +133,7 @@ def plot_densities(y_pred: Any, *, sensitive_features: Any, ax: "Axes | None" = 
     ax.set_ylim(bottom=0)
     ax.set_yticks([])
     ax.set_xlabel("prediction")
+    ax.xaxis.set_major_formatter(_tick)
     ax.spines[["top", "right", "left"]].set_visible(False)
     return ax
 
@@ -209,6 +213,11 @@ def plot_before_and_after(before: Any, after: Any, *, sensitive_features: Any, a
     for ax in axes:
         ax.set_xlim(ends[:, 0].min(), ends[:, 1].max())
     return axes
+
+
+def _tick(value: float, _: float) -> str:
+    """A number at an axis, written as in tables."""
+    return f"{value:,.10g}"
 
 
 def _axes(rows: int = 1) -> Any:
