@@ -1,6 +1,7 @@
 """Anything that holds rows -> `Batch`es; what identifies a row, and which rows are held out, by a hash of it."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
@@ -97,6 +98,15 @@ class ArrayBatches:
         self._whole, self._batch_size = _make_batch(data, **options), batch_size
         self.x, self.y, self.rows = self._whole.x, self._whole.y, len(self._whole.codes)
 
+    @property
+    def group_rows(self) -> Mapping[Label, int]:
+        """Number of rows of every group, of those with a weight."""
+        counts: Counter[Label] = Counter()
+        rows = np.bincount(self._whole.codes, None if self._whole.weight is None else self._whole.weight > 0)
+        for group, n in zip(self._whole.groups, rows.astype(int).tolist(), strict=False):
+            counts[group] += n
+        return counts
+
     def __iter__(self) -> Iterator[Batch]:
         for start in range(0, self.rows, self._batch_size):
             yield self._whole.take(slice(start, start + self._batch_size))
@@ -111,6 +121,7 @@ class StreamBatches:
 
     def __init__(self, source: Any, **options: Any) -> None:
         self._source, self._options = source, options
+        self.group_rows: Mapping[Label, int] = getattr(source, "group_rows", {})  # of tables, which were counted before
 
     def __iter__(self) -> Iterator[Batch]:
         start = 0

@@ -679,7 +679,7 @@ def _known_rows(row_id: Any, y: Any, names: Sequence[str], codes: NDArray[np.int
     order = np.argsort(row_id, kind="stable")
     found = hashlib.sha256(np.asarray(row_id)[order].astype(np.uint64).tobytes())
     found.update(b"" if y is None else np.asarray(y)[order].tobytes())
-    found.update("\n".join(names[code] for code in codes[order].tolist()).encode(errors="surrogatepass"))
+    found.update("\n".join(np.array(names, dtype=object)[codes[order]]).encode(errors="surrogatepass"))
     return found.hexdigest()
 
 

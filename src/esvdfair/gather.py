@@ -146,7 +146,7 @@ def gather(
             output = OutputLayer(layers[-1], adapter.head(first.x), adapter.readout, adapter.added)
     row_bytes = 8 * output.layer.weight.shape[1]
     bound = max(min(rows, max(KEPT_BYTES // row_bytes, min(FEWEST_KEPT, MOST_BYTES // row_bytes))), 2)
-    found = _Gathered(first, bound, group_rows or {})
+    found = _Gathered(first, bound, group_rows or getattr(batches, "group_rows", {}))
     names = [*(() if watch is None else watch.names), output.layer.name]
     with few_threads(max(layer.weight.shape[1] for layer in layers)):
         for batch in chain([first], stream):

@@ -58,7 +58,8 @@ class Reader:
     def read(self, adapter: ModelAdapter | None = None, *, watch: Watch | None = None) -> Problem:
         """Read all rows with this model, by default the original one."""
         adapter = adapter or self.original
-        asked: dict[str, Any] = {"rows": self.rows, "original": self.original}
+        order = (self.split["validation_fraction"] if self.apart is None else 0.0, self.split["seed"])
+        asked: dict[str, Any] = {"rows": self.rows, "original": self.original, "split": order}
         summary = gather(adapter, self.batches, watch=watch, **asked)
         self.n_features = summary.n_features
         apart = None if self.apart is None else gather(adapter, self.apart, output=summary.output, **asked)

@@ -230,6 +230,11 @@ class TableBatches:
             warnings.warn(ESVDFairWarning(warning), stacklevel=2)
         self._held = None if frames is None else list(self._complete(frames))
 
+    @property
+    def group_rows(self) -> dict[Label, int]:
+        """Number of rows of every group; none where some may have no weight."""
+        return {} if self.roles.weight else dict(zip(self.scan.labels, self.scan.sizes, strict=True))
+
     def __iter__(self) -> Iterator[Batch]:
         for rows in self._pieces():
             data, of_file = Data(rows.X, rows.y, **rows.compared), rows.groups.index.to_numpy(dtype=np.int64)
