@@ -147,7 +147,10 @@ def _check_spread(z: Array, p: Array, tolerance: float, operation: str) -> None:
 
 def _follow(run: Run, z: Array, eps: float) -> Head | None:
     """A monotone head as points, so many that lines between them are right to 3e-7; None if it is not monotone."""
-    spread, (z, p) = run(z[:_QUANTILES])[1].astype(np.float64), _in_order(run, z)
+    spread = run(z[:_QUANTILES])[1].astype(np.float64)
+    z, p = (np.asarray(found, dtype=np.float64).ravel() for found in run(np.unique(z)))
+    z, first = np.unique(z, return_index=True)
+    p = p[first]
     middle, scale = float(np.median(spread)), float(np.ptp(spread)) or 1e-3 * float(np.ptp(p))
     tolerance, narrow = max(3e-7, min(64 * eps, 0.02)), 16 * eps * float(np.abs(z).max())
     left = np.full(len(z) - 1, len(_PLACES))  # places of each piece that are to be looked at
@@ -175,12 +178,6 @@ def _follow(run: Run, z: Array, eps: float) -> Head | None:
     if np.max((rising - (-p if falls else p)) / sizes) > tolerance:
         return None
     return Head("monotone", knots=(z, -rising if falls else rising))
-
-
-def _in_order(run: Run, points: Array) -> tuple[Array, Array]:
-    z, p = (np.asarray(found, dtype=np.float64).ravel() for found in run(np.unique(points)))
-    z, first = np.unique(z, return_index=True)
-    return z, p[first]
 
 
 def _plain_fits(z: Array, p: Array, weight: Array, kinds: Sequence[str]) -> Iterator[Head]:

@@ -75,8 +75,6 @@ class Part:
 
     def read(self, values: NDArray[Any]) -> NDArray[Any]:
         """(1, ...) of the layer's weight or bias (m, ...)."""
-        if self.factors == (1.0,):
-            return values[[self.outputs[0]]]
         return np.tensordot(np.array(self.factors), values[list(self.outputs)], 1)[None]
 
     def write(self, values: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:

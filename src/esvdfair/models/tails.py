@@ -90,8 +90,6 @@ class Line:
     def read(self, flat: Array) -> Array:
         """(n,) values before the head of outputs (n, M)."""
         used = np.flatnonzero(self.coefficients)
-        if len(used) == 1 and self.coefficients[used[0]] == 1:
-            return flat[:, used[0]]
         return np.asarray(flat[:, used] @ self.coefficients[used])
 
     def outputs(self, points: Array) -> Array:
@@ -294,9 +292,8 @@ def _fixed(section: Section, factors: Array) -> list[Part]:
 def _ratios(tail: Tail, z: Array) -> Array | None:
     """(n, M) effects of the columns, found by moving them: how far one column must move to do what each does."""
     before: Array = tail.at(z)[1].astype(np.float64)
-    shift: Array = np.random.default_rng(0).uniform(
-        0.5, 1.5, size=(z.shape[1],)
-    )  # unequal, or a softmax would not see all at once
+    # Unequal, or a softmax would not see all at once
+    shift: Array = np.random.default_rng(0).uniform(0.5, 1.5, size=(z.shape[1],))
 
     def moving(columns: NDArray[np.intp]) -> list[int]:
         moved = z.copy()

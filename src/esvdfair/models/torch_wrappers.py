@@ -6,6 +6,7 @@ import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from threading import Lock
 from typing import Any, Self
 from unittest import mock
@@ -26,6 +27,8 @@ from esvdfair.models.torch_modules import Inputs, Product, Selector
 class _HeldAdapter(TorchAdapter):
     """A model of another library that holds a torch network, which is repaired and put back into a copy."""
 
+    _finish: Callable[[NDArray[Any]], NDArray[Any]] | None = None  # what the wrapper makes of what the network gives
+
     def __init__(self, model: Any, *, output: Selector | None = None) -> None:
         self._wrapper = model
         super().__init__(self._network(), output=output)
@@ -38,12 +41,6 @@ class _HeldAdapter(TorchAdapter):
     def _holding(self, network: nn.Module) -> Any:
         """A copy of the wrapper that holds this network."""
 
-    @abstractmethod
-    def _finish(self, prediction: NDArray[Any]) -> NDArray[Any]:
-        """(rows, 1) what the wrapper predicts for what the network gives; of a subclass with ``transforms``."""
-
-    transforms = False  # whether the wrapper changes what the network gives
-
     @property
     def model(self) -> Any:
         """The wrapper."""
@@ -51,7 +48,9 @@ class _HeldAdapter(TorchAdapter):
 
     def _run(self, *args: Any, **options: Any) -> torch.Tensor:
         prediction = super()._run(*args, **options)
-        return torch.as_tensor(self._finish(to_numpy(prediction)[:, None]).ravel()) if self.transforms else prediction
+        return (
+            prediction if self._finish is None else torch.as_tensor(self._finish(to_numpy(prediction)[:, None])[:, 0])
+        )
 
     def _run_from(self, *args: Any) -> torch.Tensor:
         with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -89,7 +88,8 @@ class SkorchAdapter(_HeldAdapter):
                 f"cannot repair a {type(net).__name__}; of skorch, a NeuralNetRegressor is supported. Pass its "
                 "network, the attribute module_."
             )
-        self.transforms = any(hasattr(level, "transformer_") for level in self._levels)
+        if any(hasattr(level, "transformer_") for level in self._levels):
+            self._finish = partial(finish_target, self._levels)
         network: nn.Module = net.module_
         return network
 
@@ -104,9 +104,6 @@ class SkorchAdapter(_HeldAdapter):
         if not isinstance(x, torch.Tensor):  # which the steps before the network have made
             x = before_last(self._levels, x)
         return super()._inputs(x)
-
-    def _finish(self, prediction: NDArray[Any]) -> NDArray[Any]:
-        return finish_target(self._levels, prediction)
 
     def _holding(self, network: nn.Module) -> Any:
         wrapper = copy.deepcopy(self._wrapper)
@@ -136,7 +133,8 @@ class TabularAdapter(_HeldAdapter):
                 f"cannot repair a TabularModel with task={config.task!r} and {len(config.target)} targets, or one that "
                 "predicts distributions. Pass one of a regression of one target."
             )
-        self.transforms = bool(self._wrapper.datamodule.do_target_transform)
+        if self._wrapper.datamodule.do_target_transform:
+            self._finish = self._wrapper.datamodule.target_transforms[0].inverse_transform
         found: nn.Module = network
         return found
 
@@ -150,9 +148,6 @@ class TabularAdapter(_HeldAdapter):
             (x,) = ({name: value for name, value in batch.items() if hasattr(value, "dtype")} for batch in loader)
             x.pop("target", None)
         return super()._inputs(x)
-
-    def _finish(self, prediction: NDArray[Any]) -> NDArray[Any]:
-        return np.asarray(self._wrapper.datamodule.target_transforms[0].inverse_transform(prediction))
 
     def _holding(self, network: nn.Module) -> Any:
         wrapper = copy.copy(self._wrapper)
