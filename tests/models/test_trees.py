@@ -154,6 +154,15 @@ def test_leaves_of_many_xgboost_trees_add_up_in_single_precision(kind):
     assert np.abs(added - predicted).max() <= 1e-7 * np.ptp(predicted)
 
 
+def test_the_base_of_xgboost_is_written_with_the_digits_of_single_precision():
+    model, X, _, _ = fitted("xgboost")
+    (layer,) = adapt(model).layers(X)
+    twin = adapt(model).replace({"leaves": (layer.weight, layer.bias + 0.05)})
+    written = twin.library._saved["learner"]["learner_model_param"]["base_score"]
+    assert len(written.strip("[]")) <= 13, "XGBoost 2.1 reads 0.5 where there are more"
+    assert np.allclose(twin.predict(X) - model.predict(X), 0.05, atol=1e-6)
+
+
 WRAPPERS = {
     "pipeline": lambda model: make_pipeline(StandardScaler(), model),
     "frozen": FrozenEstimator,

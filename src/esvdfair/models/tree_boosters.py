@@ -206,9 +206,9 @@ class XGBoostTrees(TreeLibrary):
         for part, drop, new in zip(self._parts, self._drops, self.parts(values), strict=False):
             for node in np.flatnonzero(np.array(part["left_children"]) < 0).tolist():
                 part["split_conditions"][node] = part["base_weights"][node] = float(np.float32(new[node] / float(drop)))
-        stored = float(LINKS[self.link](np.array([base]))[0])
+        stored = str(np.float32(LINKS[self.link](np.array([base]))[0]))  # 2.1 reads 0.5 where it has more digits
         about = self._saved["learner"]["learner_model_param"]
-        about["base_score"] = f"[{stored!r}]" if about["base_score"].startswith("[") else repr(stored)
+        about["base_score"] = f"[{stored}]" if about["base_score"].startswith("[") else stored
         settings = json.loads(self._booster.save_config())  # which the model's JSON does not contain
         settings["learner"]["learner_model_param"]["base_score"] = about["base_score"]
         self._booster.load_model(bytearray(json.dumps(self._saved).encode()))
