@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from esvdfair.batches import Batch, Batches, Data, Rows, make_batches, row_key
-from esvdfair.core.checks import Label, check_labels, count_not_finite, several_inputs, sort_key, take_rows
+from esvdfair.core.checks import Label, check_labels, count_not_finite, several_inputs, sort_key, take_rows, to_numpy
 from esvdfair.core.ks import split_cell
 from esvdfair.core.moments import GroupMoments
 from esvdfair.exceptions import InputError
@@ -156,7 +156,7 @@ def gather(
             _check_captured(output.layer, features, prediction, len(batch.codes))
             if y is None:
                 y = prediction if original is None else original.predict(batch.x)
-                y = np.asarray(take_rows(y, np.arange(len(batch.codes))), dtype=np.float64)
+                y = np.asarray(to_numpy(y), dtype=np.float64)
             _check_unit(y, prediction)
             found.add(batch, features, prediction, y)
             if watch is not None:

@@ -17,7 +17,7 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
-from esvdfair.core.checks import row_count, row_slice
+from esvdfair.core.checks import row_count, take
 from esvdfair.models import LinearLayer, adapt, find_layer, fingerprint
 from esvdfair.models.base import check_replacement
 from esvdfair.models.torch import TorchAdapter
@@ -76,7 +76,7 @@ def test_check_replacement(weight, bias, match):
 def test_rows_of_any_container(convert):
     array = np.arange(12.0).reshape(6, 2)
     container = convert(array)
-    part = row_slice(container, 2, 4)
+    part = take(container, slice(2, 4))
     assert row_count(container) == 6
     assert row_count(part) == 2
     dense = part.toarray() if hasattr(part, "toarray") else np.asarray(part)
@@ -85,7 +85,7 @@ def test_rows_of_any_container(convert):
 
 def test_a_slice_of_a_frame_keeps_its_names():
     frame = pd.DataFrame({"age": [1.0, 2.0], "pay": [3.0, 4.0]})
-    assert list(row_slice(frame, 0, 1).columns) == ["age", "pay"]
+    assert list(take(frame, slice(1)).columns) == ["age", "pay"]
 
 
 @pytest.mark.parametrize("model", [object(), None, 3.0, np.zeros(3), TorchAdapter])

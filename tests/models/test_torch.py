@@ -16,7 +16,7 @@ from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esvdfair import ESVDFair
-from esvdfair.core.checks import row_count, row_slice, take
+from esvdfair.core.checks import row_count, take
 from esvdfair.models import adapt, find_layer
 from esvdfair.models.base import PREDICT_ROWS
 from esvdfair.models.torch import TorchAdapter
@@ -874,7 +874,7 @@ def test_several_inputs(name):
     assert inputs["out"].shape == (2, 4)
     np.testing.assert_allclose(prediction.numpy(), expected[[3, 1]], rtol=1e-6)
     edited = adapter.replace({"out": (np.zeros((1, 4)), np.ones(1))})
-    np.testing.assert_array_equal(edited.predict(row_slice(x, 0, 7)), np.ones(7))
+    np.testing.assert_array_equal(edited.predict(take(x, slice(7))), np.ones(7))
     np.testing.assert_array_equal(IDS.numpy(), SEVERAL["by name"]()["input_ids"].numpy())
 
 

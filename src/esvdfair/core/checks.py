@@ -111,11 +111,6 @@ def row_count(x: Any) -> int:
     return next(iter(rows.values()))
 
 
-def row_slice(x: Any, start: int, stop: int) -> Any:
-    """Rows start..stop of `x`, in its own type (a DataFrame keeps its column names)."""
-    return take(x, slice(start, stop))
-
-
 def take(x: Any, index: NDArray[np.intp] | slice) -> Any:
     """Some rows of `x`, in its own type (a DataFrame keeps its column names)."""
     if hasattr(x, "shape"):

@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from esvdfair.core.checks import check_numbers, row_count, row_slice, take, to_numpy
+from esvdfair.core.checks import check_numbers, row_count, take, to_numpy
 from esvdfair.core.quadratic import Head
 from esvdfair.exceptions import InputError
 from esvdfair.models.heads import close, find_head, probe_points, rounding, same_values, spacing
@@ -182,8 +182,8 @@ class ModelAdapter(ABC):
 
     def predict(self, x: Any) -> NDArray[Any]:
         """Predictions for `x`, (rows,), as NumPy in the dtype of the model (float32 for bfloat16), in batches."""
-        starts = range(0, max(row_count(x), 1), PREDICT_ROWS)
-        return np.concatenate([to_numpy(self._predict(row_slice(x, start, start + PREDICT_ROWS))) for start in starts])
+        parts = (take(x, slice(i, i + PREDICT_ROWS)) for i in range(0, max(row_count(x), 1), PREDICT_ROWS))
+        return np.concatenate([to_numpy(self._predict(part)) for part in parts])
 
     def replace(self, weights: Weights) -> Self:
         """Put `{name: (weight, bias)}` into a copy of the model; a bias of None keeps the one that is there.
@@ -257,7 +257,7 @@ class ModelAdapter(ABC):
     def _check_rows(self, rows: Any, eps: float) -> None:
         """Raise unless the prediction of a row is a function of that row alone."""
         whole, half = self._check_repeats(rows, eps), (row_count(rows) + 1) // 2
-        parts = [row_slice(rows, 0, half), row_slice(rows, half, row_count(rows))]
+        parts = [take(rows, slice(half)), take(rows, slice(half, None))]
         if not same_values(whole, np.concatenate([self.predict(part) for part in parts if row_count(part)]), eps):
             raise ValueError(
                 "predictions depend on the other rows in the batch, as with a mean over the batch or a batch norm "
@@ -319,7 +319,7 @@ def first_rows(x: Any) -> Any:
     """The rows of a batch that are looked at."""
     if row_count(x) == 0:
         raise ValueError("got a batch of no rows; at least one is needed to see the layers and the head of the model.")
-    return row_slice(x, 0, PROBE_ROWS)
+    return take(x, slice(PROBE_ROWS))
 
 
 def is_frame(x: Any) -> bool:
