@@ -1,8 +1,9 @@
 """Candidates -> Curve: error and KS distance on validation rows, estimates for the population, certificates."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -61,37 +62,7 @@ def evaluate(
         found = replace(found, certified=_certified(here, predicted, found.order, confidence, certificate))
     kept = _kept(fits, here.errors(predicted), found, effort.points)
     measure = partial(_bounds, here, effort.resamples, confidence or 0.95, certificate)
-    plain = here.errors(outputs(problem.head, rows, candidates.plain)) if candidates.plain else None
-    first, second = here.pairs.index
-    return Curve(
-        points=_curve_points(found, here, fits, predicted, kept, measure),
-        pairs=tuple((problem.labels[g], problem.labels[h]) for g, h in zip(first, second, strict=True)),
-        pair_floors=tuple(here.pairs.floors.tolist()),
-        original_pairs=() if found.original is None else tuple(found.original.estimates.tolist()),
-        original_floors=() if found.original is None else tuple(found.original.floors.tolist()),
-        pair_resolved=tuple(here.pairs.resolved.tolist()),
-        pair_rows=tuple(here.pairs.effective_rows.tolist()),
-        evaluated_on=problem.evaluated_on,
-        weights=tuple(weights_of(problem.layer, fits[i]) for i in kept),
-        adapter=adapter,
-        candidates=tuple(kept),
-        confidence=confidence,
-        certificate=certificate,
-        mse_refit=None if plain is None else float(plain.min()),
-        refit=None if plain is None else candidates.plain[int(plain.argmin())],
-    )
-
-
-def _curve_points(
-    found: "_Estimates",
-    here: "Evaluator",
-    fits: Sequence[Fit],
-    predicted: Array,
-    kept: Sequence[int],
-    measure: Callable[[Array, float], tuple[float, float, float]],
-) -> tuple[CurvePoint, ...]:
-    """The points of the fits that are kept."""
-    return tuple(
+    points = [
         CurvePoint(
             **here.figures(predicted[:, i]),
             ks=float(found.distances[i].max()),
@@ -105,6 +76,24 @@ def _curve_points(
             measure=partial(measure, predicted[:, i], float(found.population[i])),
         )
         for place, i in enumerate(kept)
+    ]
+    plain = here.errors(outputs(problem.head, rows, candidates.plain)) if candidates.plain else None
+    return Curve(
+        points=tuple(points),
+        pairs=tuple(combinations(problem.labels, 2)),
+        pair_floors=tuple(here.pairs.floors.tolist()),
+        original_pairs=() if found.original is None else tuple(found.original.estimates.tolist()),
+        original_floors=() if found.original is None else tuple(found.original.floors.tolist()),
+        pair_resolved=tuple(here.pairs.resolved.tolist()),
+        pair_rows=tuple(here.pairs.effective_rows.tolist()),
+        evaluated_on=problem.evaluated_on,
+        weights=tuple(weights_of(problem.layer, fits[i]) for i in kept),
+        adapter=adapter,
+        candidates=tuple(kept),
+        confidence=confidence,
+        certificate=certificate,
+        mse_refit=None if plain is None else float(plain.min()),
+        refit=None if plain is None else candidates.plain[int(plain.argmin())],
     )
 
 
