@@ -316,16 +316,20 @@ def _limit(sizes: Floats, masses: Floats, tied: NDArray[np.bool_], draws: int, n
     """Supremum of the limiting bridges on a grid, moved by what grid and finite samples change in expectation."""
     cdf = np.cumsum(masses)
     step = np.sqrt(masses)
-    variances, cdfs = masses / sizes[:, None], np.broadcast_to(cdf, (len(sizes), len(cdf)))
-    found = []
+    deviations, found = np.sqrt(masses / sizes[:, None]), []
     at_once = max(1, _NOISE_CELLS // (len(sizes) * len(masses)))
     for start in range(0, draws, at_once):
         drawn = normals((len(sizes), min(at_once, draws - start), len(masses)))
-        noise = _bridges(variances, cdfs, drawn)
-        gaps = np.ptp(noise, axis=0)
-        at = gaps.argmax(axis=1)  # (size,)
-        there = np.take_along_axis(noise, at[None, :, None], axis=2)[:, :, 0]  # (G, size)
-        n, m = sizes[there.argmax(axis=0)], sizes[there.argmin(axis=0)]
+        if len(sizes) == 2:  # the difference of two bridges is one
+            noise = _bridges(np.ones((1, len(cdf))), cdf[None], drawn[:1] * deviations[0] - drawn[1:] * deviations[1])
+            gaps = np.abs(noise[0])
+        else:
+            noise = _bridges(deviations**2, np.broadcast_to(cdf, deviations.shape), drawn)
+            gaps = np.ptp(noise, axis=0)
+        at, (n, m) = gaps.argmax(axis=1), sizes[:2]  # (size,)
+        if len(sizes) > 2:
+            there = np.take_along_axis(noise, at[None, :, None], axis=2)[:, :, 0]  # (G, size)
+            n, m = sizes[there.argmax(axis=0)], sizes[there.argmin(axis=0)]
         between = _GRID_SHIFT * step[at] * np.sqrt(1 / n + 1 / m) - lattice_shift(n, m)
         found.append(gaps[np.arange(len(at)), at] + np.where(tied[at], 0.0, between))
     return np.asarray(np.clip(np.concatenate(found), 0.0, 1.0), dtype=np.float64)
