@@ -376,14 +376,19 @@ def _best_values(eta: Floats, ratio: Floats, potential: Floats, grid: Floats) ->
         rows = slice(start, start + _ROWS_AT_ONCE)
         np.argmax(left[rows] @ right, axis=1, out=best[rows])
 
-    rise = np.diff(potential, append=potential[:, -1:]) / np.append(np.diff(grid), 1.0)  # from each value to the next
+    def pull(at: NDArray[np.intp]) -> Floats:
+        return np.asarray((shares * potential[:, at]).sum(axis=0))
+
     value: Floats = grid[best]
     score = np.full(len(eta), -np.inf)
     for left_end in (best - 1, best):
         low = np.clip(left_end, 0, max(len(grid) - 2, 0))
-        at_low, slope = (np.einsum("gn,gn->n", shares, table.take(low, axis=1)) for table in (potential, rise))
-        q = np.clip(eta + 0.5 * slope, grid.take(low), grid.take(np.minimum(low + 1, len(grid) - 1)))
-        q_score = at_low + slope * (q - grid.take(low)) - (eta - q) ** 2
+        high = np.minimum(low + 1, len(grid) - 1)
+        width = grid[high] - grid[low]
+        at_low = pull(low)
+        slope = (pull(high) - at_low) / np.where(width > 0, width, 1.0)
+        q = np.clip(eta + 0.5 * slope, grid[low], grid[high])
+        q_score = at_low + slope * (q - grid[low]) - (eta - q) ** 2
         value = np.where(q_score > score, q, value)
         score = np.maximum(score, q_score)
     return value
