@@ -66,7 +66,7 @@ def test_a_summary_reads_well(fair):
         assert "meets the target of 0.1" in shown
         assert f"{report.ks_before:.3f}" in shown
         assert f"{report.r2_after:.3f}" in shown
-        assert f"Measured on {report.rows} rows" in shown
+        assert f"Measured on {report.rows} held-out validation rows" in shown
     assert max(map(len, repr(report).split("\n\n")[1].splitlines())) < 100
     assert "of f&lt;b&gt; (" in report._repr_html_()
     assert "<b>m" not in report._repr_html_()

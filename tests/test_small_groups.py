@@ -195,14 +195,14 @@ def test_training_rows_are_estimated_by_cross_fitting(over_fitted, monkeypatch):
     model, X, y, group = over_fitted
     ESVDFair(model, target_ks=0.15, targets="labels", effort=Effort.quick()).fit(X, y, sensitive_features=group)
     (candidates,) = seen
-    crossed, codes = candidates.cross_fitted, candidates.problem.training.codes
+    (some, predictions), codes = candidates.cross_fitted, candidates.problem.training.codes
     place = {(fit.target, fit.ridge, fit.strength): i for i, fit in enumerate(candidates.fits)}
     apart, inside = [], []
-    for j, fit in enumerate(crossed.fits):
+    for j, fit in enumerate(some):
         i = place[fit.target, fit.ridge, fit.strength]
-        apart.append(ks_distance(crossed.predictions[:, j], sensitive_features=codes))
+        apart.append(ks_distance(predictions[:, j], sensitive_features=codes))
         inside.append(ks_distance(candidates.training[:, i], sensitive_features=codes))
-    strong = [fit.strength > 0.5 for fit in crossed.fits]
+    strong = [fit.strength > 0.5 for fit in some]
     assert np.mean(np.array(apart)[strong]) > 1.5 * np.mean(np.array(inside)[strong])
 
 
