@@ -384,9 +384,11 @@ KINDS = [
     Kind("make_pipeline(StandardScaler(), skorch.NeuralNetRegressor(network, verbose=0))", "Pipeline", "2",
          needs="skorch", code=SCIKIT_LEARN + "import skorch" + TORCH, table="networks"),
     network("fitted(Module())", "network.2", needs="pytorch_lightning", code=LIGHTNING),
-    *(network(f"trained({model}ForSequenceClassification({model.lower()}), words(X), 'logits', 0.003, 100)", layer,
+    *(network(f"trained({model}ForSequenceClassification({model.lower()}), words(X), 'logits', {how})", layer,
               needs="transformers", code=TRANSFORMERS, rows="words(X)", output="'logits'")
-      for model, layer in [("Bert", "classifier"), ("GPT2", "score"), ("Llama", "score")]),
+      for model, layer, how in [
+          ("Bert", "classifier", "0.01, 40"), ("GPT2", "score", "0.003, 100"), ("Llama", "score", "0.003, 100"),
+      ]),
     network("trained(peft.get_peft_model(network, peft.LoraConfig(r=2, target_modules=['2'])))",
             "base_model.model.2.base_layer + base_model.model.2.lora_B.default", back="PeftModel", needs="peft",
             code=PEFT),
