@@ -197,10 +197,10 @@ def test_validation_rows_judge(model, data):
         ks_distance(fair.predict(fresh[0]), sensitive_features=fresh[2]), abs=0.005
     )
     other = np.where(fresh[2] == 0, "z", fresh[2].astype(object))
-    with pytest.raises(ValueError, match=rf"leave fewer than two groups to compare .*'z': {np.sum(other == 'z')}"):
+    with pytest.raises(ValueError, match=rf"leaves fewer than two groups to compare .*'z': {np.sum(other == 'z')}"):
         ESVDFair(model).fit(X, y, sensitive_features=a, validation=(*fresh[:2], other))
     alone = [part[fresh[2] == 0] for part in fresh]
-    with pytest.raises(ValueError, match="leave fewer than two groups to compare"):
+    with pytest.raises(ValueError, match="leaves fewer than two groups to compare"):
         ESVDFair(model).fit(X, y, sensitive_features=a, validation=alone)
     with pytest.raises(ValueError, match="validation must be"):
         ESVDFair(model).fit(X, y, sensitive_features=a, validation=(X, y))

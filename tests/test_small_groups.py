@@ -114,7 +114,7 @@ def test_fewer_than_two_groups_left_is_an_error_that_says_so():
     X, y, _ = people(0, large=60)
     few = np.where(np.arange(120) < 20, "few", "many")
     with pytest.raises(
-        InputError, match=r"`min_group_rows=30` .* fewer than two groups to compare \('many': 100, 'few': 20"
+        InputError, match=r"`min_group_rows=30`, .* fewer than two groups to compare \('many': 100, 'few': 20"
     ):
         repair(X, y, few)
 

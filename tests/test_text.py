@@ -33,7 +33,7 @@ KEEPS = ", and it keeps 80% of the explained variance (R² 0.500 to 0.400)."
          "The repaired model is not certified to meet the target of 0.1: estimate 0.082, at most 0.130 with 90% "
          f"confidence{KEEPS}"),
         ({"met": False, "target_ks": 0.02, "ks_population": 0.01}, "unknown",
-         "These rows cannot tell whether the target of 0.02 is met: it is below what chance alone shows, 0.040 "
+         "These rows cannot show whether the target of 0.02 is met: it is below what chance alone shows, 0.040 "
          f"(estimate 0.010){KEEPS}"),
         (KEPT, "keep", "Keep the original model: its estimated population KS of 0.082 meets the target of 0.1."),
         (KEPT | {"met": False, "ks_population": 0.3}, "unmet",

@@ -668,7 +668,7 @@ def _warn_set_aside(problem: Problem, least: int) -> None:
     if names:
         warnings.warn(
             f"{count} too small to compare and set aside: {', '.join(names[:10])}{more}. Their rows count in the error "
-            f"only; a group needs `min_group_rows={least}` rows{needed}.",
+            f"only; a group needs {least} rows (`min_group_rows={least}`){needed}.",
             ESVDFairWarning,
             stacklevel=4,
         )

@@ -230,8 +230,8 @@ def _labels(rows: Counter[Label], groups: tuple[Label, ...], least: int) -> tupl
     if len(rows) < 2:
         raise InputError(f"`sensitive_features` contains one group, {found}; parity needs at least two.")
     raise InputError(
-        f"`min_group_rows={least}` rows in the training data and in the validation data leave fewer than two groups to "
-        f"compare ({found}). Pass more rows, merge groups, or lower it."
+        f"`min_group_rows={least}`, in training and in validation data, leaves fewer than two groups to compare "
+        f"({found}). Pass more rows, merge groups, or lower it."
     )
 
 

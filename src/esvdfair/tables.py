@@ -404,8 +404,8 @@ def _large_groups(
         used[joined] = used.get(joined, 0) + sum(small.values())
     if len(used) < table.min_groups:
         raise InputError(
-            f"{str(table.path)!r} has {len(used)} of {len(sizes)} groups with `min_group_rows={table.min_group_rows}` "
-            "rows or more; parity needs two."
+            f"{str(table.path)!r} has {len(used)} of {len(sizes)} groups with {table.min_group_rows} rows or "
+            f"more (`min_group_rows={table.min_group_rows}`); parity needs two."
         )
     return used, small, joined
 

@@ -206,7 +206,7 @@ def _judge(summary: Mapping[str, Any], unchanged: bool) -> tuple[str, str]:
     target = "" if summary["target_ks"] is None else f"the target of {summary['target_ks']:g}"
     if summary["met"] is False and summary["ks_population"] <= summary["target_ks"] < summary["ks_floor"]:
         noise = f"below what chance alone shows, {share(summary['ks_floor'])}"
-        return "unknown", f"These rows cannot tell whether {target} is met: it is {noise} (estimate {estimate}){price}."
+        return "unknown", f"These rows cannot show whether {target} is met: it is {noise} (estimate {estimate}){price}."
     if unchanged and summary["met"] is False:
         return "unmet", f"The original model, which is returned, {_missed(summary, estimate, target)}."
     if unchanged:

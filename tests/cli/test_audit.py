@@ -71,7 +71,7 @@ def test_a_target_below_the_noise_level_that_the_estimate_keeps_cannot_be_told(i
     words = ["audit", tmp_path / "alike.csv", "--predictions", "score", *SEX, "--target-ks"]
     result = invoke(*words, 0.1)
     assert (result.exit_code, result.stderr) == (1, "")
-    assert result.stdout.endswith("Target KS ≤ 0.1: cannot be told (estimated population KS 0.000).\n")
+    assert result.stdout.endswith("Target KS ≤ 0.1: cannot be decided (estimated population KS 0.000).\n")
     assert invoke(*words, 0.2).stdout.endswith("Target KS ≤ 0.2: met (estimated population KS 0.000).\n")
 
 

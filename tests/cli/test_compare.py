@@ -78,7 +78,7 @@ def test_groups_too_small_to_compare(files, refused, tmp_path):
     data["sex"] = ["a"] * 79 + ["b"]
     data.to_csv(tmp_path / "few.csv", index=False)
     said = refused("compare", files.model, tmp_path / "few.csv", *ROLES)
-    assert "1 of 2 groups with --min-group-rows 30 rows or more" in said
+    assert "1 of 2 groups with 30 rows or more (--min-group-rows 30)" in said
 
 
 def test_a_group_with_few_rows_to_judge_on_is_not_compared(files, invoke, tmp_path, monkeypatch):

@@ -63,7 +63,7 @@ def audit(given: Given, target_ks: float | None, cutoffs: Sequence[Mapping[str, 
     without = f" ({dropped:,} with missing values left out)" if dropped else ""
     verdict = wrapped(found.verdict())
     if target_ks is not None:
-        told = "met" if met else "not met" if found.compared.exceeds(target_ks) else "cannot be told"
+        told = "met" if met else "not met" if found.compared.exceeds(target_ks) else "cannot be decided"
         estimate = share(found.compared.ks_population)
         verdict += f"\nTarget KS ≤ {target_ks:g}: {told} (estimated population KS {estimate})."
     answer(

@@ -166,8 +166,8 @@ def open_trees(model: Any) -> TreeLibrary:
         library = SklearnTrees
     else:
         raise TypeError(
-            f"cannot repair a {type(model).__name__}. Of ensembles, trees, forests, bagged trees and gradient boosting "
-            "are supported; the scores of others can be changed by esvdfair.baselines."
+            f"{type(model).__name__} cannot be repaired. Of ensembles, trees, forests, bagged trees and gradient "
+            "boosting are supported; the scores of others can be changed by esvdfair.baselines."
         )
     return library(model)
 

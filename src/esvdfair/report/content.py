@@ -309,7 +309,7 @@ def _choose_rows(
         fitting = rows if chose.all() else rows.take(np.flatnonzero(~chose))
         return fitting, rows.take(np.flatnonzero(chose)), fair.summary_
     if np.count_nonzero(np.bincount(rows.codes) >= fair.min_group_rows) < 2:
-        few = f"two groups of `min_group_rows={fair.min_group_rows}` rows or more"
+        few = f"two groups of {fair.min_group_rows} rows or more (`min_group_rows={fair.min_group_rows}`)"
         raise InputError(f"`sensitive_features` contains fewer than {few}. Pass more rows.")
     return rows, rows, {**_assess(fair, data), "evaluated_on": "given"}
 
