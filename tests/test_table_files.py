@@ -318,7 +318,7 @@ def test_small_groups_are_left_out_or_joined(tmp_path):
         rows = read_rows(file, Roles(("sex",)), min_group_rows=3, other=True)
     assert (rows.scan.labels, rows.scan.sizes, rows.rows) == (("f", "m", "other"), (5, 4, 3), 12)
     assert list(rows.groups["sex"][9:]) == ["other"] * 3
-    with pytest.raises(ValueError, match=r"has 1 of 4 groups with `min_group_rows=5` rows or more"):
+    with pytest.raises(ValueError, match=r"has 1 of 4 groups with 5 rows or more \(`min_group_rows=5`\)"):
         read_rows(file, Roles(("sex",)), min_group_rows=5)
 
 

@@ -67,11 +67,11 @@ def transport_path(problem: "TransportProblem", quadratic: Quadratic, *, strengt
 
 def _ladder(strengths: set[float]) -> list[float]:
     """The strengths in ascending order, with rungs in between where they lie far apart."""
-    ladder = sorted(strengths)
-    for low, high in pairwise(ladder):
+    ladder = set(strengths)
+    for low, high in pairwise(sorted(strengths)):
         low = max(low, _WEAK / _RUNG)
         steps = ceil(log(high / low) / log(_RUNG)) if high > low else 1
-        ladder += [low * (high / low) ** (k / steps) for k in range(1, steps)]
+        ladder |= {low * (high / low) ** (k / steps) for k in range(1, steps)}
     return sorted(ladder)
 
 
