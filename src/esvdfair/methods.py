@@ -204,13 +204,13 @@ class Refits:
     @cached_property
     def _optimum_values(self) -> tuple[list[float], list[tuple[Array, Array]]]:
         """Levels of the attribute-unaware optimum, and its values f*(x) before the head (docs/method.md 2.6)."""
-        training, groups = self.problem.training, len(self.problem.labels)
-        known = self.regression_layer
+        training, known, groups = self.problem.training, self.regression_layer, len(self.problem.labels)
         eta = apply_layers(training.features, known.weight[None], np.array([known.bias]), self.problem.head.apply)[:, 0]
         probability = self.group_probability(training.features)
         compared = np.flatnonzero(training.codes < groups)
         share = training.parity_weight[compared]
-        before = ks_between(eta[compared], Groups(training.codes[compared], groups, share))
+        ties = np.rint(eta[compared] / (1e-9 * (np.ptp(eta) or 1.0)))  # last bits would break them, and move the levels
+        before = ks_between(ties, Groups(training.codes[compared], groups, share))
         levels = [part * before for part in self.effort.levels]
         coarse = {"n_cells": 512, "n_grid": int(np.clip(384 // groups, 48, 64))}  # as good a target as twice as fine
         fitted = fit_optimum(eta[compared], probability[compared], levels=levels, sample_weight=share, **coarse)

@@ -191,7 +191,10 @@ def _make_grid(weight: Floats, eta: Floats, n_grid: int) -> Floats:
     order = np.argsort(eta)
     # Few quantiles, and a least spacing of 1/8 of the even one: near-ties in η must make no near-ties in the grid.
     share = np.linspace(0, 1, 33)
-    knots = np.interp(share, np.cumsum(weight[order]) - 0.5 * weight[order], eta[order])
+    # Flat along an atom, with a ramp to the next one: rows that tie give the same quantiles in any order, merged or not.
+    above, ramp = np.cumsum(weight[order]), 0.5 * weight.min()
+    ends = np.column_stack([above - weight[order] + ramp, above - ramp]).ravel()
+    knots = np.interp(share, ends, np.repeat(eta[order], 2))
     knots[0], knots[-1] = low, high
     mixture = 0.5 * (knots - low) / (high - low) + 0.5 * share
     even = 8 * (n_grid - 1)
