@@ -191,7 +191,7 @@ def _make_grid(weight: Floats, eta: Floats, n_grid: int) -> Floats:
     order = np.argsort(eta)
     # Few quantiles, and a least spacing of 1/8 of the even one: near-ties in η must make no near-ties in the grid.
     share = np.linspace(0, 1, 33)
-    # Flat along an atom, with a ramp to the next one: rows that tie give the same quantiles in any order, merged or not.
+    # Flat along an atom, with a ramp to the next: rows that tie give the same quantiles in any order, merged or not.
     above, ramp = np.cumsum(weight[order]), 0.5 * weight.min()
     ends = np.column_stack([above - weight[order] + ramp, above - ramp]).ravel()
     knots = np.interp(share, ends, np.repeat(eta[order], 2))
