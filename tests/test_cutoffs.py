@@ -73,6 +73,17 @@ def test_the_new_cutoff_selects_as_many_and_can_be_typed():
     )
 
 
+def test_words_name_the_most_selected_group_of_each_time():
+    """Before the repair it may be another one than after."""
+    group = np.repeat(["f", "m", "z"], 100)
+    before, after = (np.tile(np.arange(100.0), 3) + np.repeat(moved, 100) for moved in ([0, 30, 20], [18, 20, 25]))
+    found = decisions(before, after, sensitive_features=group, cutoff=80)
+    assert (found.reference_before, found.reference_after) == ("m", "z")
+    assert found.ratio_before["f"] == 20 / 50
+    assert found.ratio_words().startswith("Adverse-impact ratio of f: 0.400 before, against m; 0.")
+    assert ", against z (95% interval " in found.ratio_words()
+
+
 def test_weights_count_as_people():
     times = np.repeat(np.arange(800), WEIGHT.astype(int))
     once = decisions(BEFORE, AFTER, sensitive_features=SEX, sample_weight=WEIGHT, cutoff=0.9)

@@ -139,11 +139,11 @@ class Decisions:
         old, new, *ends = (
             share(of[low]) for of in (self.ratio_before, self.ratio_after, self.ratio_low, self.ratio_high)
         )
-        found = new if self.one_model else f"{old} before, {new} after"
-        return (
-            f"Adverse-impact ratio of {label_text(low)} against {label_text(self.reference_after)}: {found} "
-            f"(95% interval {ends[0]} to {ends[1]})."
-        )
+        known, within = f"Adverse-impact ratio of {label_text(low)}", f"(95% interval {ends[0]} to {ends[1]})."
+        was, top = label_text(self.reference_before), label_text(self.reference_after)
+        if was != top:
+            return f"{known}: {old} before, against {was}; {new} after, against {top} {within}"
+        return f"{known} against {top}: {new if self.one_model else f'{old} before, {new} after'} {within}"
 
 
 def decisions(
