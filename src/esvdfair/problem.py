@@ -372,11 +372,12 @@ def hash_rows(x: Any, y: Array | None = None) -> NDArray[np.uint64] | None:
     for part in [*([x] if several is None else several.values()), *([] if y is None else [y])]:
         frame = part if isinstance(part, pd.DataFrame) else pd.DataFrame(to_numpy(part).reshape(len(total), -1))
         is_number = np.array([isinstance(d, np.dtype) and d.kind in "biuf" for d in frame.dtypes], dtype=bool)
-        numbers = frame.loc[:, is_number].astype(np.float64) + 0.0  # -0.0 is 0.0
+        with np.errstate(over="ignore"):
+            numbers = frame.loc[:, is_number].astype(np.float64) + 0.0  # -0.0 is 0.0
         for columns in (numbers, frame.loc[:, ~is_number].astype(object)):
             try:
                 words = pd.util.hash_pandas_object(columns, index=False, categorize=False) if columns.shape[1] else 0
-            except TypeError:  # lists, which have no hash
+            except (TypeError, ValueError):  # lists, which have no hash
                 return None
             total = total * np.uint64(0x9E3779B97F4A7C15) + np.asarray(words, dtype=np.uint64)
     return total

@@ -3,11 +3,14 @@
 A linear model is any estimator with ``coef_`` and ``intercept_``: that its predictions are made of them is checked on
 rows. A classifier of two classes is taken for the score P(second class | x) that it predicts. A mean of linear layers
 is one linear layer with all their inputs, and is repaired as one.
+
+Long because the table of wrappers, and what is refused, belong to the models that they are about.
 """
 
 import copy
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -64,8 +67,8 @@ class Member:
             ((coefficients, _),) = self.whole()
             used = np.flatnonzero(coefficients.any(axis=0))
             self.used = used if 0 < len(used) < coefficients.shape[1] else None
-        elif any(np.asarray(weight).dtype.kind not in "fiu" for weight, _ in self.whole()):
-            raise ValueError(f"the weights of the {self.kind} are not numbers. Fit it again.")
+        else:
+            _check_network(self.last)
         self.place = _check_place(len(self.whole()[-1][0]), output, self.classes)
         self.names = [f"coefs_[{i}]" for i in range(len(self.whole()))] if self.network else ["coef_"]
         # After the last layer. Calibration takes scores where there are some.
@@ -320,6 +323,15 @@ def _known_levels(model: Any) -> tuple[Any, ...]:
             "esvdfair.baselines, which change scores."
         )
     return found
+
+
+def _check_network(model: Any) -> None:
+    """Raise unless the layers of a network are numbers and fit together."""
+    weights, biases = (list(getattr(model, name, [])) for name in ("coefs_", "intercepts_"))
+    numbers = all(np.asarray(weight).dtype.kind in "fiu" for weight in weights)
+    chained = all(before.shape[1] == len(after) for before, after in pairwise(weights))
+    if not (weights and numbers and chained and [w.shape[1] for w in weights] == [len(b) for b in biases]):
+        raise ValueError(f"coefs_ of the {type(model).__name__} are no layers of numbers that fit. Fit it again.")
 
 
 def _check_line(model: Any, *, calibrated: bool) -> None:
