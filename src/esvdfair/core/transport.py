@@ -89,7 +89,8 @@ def _denoised(block: Array, noise: float, freedom: float) -> Array:
 def _woodbury(z: Array, b: Array, strength: float, free: int) -> Array:
     """The minimum of ``‖u − z‖² + λ‖Bu‖²`` over the first ``free`` coordinates; the others are those of z.
 
-    Without others ``(I + λBᵀB)⁻¹ z``, by Woodbury when there are fewer bins than coordinates.
+    Without others ``(I + λBᵀB)⁻¹ z``, by Woodbury when there are fewer bins than coordinates. The bound on λ keeps both
+    systems positive definite, so that their Cholesky factors exist.
     """
     strength = min(strength, 1e12 / max(float(np.sum(b**2)), 1e-300))  # beyond, only rounding changes
     moved = b[:, :free]

@@ -331,7 +331,8 @@ def _check_network(model: Any) -> None:
     numbers = all(np.asarray(weight).dtype.kind in "fiu" for weight in weights)
     chained = all(before.shape[1] == len(after) for before, after in pairwise(weights))
     if not (weights and numbers and chained and [w.shape[1] for w in weights] == [len(b) for b in biases]):
-        raise ValueError(f"coefs_ of the {type(model).__name__} are no layers of numbers that fit. Fit it again.")
+        kind = type(model).__name__
+        raise ValueError(f"coefs_ and intercepts_ of the {kind} do not match, or are not numbers. Fit it again.")
 
 
 def _check_line(model: Any, *, calibrated: bool) -> None:
